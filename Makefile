@@ -1,0 +1,65 @@
+# `make demo` and `make test` need git, make and Python 3.9 or newer; they set up all the rest
+# in .venv, again only when pyproject.toml has changed. Another Python: make clean test PYTHON=…
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check cov build matrix clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+demo: $(VENV)/.package  ## Show what the library does, on a small agent
+	$(BIN)/python -m agent_checkpoint.demo
+
+test: $(VENV)/.test  ## Run every test
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.check  ## Lint, format check, types, layers
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy scripts/test-wheel
+	$(BIN)/lint-imports
+
+cov: $(VENV)/.test  ## Run every test and fail under 95 % branch coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -n auto
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --fail-under=95
+
+build: $(VENV)/.package  ## Build the wheel into dist/
+	rm -rf dist
+	$(PIP) wheel --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+matrix: build  ## Test the built wheel on every Python found here
+	$(BIN)/python scripts/test-wheel dist/*.whl
+
+clean:  ## Remove everything that make has made
+	rm -rf $(VENV) dist build .coverage .coverage.* htmlcov
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The demo needs the package alone, the tests more, the linters most: three stamps, each on the last.
+
+$(VENV)/.package: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' || { \
+	  echo "'$(PYTHON)' is not Python 3.9 or newer: name one with PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "'$(PYTHON) -m venv' failed, see above. Debian and Ubuntu keep it in a package of its own:" >&2; \
+	  echo "'apt-get install python3-venv', or name another Python with PYTHON=…" >&2; exit 1; }
+	$(PIP) install --upgrade 'pip>=25.1'
+	$(PIP) install --editable .
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.package
+	$(PIP) install --editable '.[all]' --group test
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.test
+	$(PIP) install --group check
+	@touch $@

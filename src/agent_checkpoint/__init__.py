@@ -1,0 +1,100 @@
+"""Save, restore, roll back, fork and resume everything an AI agent is in the middle of.
+
+The public names are listed once, below, with the module that owns each; a module is loaded when one
+of its names is first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_checkpoint.backends.base import Backend as Backend
+    from agent_checkpoint.backends.file import FileBackend as FileBackend
+    from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
+    from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
+    from agent_checkpoint.core.migrations import register_migration as register_migration
+    from agent_checkpoint.core.names import register_alias as register_alias
+    from agent_checkpoint.core.stateful import Stateful as Stateful
+    from agent_checkpoint.core.types import register_type as register_type
+    from agent_checkpoint.errors import CheckpointError as CheckpointError
+    from agent_checkpoint.errors import ConflictError as ConflictError
+    from agent_checkpoint.errors import EffectConflictError as EffectConflictError
+    from agent_checkpoint.errors import EffectError as EffectError
+    from agent_checkpoint.errors import EffectUnknownError as EffectUnknownError
+    from agent_checkpoint.errors import FormatError as FormatError
+    from agent_checkpoint.errors import IntegrityError as IntegrityError
+    from agent_checkpoint.errors import InvalidInputError as InvalidInputError
+    from agent_checkpoint.errors import MigrationError as MigrationError
+    from agent_checkpoint.errors import NotFoundError as NotFoundError
+    from agent_checkpoint.errors import RestoreIncompleteError as RestoreIncompleteError
+    from agent_checkpoint.errors import RollbackRefusedError as RollbackRefusedError
+    from agent_checkpoint.errors import StateError as StateError
+    from agent_checkpoint.errors import StateMismatchError as StateMismatchError
+    from agent_checkpoint.errors import StorageError as StorageError
+    from agent_checkpoint.errors import Suspended as Suspended
+    from agent_checkpoint.errors import UnsafeWorkspaceError as UnsafeWorkspaceError
+    from agent_checkpoint.errors import UntrustedDataError as UntrustedDataError
+    from agent_checkpoint.errors import WorkspaceError as WorkspaceError
+    from agent_checkpoint.manager.decorator import checkpoint as checkpoint
+    from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
+    from agent_checkpoint.store.retention import KeepBest as KeepBest
+    from agent_checkpoint.store.retention import KeepEvery as KeepEvery
+    from agent_checkpoint.store.retention import KeepLatest as KeepLatest
+    from agent_checkpoint.store.retention import KeepNewerThan as KeepNewerThan
+    from agent_checkpoint.store.retention import KeepTagged as KeepTagged
+
+__version__ = "0.1.0"
+
+_OWNERS = {
+    "backends.base": ("Backend",),
+    "backends.file": ("FileBackend",),
+    "backends.memory": ("MemoryBackend",),
+    "core.checkpointable": ("Checkpointable",),
+    "core.migrations": ("register_migration",),
+    "core.names": ("register_alias",),
+    "core.stateful": ("Stateful",),
+    "core.types": ("register_type",),
+    "errors": (
+        "CheckpointError",
+        "ConflictError",
+        "EffectConflictError",
+        "EffectError",
+        "EffectUnknownError",
+        "FormatError",
+        "IntegrityError",
+        "InvalidInputError",
+        "MigrationError",
+        "NotFoundError",
+        "RestoreIncompleteError",
+        "RollbackRefusedError",
+        "StateError",
+        "StateMismatchError",
+        "StorageError",
+        "Suspended",
+        "UnsafeWorkspaceError",
+        "UntrustedDataError",
+        "WorkspaceError",
+    ),
+    "manager.decorator": ("checkpoint",),
+    "manager.manager": ("CheckpointManager",),
+    "store.retention": ("KeepBest", "KeepEvery", "KeepLatest", "KeepNewerThan", "KeepTagged"),
+}
+_MODULE_OF = {name: module for module, names in _OWNERS.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

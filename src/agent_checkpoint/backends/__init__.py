@@ -1,0 +1,1 @@
+"""Objects and streams on a medium. Owns the backends; knows nothing of checkpoints."""

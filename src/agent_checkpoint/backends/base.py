@@ -1,0 +1,133 @@
+"""The backend contract: objects and streams on a medium. Owns the interface; knows no medium."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from agent_checkpoint.records import Entry, ObjectInfo
+
+NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
+
+
+class Backend(ABC):
+    """Where objects and streams live. Ten methods, no more; wrappers add what cuts across.
+
+    Objects are immutable bytes under 64 hex digits that the caller chose (their hash). Streams are
+    append-only, numbered sequences of small entries, named `key/…`, `fx/…` or `meta/…`. Every
+    method may be called from any thread. `agent_checkpoint.testing.BackendTests` is the contract
+    in executable form.
+    """
+
+    readable: ClassVar[bool] = False
+    """Whether people read the medium itself: entries are then indented, with the state inline."""
+
+    @abstractmethod
+    def put_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Make the objects durable. One that is there already is left as it is.
+
+        Raises:
+            InvalidInputError: an id is not 64 hex digits.
+            StorageError: the medium failed; some of the objects may be stored.
+        """
+
+    @abstractmethod
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return those of the objects that exist, by id.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+
+    @abstractmethod
+    def missing_objects(self, ids: Iterable[str]) -> set[str]:
+        """Return those of the ids that are not stored.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+
+    @abstractmethod
+    def list_objects(self) -> Iterator[ObjectInfo]:
+        """Iterate over all objects, in any order.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+
+    @abstractmethod
+    def delete_objects(self, ids: Iterable[str]) -> None:
+        """Delete the objects; ids that are not stored are ignored.
+
+        Raises:
+            StorageError: the medium failed; some of the objects may be gone.
+        """
+
+    @abstractmethod
+    def append(
+        self,
+        stream: str,
+        entry: bytes,
+        *,
+        after: int | None = None,
+        objects: Mapping[str, bytes] = NO_OBJECTS,
+        requires: Collection[str] = (),
+    ) -> int:
+        """Commit: make the objects durable, then the entry, and return its number.
+
+        Numbers rise, the first is 1, and none is used twice, also when entries were removed.
+
+        Args:
+            stream: the stream's name; it comes into being with its first entry.
+            entry: the bytes of the entry.
+            after: the number that the newest present entry must have (0: none is present).
+            objects: new objects that the entry names.
+            requires: objects that the entry names and that must be there already; checked
+                atomically with the append, so that gc cannot take them away in between.
+
+        Raises:
+            ConflictError: `after` is not the number of the newest entry; nothing was appended.
+            MissingObjectsError: some of `requires` are not stored; nothing was appended.
+            StorageError: the medium failed; nothing was acknowledged.
+        """
+
+    @abstractmethod
+    def read(
+        self,
+        stream: str,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> list[Entry]:
+        """Return the entries with `after < seq < before`, at most `limit`, in order of number.
+
+        With `newest_first` the order is turned round and `limit` takes the newest. An unknown
+        stream is an empty one.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+
+    @abstractmethod
+    def remove(self, stream: str, seqs: Iterable[int]) -> None:
+        """Remove entries for good; numbers that are not there are ignored.
+
+        Raises:
+            StorageError: the medium failed; some of the entries may be gone.
+        """
+
+    @abstractmethod
+    def streams(self, prefix: str = "") -> Iterator[str]:
+        """Iterate over the names of streams that have entries, in any order.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files and connections; closing twice does nothing."""

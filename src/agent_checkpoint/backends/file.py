@@ -1,0 +1,287 @@
+"""The backend that people can read: one file an entry.
+
+Owns the directory layout; knows nothing of what the bytes mean.
+
+    <path>/session_1/17.json     entry 17 of the stream key/session_1
+    <path>/session_1/last        the highest number that was removed, so that none is used again
+    <path>/objects/ab/ab12…      an object
+    <path>/.tmp/…                files being written; linked into place when they are durable
+    <path>/.lock                 shared by writers, exclusive for what deletes
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
+from agent_checkpoint.backends.posix import (
+    locked,
+    make_directory,
+    os_errors,
+    sync_directory,
+    write_new,
+)
+from agent_checkpoint.errors import ConflictError, InvalidInputError, MissingObjectsError
+from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_stream, show
+
+_ENTRY_FILE = re.compile(r"([1-9][0-9]{0,18})\.json")
+
+
+class FileBackend(Backend):
+    """Objects and streams as files in a private directory, durable when acknowledged."""
+
+    readable: ClassVar[bool] = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Use the directory `path`, which is made at the first write.
+
+        Raises:
+            InvalidInputError: the path exists and is not a directory.
+        """
+        self.path = Path(path).absolute()
+        if self.path.exists() and not self.path.is_dir():
+            raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+        self._lock_file = self.path / ".lock"
+        self._tmp = self.path / ".tmp"
+        self._objects = self.path / "objects"
+
+    # -- objects ---------------------------------------------------------------------------------
+
+    def put_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Write the objects. Raises InvalidInputError and StorageError."""
+        with os_errors(f"write objects to {self.path}"):
+            self._prepare()
+            with locked(self._lock_file, exclusive=False):
+                self._write_objects(objects)
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return those of the objects that exist. Raises StorageError."""
+        found: dict[str, bytes] = {}
+        with os_errors(f"read objects of {self.path}"):
+            for name in ids:
+                with suppress(FileNotFoundError):
+                    found[name] = self._object_file(name).read_bytes()
+        return found
+
+    def missing_objects(self, ids: Iterable[str]) -> set[str]:
+        """Return those of the ids that are not stored. Raises StorageError."""
+        with os_errors(f"look for objects in {self.path}"):
+            return {name for name in ids if not self._object_file(name).is_file()}
+
+    def list_objects(self) -> Iterator[ObjectInfo]:
+        """Iterate over all objects. Raises StorageError."""
+        with os_errors(f"list the objects of {self.path}"):
+            for folder in _scan(self._objects):
+                for item in _scan(Path(folder.path)):
+                    with suppress(FileNotFoundError):
+                        stat = item.stat(follow_symlinks=False)
+                        yield ObjectInfo(item.name, stat.st_size, stat.st_mtime)
+
+    def delete_objects(self, ids: Iterable[str]) -> None:
+        """Delete the objects while nobody writes. Raises StorageError."""
+        with os_errors(f"delete objects of {self.path}"):
+            self._prepare()
+            with locked(self._lock_file, exclusive=True):
+                self._sweep_tmp()
+                for name in ids:
+                    self._object_file(name).unlink(missing_ok=True)
+
+    # -- streams ---------------------------------------------------------------------------------
+
+    def append(
+        self,
+        stream: str,
+        entry: bytes,
+        *,
+        after: int | None = None,
+        objects: Mapping[str, bytes] = NO_OBJECTS,
+        requires: Collection[str] = (),
+    ) -> int:
+        """Commit by linking a durable file to the next number.
+
+        Raises ConflictError, MissingObjectsError and StorageError.
+        """
+        folder = self._folder(stream)
+        with os_errors(f"append to {show(stream)} in {self.path}"):
+            self._prepare()
+            with locked(self._lock_file, exclusive=False):
+                missing = self.missing_objects(requires)
+                if missing:
+                    raise MissingObjectsError(missing)
+                # Whoever wrote a reused object may not have synced its name yet.
+                for parent in {self._object_file(name).parent for name in requires}:
+                    sync_directory(parent)
+                self._write_objects(objects)
+                self._make_stream(stream, folder)
+                written = write_new(self._tmp, entry)
+                try:
+                    seq = self._link_next(stream, folder, written, after)
+                    sync_directory(folder)
+                finally:
+                    written.unlink()
+                return seq
+
+    def read(
+        self,
+        stream: str,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> list[Entry]:
+        """Return the chosen entries. Raises StorageError."""
+        folder = self._folder(stream)
+        found: list[Entry] = []
+        with os_errors(f"read {show(stream)} in {self.path}"):
+            for seq in sorted(_numbers(folder), reverse=newest_first):
+                if limit is not None and len(found) >= limit:
+                    break
+                if (before is None or seq < before) and (after is None or seq > after):
+                    # An entry may be removed between the listing and the reading.
+                    with suppress(FileNotFoundError):
+                        found.append(Entry(seq, (folder / f"{seq}.json").read_bytes()))
+        return found
+
+    def remove(self, stream: str, seqs: Iterable[int]) -> None:
+        """Remove entries while nobody writes. Raises StorageError."""
+        folder = self._folder(stream)
+        with os_errors(f"remove entries of {show(stream)} in {self.path}"):
+            if not folder.is_dir():
+                return
+            self._prepare()
+            with locked(self._lock_file, exclusive=True):
+                self._sweep_tmp()
+                present = _numbers(folder)
+                doomed = present & set(seqs)
+                if not doomed:
+                    return
+                if max(doomed) == max(present):
+                    # Durable before the entry goes: a number is never given out again.
+                    os.replace(write_new(self._tmp, b"%d\n" % max(doomed)), folder / "last")
+                    sync_directory(folder)
+                for seq in sorted(doomed, reverse=True):
+                    (folder / f"{seq}.json").unlink()
+                sync_directory(folder)
+
+    def streams(self, prefix: str = "") -> Iterator[str]:
+        """Iterate over the names of streams with entries. Raises StorageError."""
+        with os_errors(f"list the streams of {self.path}"):
+            for item in _scan(self.path):
+                if not item.is_dir(follow_symlinks=False):
+                    continue
+                folder = Path(item.path)
+                name = self._stream_of(folder)
+                if name is not None and name.startswith(prefix) and _numbers(folder):
+                    yield name
+
+    def close(self) -> None:
+        """Do nothing: no file is kept open between calls."""
+
+    # -- the layout ------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        make_directory(self._tmp)
+        make_directory(self._objects)
+
+    def _folder(self, stream: str) -> Path:
+        return self.path / directory_name(check_stream(stream))
+
+    def _object_file(self, object_id: str) -> Path:
+        return self._objects / check_object_id(object_id)[:2] / object_id
+
+    def _stream_of(self, folder: Path) -> str | None:
+        if not is_cut(folder.name):
+            return stream_name(folder.name)
+        try:
+            name = (folder / "name").read_text(encoding="utf-8")
+        except (FileNotFoundError, UnicodeDecodeError):
+            return None
+        return name if directory_name(name) == folder.name else None
+
+    def _make_stream(self, stream: str, folder: Path) -> None:
+        if folder.is_dir():
+            return
+        # The directory appears complete, with its name in it, by one rename.
+        fresh = self._tmp / os.urandom(12).hex()
+        fresh.mkdir(mode=0o700)
+        if is_cut(folder.name):
+            os.replace(write_new(self._tmp, stream.encode()), fresh / "name")
+            sync_directory(fresh)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            _remove_folder(fresh)
+            if not folder.is_dir():
+                raise
+        sync_directory(self.path)
+
+    def _write_objects(self, objects: Mapping[str, bytes]) -> None:
+        parents = set()
+        for name, data in objects.items():
+            target = self._object_file(name)
+            make_directory(target.parent)
+            parents.add(target.parent)
+            if not target.exists():
+                written = write_new(self._tmp, data)
+                try:
+                    with suppress(FileExistsError):
+                        os.link(written, target)
+                finally:
+                    written.unlink()
+        for parent in parents:
+            sync_directory(parent)
+
+    def _link_next(self, stream: str, folder: Path, written: Path, after: int | None) -> int:
+        while True:
+            newest = max(_numbers(folder), default=0)
+            if after is not None and after != newest:
+                raise ConflictError(
+                    f"The stream {show(stream)} is at entry {newest}, not at {after}."
+                )
+            seq = max(newest, _last_removed(folder)) + 1
+            try:
+                os.link(written, folder / f"{seq}.json")
+            except FileExistsError:
+                continue
+            return seq
+
+    def _sweep_tmp(self) -> None:
+        # Writers hold the lock while their files are in .tmp: with the lock held alone, what is
+        # left there is from writers that died.
+        for item in list(_scan(self._tmp)):
+            if item.is_dir(follow_symlinks=False):
+                _remove_folder(Path(item.path))
+            else:
+                os.unlink(item.path)
+
+
+def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with suppress(FileNotFoundError), os.scandir(folder) as items:
+        yield from items
+
+
+def _numbers(folder: Path) -> set[int]:
+    matches = (_ENTRY_FILE.fullmatch(item.name) for item in _scan(folder))
+    return {int(match[1]) for match in matches if match}
+
+
+def _last_removed(folder: Path) -> int:
+    try:
+        return int((folder / "last").read_bytes())
+    except FileNotFoundError:
+        return 0
+    except ValueError as error:
+        raise OSError(f"{folder / 'last'} is damaged") from error
+
+
+def _remove_folder(folder: Path) -> None:
+    for item in list(_scan(folder)):
+        os.unlink(item.path)
+    folder.rmdir()

@@ -1,0 +1,117 @@
+"""The backend that keeps everything in this process's memory. Owns two dicts; knows no files."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.errors import ConflictError, MissingObjectsError
+from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_stream, show
+
+
+class MemoryBackend(Backend):
+    """Objects and streams in dicts, under one lock; gone with the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._objects: dict[str, tuple[bytes, float]] = {}
+        self._streams: dict[str, dict[int, bytes]] = {}
+        self._last: dict[str, int] = {}
+
+    def put_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Keep the objects. Raises InvalidInputError for a bad id."""
+        now = time.time()
+        checked = {check_object_id(name): bytes(data) for name, data in objects.items()}
+        with self._lock:
+            for name, data in checked.items():
+                self._objects.setdefault(name, (data, now))
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return those of the objects that exist."""
+        with self._lock:
+            return {name: self._objects[name][0] for name in ids if name in self._objects}
+
+    def missing_objects(self, ids: Iterable[str]) -> set[str]:
+        """Return those of the ids that are not stored."""
+        with self._lock:
+            return {name for name in ids if name not in self._objects}
+
+    def list_objects(self) -> Iterator[ObjectInfo]:
+        """Iterate over the objects as they were at the call."""
+        with self._lock:
+            found = [ObjectInfo(name, len(data), ts) for name, (data, ts) in self._objects.items()]
+        return iter(found)
+
+    def delete_objects(self, ids: Iterable[str]) -> None:
+        """Delete the objects."""
+        with self._lock:
+            for name in ids:
+                self._objects.pop(name, None)
+
+    def append(
+        self,
+        stream: str,
+        entry: bytes,
+        *,
+        after: int | None = None,
+        objects: Mapping[str, bytes] = NO_OBJECTS,
+        requires: Collection[str] = (),
+    ) -> int:
+        """Append under the lock. Raises ConflictError and MissingObjectsError."""
+        check_stream(stream)
+        with self._lock:
+            present = self._streams.get(stream, {})
+            newest = next(reversed(present), 0)
+            if after is not None and after != newest:
+                raise ConflictError(
+                    f"The stream {show(stream)} is at entry {newest}, not at {after}."
+                )
+            missing = self.missing_objects(requires)
+            if missing:
+                raise MissingObjectsError(missing)
+            self.put_objects(objects)
+            seq = self._last.get(stream, 0) + 1
+            self._streams.setdefault(stream, {})[seq] = bytes(entry)
+            self._last[stream] = seq
+            return seq
+
+    def read(
+        self,
+        stream: str,
+        *,
+        before: int | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> list[Entry]:
+        """Return the chosen entries."""
+        with self._lock:
+            present = self._streams.get(stream, {})
+            # Numbers only rise, so a dict in order of insertion is in order of number.
+            seqs = reversed(present) if newest_first else iter(present)
+            found: list[Entry] = []
+            for seq in seqs:
+                if limit is not None and len(found) >= limit:
+                    break
+                if (before is None or seq < before) and (after is None or seq > after):
+                    found.append(Entry(seq, present[seq]))
+            return found
+
+    def remove(self, stream: str, seqs: Iterable[int]) -> None:
+        """Remove the entries."""
+        with self._lock:
+            present = self._streams.get(stream, {})
+            for seq in seqs:
+                present.pop(seq, None)
+            if not present:
+                self._streams.pop(stream, None)
+
+    def streams(self, prefix: str = "") -> Iterator[str]:
+        """Iterate over the names as they were at the call."""
+        with self._lock:
+            return iter([name for name in self._streams if name.startswith(prefix)])
+
+    def close(self) -> None:
+        """Do nothing: the memory goes with the object."""

@@ -1,0 +1,1 @@
+"""Objects as states and states as JSON. Owns capture, loading, the codec, diffs and migrations."""

@@ -1,0 +1,79 @@
+"""Changes to live objects, made all or none. Owns assigning and taking back; decides nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from agent_checkpoint.errors import StateError
+
+Undo = Callable[[], object]
+
+
+class Assignments:
+    """Steps that are collected first, then made in order, and taken back if one fails."""
+
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], Undo]] = []
+
+    def set(self, target: Any, name: str, value: Any, path: str) -> None:
+        """Plan to set an attribute; `path` names it in messages."""
+        self._steps.append(lambda: _set(target, name, value, path))
+
+    def load(self, target: Any, load: Callable[[], object], path: str) -> None:
+        """Plan to call `load`, which changes a Stateful by its own method."""
+        self._steps.append(lambda: _load(target, load, path))
+
+    def fill(self, target: dict[str, Any], state: dict[str, Any]) -> None:
+        """Plan to replace what a plain dict holds."""
+        self._steps.append(lambda: _fill(target, state))
+
+    def make(self) -> None:
+        """Make all steps.
+
+        Raises:
+            StateError: one failed; the objects are as they were.
+        """
+        undo: list[Undo] = []
+        try:
+            for step in self._steps:
+                undo.append(step())
+        except BaseException:
+            for take_back in reversed(undo):
+                take_back()
+            raise
+
+
+def _set(target: Any, name: str, value: Any, path: str) -> Undo:
+    had = hasattr(target, name)
+    before = getattr(target, name, None)
+    try:
+        setattr(target, name, value)
+    except Exception as error:
+        raise StateError(f"{path} cannot be assigned ({error}).") from error
+    return lambda: setattr(target, name, before) if had else delattr(target, name)
+
+
+def _load(target: Any, load: Callable[[], object], path: str) -> Undo:
+    before = copy.deepcopy(target.state_dict())  # some return their live values
+    try:
+        load()
+    except BaseException as error:
+        target.load_state_dict(before)
+        if isinstance(error, StateError) or not isinstance(error, Exception):
+            raise
+        raise StateError(f"{path} refuses the state ({error}).") from error
+    return lambda: target.load_state_dict(before)
+
+
+def _fill(target: dict[str, Any], state: dict[str, Any]) -> Undo:
+    before = dict(target)
+    target.clear()
+    target.update(state)
+
+    def take_back() -> None:
+        target.clear()
+        target.update(before)
+
+    return take_back

@@ -1,0 +1,145 @@
+"""The mixin that gives any class a state.
+
+Owns what a class may say about its own capture; the work itself is done by `copying`, `loading`
+and `diff`, which know this class.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from agent_checkpoint.core.names import ask_class, name_of, register_class
+from agent_checkpoint.core.stateful import META, LoadResult
+from agent_checkpoint.core.trouble import Trouble, troubles
+
+Self = TypeVar("Self", bound="Checkpointable")
+
+
+class Checkpointable:
+    """Gives a class `state_dict()` and `load_state_dict()`, as in PyTorch, without further code.
+
+    Captured are the attributes without a leading underscore, or those that
+    `_checkpoint_fields()` names. Four hooks, all optional, change the defaults.
+    """
+
+    __slots__ = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a snapshot of the captured fields, with `__version__` and `__class__`.
+
+        Raises:
+            StateError: a value cannot be copied; the message names its path.
+        """
+        from agent_checkpoint.core.copying import snapshot
+
+        with troubles("agent", self):
+            state: dict[str, Any] = snapshot(self)
+            return state
+
+    def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> LoadResult:
+        """Take a state over, all of it or, if anything fails, nothing.
+
+        Fields missing from the state keep their present value.
+
+        Args:
+            state: what `state_dict()` returned, perhaps by an older version of the class.
+            strict: refuse a state that lacks fields or has unexpected ones.
+
+        Raises:
+            StateMismatchError: the state is of another class, or not strictly equal in fields.
+            MigrationError: the state cannot be brought to the present version.
+            StateError: a value cannot be rebuilt or assigned.
+        """
+        from agent_checkpoint.core.loading import load
+
+        return load(self, state, strict=strict)
+
+    def clone(self: Self) -> Self:
+        """Return a copy with its own captured state; other attributes are shared.
+
+        Raises:
+            StateError: a value cannot be copied.
+        """
+        from agent_checkpoint.core.loading import clone
+
+        return clone(self)
+
+    def diff(self, other: Checkpointable, *, deep: bool = False) -> dict[str, dict[str, Any]]:
+        """Return what changes from this object's state to the other's: added, removed, changed.
+
+        Args:
+            other: what to compare with.
+            deep: name paths inside values (`memory[2].role`) instead of whole fields.
+
+        Raises:
+            StateError: a value cannot be copied.
+        """
+        from agent_checkpoint.core.diff import diff_states
+
+        return diff_states(self.state_dict(), other.state_dict(), deep=deep)
+
+    # -- hooks -----------------------------------------------------------------------------------
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        register_class(cls)
+
+    def _checkpoint_fields(self) -> list[str]:
+        """Return the names of the attributes to capture: all without a leading underscore."""
+        names = dict.fromkeys(getattr(self, "__dict__", {}))
+        for cls in type(self).__mro__:
+            slots = cls.__dict__.get("__slots__", ())
+            names.update(dict.fromkeys([slots] if isinstance(slots, str) else slots))
+        return [name for name in names if not name.startswith("_") and hasattr(self, name)]
+
+    def _checkpoint_version(self) -> str:
+        """Return the version of the layout of the captured fields."""
+        return "1.0"
+
+    @classmethod
+    def _checkpoint_name(cls) -> str:
+        """Return the name by which states refer to this class."""
+        return cls.__name__
+
+    @classmethod
+    def _checkpoint_new(cls: type[Self], state: dict[str, Any]) -> Self:
+        """Rebuild an object from its (migrated) state: without `__init__`, which may do things."""
+        fresh = cls.__new__(cls)
+        fresh.load_state_dict(state)
+        return fresh
+
+
+def overrides(value: Checkpointable, method: str) -> bool:
+    """Tell whether the class has its own version of a method."""
+    return getattr(type(value), method) is not getattr(Checkpointable, method)
+
+
+def read_fields(value: Checkpointable) -> dict[str, Any]:
+    """Return the captured attributes of an object as they are, not copied.
+
+    Raises:
+        Trouble: the class pins a field that the object does not have, or a reserved name.
+    """
+    fields: dict[str, Any] = {}
+    for name in value._checkpoint_fields():
+        if name in META:
+            raise Trouble("cannot be captured: the name is reserved.").at(f".{name}")
+        try:
+            fields[name] = getattr(value, name)
+        except AttributeError:
+            raise Trouble(
+                f"does not exist, but {type(value).__name__}._checkpoint_fields() pins it."
+            ).at(f".{name}") from None
+    return fields
+
+
+def version_of(value: Checkpointable | type) -> str:
+    """Return the version that an object, or a class, says it has."""
+    if isinstance(value, type):
+        return str(ask_class(value, "_checkpoint_version"))
+    return str(value._checkpoint_version())
+
+
+def class_name(value: Checkpointable) -> str:
+    """Return the name that the state of an object carries."""
+    return name_of(type(value))

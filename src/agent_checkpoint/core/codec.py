@@ -1,0 +1,98 @@
+"""Whole states to JSON and back.
+
+Owns which classes vouch for the types in a state; the walks are in `encode` and `decode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_checkpoint.core.checkpointable import Checkpointable, class_name
+from agent_checkpoint.core.decode import decode
+from agent_checkpoint.core.encode import encode, encode_as_pickle
+from agent_checkpoint.core.hints import hinted_types
+from agent_checkpoint.core.loading import rebuild_state
+from agent_checkpoint.core.names import canonical, find_class
+from agent_checkpoint.core.stateful import StateDict
+from agent_checkpoint.errors import InvalidInputError, StateError
+from agent_checkpoint.records import JsonValue, show
+
+FORMATS = ("json", "pickle")
+_TRIES = 5
+
+
+def check_format(fmt: str) -> str:
+    """Return the name of a state format if it is one. Raises InvalidInputError."""
+    if fmt not in FORMATS:
+        raise InvalidInputError(f"Unknown fmt {show(fmt)}: use 'json' or 'pickle'.")
+    return fmt
+
+
+def encode_state(subject: Any, path: str, fmt: str = "json") -> JsonValue:
+    """Return the state of a Stateful, or of a plain dict, as JSON.
+
+    Args:
+        subject: a Stateful or a dict.
+        path: its name in messages.
+        fmt: `json`, or `pickle` for one sealed pickle.
+
+    Raises:
+        StateError: a part of it cannot be captured.
+    """
+    for attempt in range(_TRIES):
+        try:
+            return _encode(subject, path, fmt)
+        except RuntimeError as error:
+            # Another thread added to a container while we walked it; the next walk may be luckier.
+            if "during iteration" not in str(error) or attempt == _TRIES - 1:
+                raise StateError(f"{path} cannot be captured ({error!r}).") from error
+    raise AssertionError("unreachable: the loop returns or raises")
+
+
+def decode_state(
+    tree: JsonValue, path: str, target: Any = None, *, trust_pickle: bool = False
+) -> Any:
+    """Return the state that was encoded, for `target` to load.
+
+    Args:
+        tree: what `encode_state` returned.
+        path: its name in messages.
+        target: the object it is meant for, whose type hints vouch for types.
+        trust_pickle: load pickles without checking their seal.
+
+    Raises:
+        StateError: the state cannot be decoded here.
+        UntrustedDataError: it holds a pickle that this user did not seal.
+    """
+
+    def scope(name: object) -> Mapping[str, type]:
+        if not isinstance(name, str):
+            return {}
+        if isinstance(target, Checkpointable) and canonical(name) == class_name(target):
+            return hinted_types(type(target))
+        try:
+            return hinted_types(find_class(name))
+        except StateError:
+            return {}  # the types it needs are then reported by name
+
+    def rebuild(state: StateDict) -> Any:
+        return rebuild_state(state, state.types)
+
+    return decode(tree, path, scope=scope, rebuild=rebuild, trust_pickle=trust_pickle)
+
+
+def _encode(subject: Any, path: str, fmt: str) -> JsonValue:
+    if fmt == "json" and isinstance(subject, Checkpointable):
+        return encode(subject, path)  # straight from the live object: no copy is needed
+    state = subject if isinstance(subject, dict) else _ask(subject, path)
+    return encode(state, path) if fmt == "json" else encode_as_pickle(state, path)
+
+
+def _ask(subject: Any, path: str) -> Any:
+    try:
+        return subject.state_dict()
+    except (StateError, RuntimeError):
+        raise
+    except Exception as error:
+        raise StateError(f"{path} has a state_dict() that failed ({error!r}).") from error

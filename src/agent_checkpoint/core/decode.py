@@ -1,0 +1,181 @@
+"""Plain JSON to Python values.
+
+Owns reading the tags; takes nothing on trust: a tag is one of ours, a registered type, a type that
+the loading class hints at, or an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_checkpoint.core.arrays import decode_array
+from agent_checkpoint.core.encode import FACTORIES
+from agent_checkpoint.core.pickles import decode_pickle
+from agent_checkpoint.core.stateful import CLASS, StateDict
+from agent_checkpoint.core.trouble import Trouble, key_piece, troubles
+from agent_checkpoint.core.types import type_named
+from agent_checkpoint.core.values import DECODERS
+from agent_checkpoint.records import JsonValue, show
+
+Scope = Callable[[object], Mapping[str, type]]
+"""Gives the hinted types for the class name of a nested state."""
+
+
+def decode(
+    tree: JsonValue,
+    path: str = "agent",
+    *,
+    scope: Scope,
+    rebuild: Callable[[StateDict], Any],
+    trust_pickle: bool = False,
+) -> Any:
+    """Return the value that the JSON stands for.
+
+    Args:
+        tree: what `encode` returned.
+        path: the name of the value in messages.
+        scope: tells the type hints of a class by its name.
+        rebuild: makes an object of a state that is nested in a registered type.
+        trust_pickle: load pickles without checking their seal.
+
+    Raises:
+        StateError: a tag is unknown or damaged; the message names the path.
+        UntrustedDataError: a pickle has no seal of this user.
+    """
+    with troubles(path):
+        return _Decoder(scope, rebuild, trust_pickle).value(tree)
+
+
+class _Decoder:
+    """One walk over a tree; `types` are the classes hinted by the innermost state."""
+
+    def __init__(self, scope: Scope, rebuild: Callable[[StateDict], Any], trust: bool) -> None:
+        self.scope = scope
+        self.rebuild = rebuild
+        self.trust = trust
+        self.types: Mapping[str, type] = {}
+        self.inside_type = False
+
+    def value(self, tree: Any) -> Any:
+        kind = type(tree)
+        if kind is str or kind is int or kind is bool or tree is None:
+            return tree
+        if kind is list:
+            return self.items(tree)
+        if kind is dict:
+            return self.object(tree)
+        if isinstance(tree, float) and tree - tree == 0:
+            return float(tree)  # a tree that was never written still has its ExponentFloats
+        raise Trouble("is damaged: not a value that JSON can have.")
+
+    def items(self, tree: list[Any]) -> list[Any]:
+        done: list[Any] = []
+        try:
+            for item in tree:
+                done.append(self.value(item))
+        except Trouble as trouble:
+            raise trouble.at(f"[{len(done)}]") from trouble.__cause__
+        return done
+
+    def object(self, tree: dict[str, Any]) -> Any:
+        done: dict[str, Any] = {}
+        for key, item in tree.items():
+            if key[:1] == "$":
+                if key[1:2] != "$":
+                    return self.tag(tree)
+                key = key[1:]
+            try:
+                done[key] = self.value(item)
+            except Trouble as trouble:
+                raise trouble.at(key_piece(key)) from trouble.__cause__
+        return done
+
+    def tag(self, tree: dict[str, Any]) -> Any:
+        if len(tree) != 1:
+            raise Trouble("is damaged: a tag stands alone.")
+        ((tag, payload),) = tree.items()
+        handler = _TAGS.get(tag)
+        simple = DECODERS.get(tag)
+        try:
+            if handler is not None:
+                return handler(self, payload)
+            if simple is not None:
+                return simple(payload)
+            if tag.startswith("$type:"):
+                return self.registered(tag[len("$type:") :], payload)
+        except Trouble:
+            raise
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise Trouble(f"is damaged: not a {tag} ({type(error).__name__}).") from error
+        raise Trouble(f"has the tag {show(tag)}, which this version does not know.")
+
+    def registered(self, name: str, payload: Any) -> Any:
+        structure = type_named(name, self.types)
+        if structure is None:
+            raise Trouble(
+                f"is of the type {show(name)}, which is not registered here. Call register_type() "
+                "on its class, or name the class in the type hints of the object being loaded."
+            )
+        outer, self.inside_type = self.inside_type, True
+        try:
+            fields = self.value(payload)
+        finally:
+            self.inside_type = outer
+        try:
+            return structure.decode(fields)
+        except Exception as error:
+            raise Trouble(
+                f"does not fit the type {show(name)} as it is now ({error}). Register it with an "
+                "encode and a decode that know the old form."
+            ) from error
+
+    def state(self, payload: Any) -> Any:
+        if not isinstance(payload, dict):
+            raise Trouble("is damaged: not a state.")
+        outer, self.types = self.types, self.scope(payload.get(CLASS))
+        try:
+            fields = self.object(payload)
+            state = StateDict(fields, types=self.types)
+        finally:
+            self.types = outer
+        return self.rebuild(state) if self.inside_type else state
+
+    def pairs(self, payload: Any) -> list[tuple[Any, Any]]:
+        return [(self.value(key), self.value(item)) for key, item in payload]
+
+    def default_dict(self, payload: Any) -> Any:
+        name, pairs = payload
+        factory = None if name is None else FACTORIES[name]
+        return defaultdict(factory, self.pairs(pairs))
+
+    def deque(self, payload: Any) -> Any:
+        values, maxlen = payload
+        return deque(self.items(values), maxlen)
+
+
+_TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
+    "$state": _Decoder.state,
+    "$tuple": lambda decoder, payload: tuple(decoder.items(payload)),
+    "$set": lambda decoder, payload: set(decoder.items(payload)),
+    "$frozenset": lambda decoder, payload: frozenset(decoder.items(payload)),
+    "$deque": _Decoder.deque,
+    "$dict": lambda decoder, payload: dict(decoder.pairs(payload)),
+    "$ordereddict": lambda decoder, payload: OrderedDict(decoder.pairs(payload)),
+    "$counter": lambda decoder, payload: _counter(decoder.pairs(payload)),
+    "$defaultdict": _Decoder.default_dict,
+    "$ndarray": lambda decoder, payload: decode_array(payload),
+    "$pickle": lambda decoder, payload: decode_pickle(payload, trust=decoder.trust),
+}
+
+
+def _counter(pairs: list[tuple[Any, Any]]) -> Counter[Any]:
+    # Counter(pairs) would count the pairs, and Counter(dict(pairs)) would merge equal keys' values
+    # in no other way than this does: one by one, as they were.
+    counter: Counter[Any] = Counter()
+    for key, count in pairs:
+        counter[key] = count
+    return counter

@@ -1,0 +1,234 @@
+"""Python values to plain JSON.
+
+Owns the tags of containers and the order in which types are tried; never changes the value.
+
+What JSON has is written as it is. Everything else is an object with one member whose name begins
+with `$` and says the type: `{"$tuple": [1, 2]}`. A user's own key that begins with `$` gets a
+second one, so data that looks like a tag stays data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from agent_checkpoint.core.arrays import encode_array, is_array
+from agent_checkpoint.core.checkpointable import (
+    Checkpointable,
+    class_name,
+    overrides,
+    read_fields,
+    version_of,
+)
+from agent_checkpoint.core.hints import hinted_types
+from agent_checkpoint.core.pickles import encode_pickle
+from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict, is_stateful
+from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, key_piece, troubles
+from agent_checkpoint.core.types import type_of
+from agent_checkpoint.core.values import LEAVES, encode_float, encode_int, encode_text
+from agent_checkpoint.records import JsonValue
+from agent_checkpoint.store.json_text import write_json
+
+FACTORIES: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (list, dict, set, int, float, str, tuple, bool, bytes, deque, Counter)
+}
+"""The factories of a defaultdict that a checkpoint may name."""
+
+_NO_TYPES: Mapping[str, type] = {}
+
+
+def encode(value: Any, path: str = "agent") -> JsonValue:
+    """Return a value, or the state of a live object, as plain JSON.
+
+    Args:
+        value: what to encode; it must not change meanwhile.
+        path: the name of the value in messages.
+
+    Raises:
+        StateError: a part of it cannot be captured; the message names its path.
+    """
+    with troubles(path, value):
+        return _Encoder(_NO_TYPES).value(value, 0)
+
+
+def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
+    """Return a value as one sealed pickle.
+
+    Raises:
+        StateError: it cannot be pickled; the message names the path.
+    """
+    with troubles(path, value):
+        return {"$pickle": encode_pickle(value)}
+
+
+class _Encoder:
+    """One walk over a value; `types` are the classes hinted by the innermost object."""
+
+    def __init__(self, types: Mapping[str, type]) -> None:
+        self.types = types
+
+    def value(self, value: Any, depth: int) -> JsonValue:
+        kind = type(value)
+        if kind is str:
+            return value if value.isascii() else encode_text(value)
+        if kind is int:
+            return encode_int(value)
+        if value is None or kind is bool:
+            return value  # type: ignore[no-any-return]
+        handler = _HANDLERS.get(kind)
+        if handler is not None:
+            if depth > MAX_DEPTH:
+                raise TooDeep
+            return handler(self, value, depth + 1)
+        return self._other(value, depth)
+
+    def _float(self, value: float, depth: int) -> JsonValue:
+        return encode_float(value)
+
+    def _items(self, values: Iterable[Any], depth: int) -> list[JsonValue]:
+        done: list[JsonValue] = []
+        try:
+            for value in values:
+                done.append(self.value(value, depth))
+        except Trouble as trouble:
+            raise trouble.at(f"[{len(done)}]") from trouble.__cause__
+        return done
+
+    def _list(self, value: list[Any], depth: int) -> JsonValue:
+        return self._items(value, depth)
+
+    def _dict(self, value: dict[Any, Any], depth: int) -> JsonValue:
+        done: dict[str, JsonValue] = {}
+        for key, item in value.items():
+            if type(key) is not str or (not key.isascii() and encode_text(key) is not key):
+                return {"$dict": self._pairs(value, depth)}
+            try:
+                done["$" + key if key[:1] == "$" else key] = self.value(item, depth)
+            except Trouble as trouble:
+                raise trouble.at(key_piece(key)) from trouble.__cause__
+        return done
+
+    def _pairs(self, value: Mapping[Any, Any], depth: int) -> JsonValue:
+        done: list[JsonValue] = []
+        for key, item in value.items():
+            try:
+                _refuse_object(key)
+                done.append([self.value(key, depth), self.value(item, depth)])
+            except Trouble as trouble:
+                raise trouble.at(key_piece(key)) from trouble.__cause__
+        return done
+
+    def _tuple(self, value: tuple[Any, ...], depth: int) -> JsonValue:
+        return {"$tuple": self._items(value, depth)}
+
+    def _set(self, value: set[Any] | frozenset[Any], depth: int) -> JsonValue:
+        # Sorted by their text: equal sets are equal bytes, whatever the order in memory.
+        for member in value:
+            _refuse_object(member)
+        members = sorted(self._items(value, depth), key=write_json)
+        return {"$set" if type(value) is set else "$frozenset": members}
+
+    def _deque(self, value: deque[Any], depth: int) -> JsonValue:
+        return {"$deque": [self._items(value, depth), value.maxlen]}
+
+    def _ordered_dict(self, value: OrderedDict[Any, Any], depth: int) -> JsonValue:
+        return {"$ordereddict": self._pairs(value, depth)}
+
+    def _counter(self, value: Counter[Any], depth: int) -> JsonValue:
+        return {"$counter": self._pairs(value, depth)}
+
+    def _default_dict(self, value: defaultdict[Any, Any], depth: int) -> JsonValue:
+        factory = value.default_factory
+        name = getattr(factory, "__name__", None)
+        if factory is not None and FACTORIES.get(str(name)) is not factory:
+            return {"$pickle": encode_pickle(value)}
+        return {"$defaultdict": [name, self._pairs(value, depth)]}
+
+    def _state_dict(self, value: StateDict, depth: int) -> JsonValue:
+        outer, self.types = self.types, value.types
+        try:
+            return {"$state": self._dict(value, depth)}
+        finally:
+            self.types = outer
+
+    def _other(self, value: Any, depth: int) -> JsonValue:
+        leaf = LEAVES.get(type(value))
+        if leaf is not None:
+            text = leaf.encode(value)
+            return {"$pickle": encode_pickle(value)} if text is None else {leaf.tag: text}
+        if isinstance(value, Checkpointable):
+            return self.value(state_of(value), depth)
+        known = type_of(value, self.types)
+        if known is not None:
+            name, structure = known
+            try:
+                fields = structure.encode(value)
+            except Exception as error:
+                raise Trouble(f"cannot be encoded as {name} ({error!r}).") from error
+            if fields is not None:
+                return {f"$type:{name}": self.value(fields, depth + 1)}
+        if is_array(value):
+            return {"$ndarray": encode_array(value)}
+        return {"$pickle": encode_pickle(value)}
+
+
+def _refuse_object(value: Any) -> None:
+    if isinstance(value, Checkpointable):
+        raise Trouble(
+            f"has a {type(value).__name__} as a key or set member, whose state has no hash. "
+            "Keep it in a list or as a dict's value."
+        )
+
+
+def state_of(value: Checkpointable) -> StateDict:
+    """Return the state of an object with its fields as they are, not copied.
+
+    A class that overrides `state_dict()` is asked for it.
+
+    Raises:
+        Trouble: a field cannot be read.
+    """
+    types = hinted_types(type(value))
+    if overrides(value, "state_dict"):
+        state = StateDict(value.state_dict(), types=types)
+        state.setdefault(VERSION, version_of(value))
+        state.setdefault(CLASS, class_name(value))
+        return state
+    state = StateDict(types=types)
+    for name, item in read_fields(value).items():
+        state[name] = foreign_state(item, f".{name}")
+    state[VERSION] = version_of(value)
+    state[CLASS] = class_name(value)
+    return state
+
+
+def foreign_state(value: Any, piece: str) -> Any:
+    """Return the state of an attribute that is a Stateful of another kind; others as they are.
+
+    Raises:
+        Trouble: its `state_dict()` failed.
+    """
+    if not is_stateful(value) or isinstance(value, Checkpointable):
+        return value
+    try:
+        state = value.state_dict()
+    except Exception as error:
+        raise Trouble(f"has a state_dict() that failed ({error!r}).").at(piece) from error
+    return StateDict(state) if isinstance(state, dict) else value
+
+
+_HANDLERS: dict[type, Callable[[_Encoder, Any, int], JsonValue]] = {
+    float: _Encoder._float,
+    list: _Encoder._list,
+    dict: _Encoder._dict,
+    StateDict: _Encoder._state_dict,
+    tuple: _Encoder._tuple,
+    set: _Encoder._set,
+    frozenset: _Encoder._set,
+    deque: _Encoder._deque,
+    OrderedDict: _Encoder._ordered_dict,
+    Counter: _Encoder._counter,
+    defaultdict: _Encoder._default_dict,
+}

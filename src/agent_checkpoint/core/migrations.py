@@ -1,0 +1,171 @@
+"""Old states brought to the present version.
+
+Owns the registered steps and how they chain; loads nothing into any object.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from agent_checkpoint.core.names import canonical
+from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict
+from agent_checkpoint.core.trouble import Trouble
+from agent_checkpoint.errors import InvalidInputError, MigrationError
+from agent_checkpoint.records import show
+
+Migration = Callable[[dict[str, Any]], Any]
+Version = tuple[int, ...]
+
+_VERSION = re.compile(r"\d{1,9}(\.\d{1,9}){0,9}")
+
+
+class _Step(NamedTuple):
+    start: str
+    end: str | None
+    run: Migration
+
+
+_lock = threading.Lock()
+_steps: dict[str, dict[Version, _Step]] = {}
+
+
+def register_migration(
+    class_name: str, from_version: str, fn: Migration, to_version: str | None = None
+) -> None:
+    """Bring states of a class from one version to a later one when they are loaded.
+
+    Steps chain. Registering a step from the same version again replaces it.
+
+    Args:
+        class_name: the class's name in its states; an older name of it will do.
+        from_version: the version of the states that the step takes.
+        fn: gets a copy of the state and returns the new one, or changes the copy in place.
+        to_version: the version it makes; the start of the next registered step, or the class's
+            present version, if not given.
+
+    Raises:
+        InvalidInputError: a version is not dotted numbers, or the step does not lead forward.
+    """
+    if not isinstance(class_name, str) or not class_name:
+        raise InvalidInputError(f"register_migration takes a class's name, not {show(class_name)}.")
+    if not callable(fn):
+        raise InvalidInputError(f"A migration is a function, not {show(fn)}.")
+    start = _parse(from_version)
+    if to_version is not None and _parse(to_version) <= start:
+        raise InvalidInputError(
+            f"A migration of {class_name} leads from {from_version} to {to_version}, which is "
+            "not later."
+        )
+    with _lock:
+        _steps.setdefault(class_name, {})[start] = _Step(from_version, to_version, fn)
+
+
+def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str, Any]:
+    """Return the state at the class's present version; the given one is not changed.
+
+    Args:
+        state: a state of the class, of any version; without one it counts as present.
+        class_name: the class's present name.
+        version: the class's present version.
+
+    Raises:
+        Trouble: a step is missing or failed, or the state is newer than the code.
+    """
+    saved = state.get(VERSION, version)
+    present, goal = _version(saved, class_name), _version(version, class_name)
+    if present == goal:
+        return state
+    if present > goal:
+        raise Trouble(
+            f"is a state of {class_name} {saved}, newer than the code, which is at {version}. "
+            "Update the code.",
+            MigrationError,
+        )
+    steps = _chain_of(class_name)
+    if isinstance(state, StateDict):
+        state = StateDict(copy.deepcopy(dict(state)), types=state.types)
+    else:
+        state = copy.deepcopy(state)
+    while present < goal:
+        step = steps.get(present)
+        if step is None:
+            known = ", ".join(f"from {steps[start].start}" for start in sorted(steps)) or "none"
+            raise Trouble(
+                f"is a state of {class_name} {_text(present)}, and no migration leads from "
+                f"{_text(present)} to {version} (registered: {known}). Call register_migration("
+                f"{class_name!r}, from_version={_text(present)!r}, fn=…).",
+                MigrationError,
+            )
+        end = _end(step, present, goal, steps)
+        if end > goal:
+            raise Trouble(
+                f"is a state of {class_name} {_text(present)}, whose migration leads to "
+                f"{_text(end)}, past the code's version {version}.",
+                MigrationError,
+            )
+        state = _run(step, state, class_name, _text(end))
+        present = end
+    state[VERSION] = version
+    return state
+
+
+def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[str, Any]:
+    try:
+        result = step.run(state)
+    except Exception as error:
+        raise Trouble(
+            f"was not migrated: the step of {class_name} from {step.start} failed "
+            f"({type(error).__name__}: {error}).",
+            MigrationError,
+        ) from error
+    result = state if result is None else result
+    if not isinstance(result, dict):
+        raise Trouble(
+            f"was not migrated: the step of {class_name} from {step.start} returned "
+            f"{type(result).__name__} and not a state.",
+            MigrationError,
+        )
+    if not isinstance(result, StateDict):
+        result = StateDict(result, types=getattr(state, "types", None))
+    result[VERSION] = end
+    result.setdefault(CLASS, class_name)
+    return result
+
+
+def _chain_of(class_name: str) -> dict[Version, _Step]:
+    with _lock:
+        found: dict[Version, _Step] = {}
+        for name in sorted(_steps, key=lambda known: known == class_name):
+            if name == class_name or canonical(name) == class_name:
+                found.update(_steps[name])
+        return found
+
+
+def _end(step: _Step, present: Version, goal: Version, steps: dict[Version, _Step]) -> Version:
+    if step.end is not None:
+        return _parse(step.end)
+    return min((start for start in steps if present < start < goal), default=goal)
+
+
+def _version(text: object, class_name: str) -> Version:
+    try:
+        return _parse(text)
+    except InvalidInputError as error:
+        raise Trouble(f"is a state of {class_name}: {error}", MigrationError) from None
+
+
+def _parse(text: object) -> Version:
+    if not isinstance(text, str) or _VERSION.fullmatch(text) is None:
+        raise InvalidInputError(f"{show(text)} is not a version: dotted numbers such as '2.0'.")
+    numbers = [int(part) for part in text.split(".")]
+    while len(numbers) > 1 and numbers[-1] == 0:
+        numbers.pop()  # 1.0 and 1.0.0 are the same version
+    return tuple(numbers)
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version if len(version) > 1 else (*version, 0)))

@@ -1,0 +1,111 @@
+"""The seal of pickles. Owns the user's secret and the HMAC; never unpickles anything.
+
+The secret lives outside every store: in `AGENT_CHECKPOINT_SECRET`, else in a file of the user's
+config directory that only the user can read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from agent_checkpoint.errors import StateError, UntrustedDataError
+
+ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
+_DOMAIN = b"agent-checkpoint pickle 1\n"
+
+
+def make_seal(data: bytes) -> str:
+    """Return the seal of a pickle under the user's secret, which is made if there is none.
+
+    Raises:
+        StateError: the secret cannot be made or read.
+    """
+    return _seal(_secret(create=True) or b"", data)
+
+
+def check_seal(data: bytes, seal: object) -> None:
+    """Return if the pickle was sealed under the user's secret.
+
+    Raises:
+        UntrustedDataError: the seal is missing, or was made under another secret.
+        StateError: the secret cannot be read.
+    """
+    secret = _secret(create=False)
+    if secret is None:
+        raise UntrustedDataError(
+            "is a pickle, and there is no secret here to check its seal with. Set "
+            f"{ENVIRONMENT} to the secret it was saved under, or, if you trust its origin, load "
+            "it with trust_pickle=True."
+        )
+    if not isinstance(seal, str) or not hmac.compare_digest(
+        seal.encode("utf-8", "replace"), _seal(secret, data).encode()
+    ):
+        raise UntrustedDataError(
+            "is a pickle that was not sealed under your secret: loading it could run code from "
+            f"elsewhere. Set {ENVIRONMENT} to the secret it was saved under, or, if you trust its "
+            "origin, load it with trust_pickle=True."
+        )
+
+
+def secret_file() -> Path:
+    """Return where the secret is kept when the environment has none."""
+    config = os.environ.get("XDG_CONFIG_HOME")
+    base = Path(config) if config and Path(config).is_absolute() else Path.home() / ".config"
+    return base / "agent-checkpoint" / "secret"
+
+
+def _seal(secret: bytes, data: bytes) -> str:
+    return hmac.new(secret, _DOMAIN + data, hashlib.sha256).hexdigest()
+
+
+def _secret(*, create: bool) -> bytes | None:
+    given = os.environ.get(ENVIRONMENT)
+    if given:
+        return given.encode("utf-8", "surrogateescape")
+    try:
+        path = secret_file()
+        secret = _read(path)
+        if secret is None and create:
+            _create(path)
+            secret = _read(path)
+    except (OSError, RuntimeError) as error:  # Path.home() raises RuntimeError without a home
+        raise StateError(
+            f"needs a sealed pickle, but the secret file cannot be used ({error}). "
+            f"Set {ENVIRONMENT} instead."
+        ) from error
+    return secret
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(fd, "rb") as file:
+        mode = os.fstat(fd).st_mode
+        if mode & 0o077:
+            raise OSError(f"others may read {path}: chmod 600 it, or delete it to get a new one")
+        secret = file.read(4096).strip()
+    if len(secret) < 32:
+        raise OSError(f"{path} is damaged: delete it to get a new secret")
+    return secret
+
+
+def _create(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f"secret.{secrets.token_hex(8)}")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(secrets.token_hex(32).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was first: its secret counts
+            os.link(fresh, path)
+    finally:
+        fresh.unlink()

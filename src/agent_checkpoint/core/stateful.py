@@ -1,0 +1,55 @@
+"""What a state is. Owns the Stateful protocol and the types of a state; knows no codec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+CLASS = "__class__"
+VERSION = "__version__"
+META = frozenset({CLASS, VERSION})
+"""The members of a state that are not fields."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with `state_dict()` and `load_state_dict(state)`: an agent, a torch module."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Take the state over."""
+
+
+class StateDict(dict[str, Any]):
+    """The state of an object, as against a user's own dict, which stays data.
+
+    `types` are the classes that the type hints of the object's class name: values of theirs are
+    written field by field without being registered.
+    """
+
+    __slots__ = ("types",)
+
+    def __init__(self, *args: Any, types: Mapping[str, type] | None = None, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.types: Mapping[str, type] = types or {}
+
+    def __reduce__(self) -> tuple[type[StateDict], tuple[dict[str, Any]]]:
+        # The hints stay behind: pickles of classes would fail for local ones.
+        return type(self), (dict(self),)
+
+
+class LoadResult(NamedTuple):
+    """What did not match when a state was loaded leniently; names are paths below the object."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def is_stateful(value: Any) -> bool:
+    """Tell whether an object is a Stateful by its class (a mock has every attribute)."""
+    kind = type(value)
+    return callable(getattr(kind, "state_dict", None)) and callable(
+        getattr(kind, "load_state_dict", None)
+    )

@@ -1,0 +1,135 @@
+"""Where in a value something went wrong.
+
+Owns paths such as `agent.memory[3].client`; knows no codec.
+
+A walk over a value raises `Trouble` at the bottom; each level on the way up adds its piece of the
+path, so that the normal case pays nothing for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agent_checkpoint.errors import StateError
+
+MAX_DEPTH = 100
+"""How deep values may be nested; more than any JSON library would read back is refused early."""
+
+_SHOWN = 12
+
+
+class Trouble(Exception):
+    """A value that cannot be walked, with the pieces of its path, innermost first."""
+
+    def __init__(self, reason: str, error: type[StateError] = StateError) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.error = error
+        self.pieces: list[str] = []
+
+    def at(self, piece: str) -> Trouble:
+        """Add the next piece of the path, on the way out."""
+        self.pieces.append(piece)
+        return self
+
+    def path(self, root: str) -> str:
+        """Return the path as text, cut in the middle if it is very long."""
+        pieces = self.pieces[::-1]
+        if len(pieces) > 2 * _SHOWN:
+            pieces = [*pieces[:_SHOWN], " … ", *pieces[-_SHOWN:]]
+        return root + "".join(pieces)
+
+
+class TooDeep(Trouble):
+    """The value is nested deeper than can be stored, or refers to itself."""
+
+    def __init__(self) -> None:
+        super().__init__(f"is nested deeper than {MAX_DEPTH} levels. Flatten it.")
+
+
+@contextmanager
+def troubles(root: str, value: Any = None) -> Iterator[None]:
+    """Turn Trouble in the block into one StateError that names the path below `root`.
+
+    Raises:
+        StateError: instead of Trouble and RecursionError; its cause is what went wrong.
+    """
+    try:
+        yield
+    except (TooDeep, RecursionError) as error:
+        cycle = find_cycle(value)
+        if cycle is None:
+            trouble = error if isinstance(error, TooDeep) else TooDeep()
+            raise StateError(f"{trouble.path(root)} {trouble.reason}") from None
+        raise StateError(
+            f"{cycle.path(root)} refers back to a value that contains it. A state must not have "
+            "cycles: break it, or keep it in an attribute with a leading underscore."
+        ) from None
+    except Trouble as trouble:
+        raise trouble.error(f"{trouble.path(root)} {trouble.reason}") from trouble.__cause__
+
+
+def key_piece(key: Any) -> str:
+    """Return the piece of a path that a dict's key makes: `.role`, `["two words"]`, `[7]`."""
+    if isinstance(key, str) and key.isidentifier() and len(key) <= 60:
+        return f".{key}"
+    text = repr(key) if not isinstance(key, str) else '"' + key.replace('"', '\\"') + '"'
+    return f"[{text if len(text) <= 40 else text[:38] + '…'}]"
+
+
+def find_cycle(value: Any) -> Trouble | None:
+    """Return where a value of plain containers refers back to itself, or None."""
+    stack: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
+    pieces: list[str] = []
+    open_ids: list[int] = []
+    while stack:
+        step = next(stack[-1], None)
+        if step is None:
+            stack.pop()
+            if pieces:
+                pieces.pop()
+                open_ids.pop()
+            continue
+        piece, child = step
+        if id(child) in open_ids:
+            trouble = Trouble("")
+            trouble.pieces = [piece, *reversed(pieces)]
+            return trouble
+        below = children(child)
+        if below is not None:
+            stack.append(below)
+            pieces.append(piece)
+            open_ids.append(id(child))
+    return None
+
+
+def blame(value: Any, attempt: Callable[[Any], object]) -> list[str]:
+    """Return the path, innermost first, of the smallest part on which `attempt` fails."""
+    pieces: list[str] = []
+    for _ in range(MAX_DEPTH):
+        for piece, child in children(value) or ():
+            try:
+                attempt(child)
+            except Exception:
+                pieces.append(piece)
+                value = child
+                break
+        else:
+            break
+    return pieces[::-1]
+
+
+def children(value: Any) -> Iterator[tuple[str, Any]] | None:
+    """Return the parts of a value with their pieces of the path; None if it has no parts."""
+    if isinstance(value, dict):
+        return ((key_piece(key), item) for key, item in list(value.items()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ((f"[{index}]", item) for index, item in enumerate(list(value)))
+    if isinstance(value, type) or not hasattr(value, "__dict__"):
+        return None
+    fields = getattr(value, "_checkpoint_fields", None)
+    attributes = vars(value)
+    names = list(attributes) if fields is None else fields()
+    return ((f".{name}", attributes[name]) for name in names if name in attributes)

@@ -1,0 +1,34 @@
+"""The verbs for asyncio. Owns moving blocking work off the event loop; knows no verb by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from typing_extensions import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+def in_thread(
+    verb: Callable[Concatenate[M, P], T],
+) -> Callable[Concatenate[M, P], Coroutine[Any, Any, T]]:
+    """Return the verb as a coroutine method that runs in a thread.
+
+    For verbs that touch no live object: those that do must capture on the caller's thread.
+    """
+
+    @functools.wraps(verb)
+    async def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        from asyncio import to_thread  # asyncio is slow to import, and many programs have no use
+
+        return await to_thread(verb, self, *args, **kwargs)
+
+    run.__name__ = "a" + verb.__name__
+    run.__doc__ = f"Do as `{verb.__name__}` does, for asyncio."
+    return run

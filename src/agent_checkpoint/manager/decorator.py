@@ -1,0 +1,147 @@
+"""`@checkpoint`: save an agent as its functions are called.
+
+Owns finding the agent and counting the calls; the manager does the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from agent_checkpoint.core.stateful import is_stateful
+from agent_checkpoint.errors import InvalidInputError, Suspended
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.manager.subjects import capture, restore
+from agent_checkpoint.records import check_key, show
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checkpoint(
+    manager: CheckpointManager,
+    *,
+    key: str | Callable[..., str],
+    every: int = 1,
+    on_error: str | None = None,
+) -> Callable[[F], F]:
+    """Decorate a function, method or coroutine function so that its calls save the agent.
+
+    The agent is the first argument that is a Stateful. Calls that return are counted for each
+    agent apart; the agent is saved after every `every`th.
+
+    Args:
+        manager: where to save.
+        key: the key, or a function that gets the agent and the call's other arguments.
+        every: save at call 5, 10, 15, … of an agent for `every=5`.
+        on_error: `"rollback"` gives the agent its state before the call back if the call raises.
+
+    Raises:
+        InvalidInputError: an option makes no sense, or a call has no Stateful argument.
+    """
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        raise InvalidInputError(f"every counts calls, from 1, not {show(every)}.")
+    if on_error not in (None, "rollback"):
+        raise InvalidInputError(f"on_error is 'rollback' or None, not {show(on_error)}.")
+    if not callable(key):
+        check_key(key)
+    counter = _Counter()
+
+    def decorate(function: F) -> F:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidInputError(
+                f"{function.__name__} is a generator: when is a call of it over? Decorate a "
+                "function that runs it."
+            )
+        name = getattr(function, "__qualname__", repr(function))
+
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+            agent = _first_stateful(args, kwargs, name)
+            others = tuple(value for value in args if value is not agent)
+            named = {key: value for key, value in kwargs.items() if value is not agent}
+            chosen = key(agent, *others, **named) if callable(key) else key
+            return _Call(agent, check_key(chosen), capture(agent) if on_error else None)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            call = begin(args, kwargs)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                call.failed(error)
+                raise
+            if counter.add(call.agent) % every == 0:
+                manager.save(call.key, call.agent)
+            return result
+
+        @functools.wraps(function)
+        async def arun(*args: Any, **kwargs: Any) -> Any:
+            call = begin(args, kwargs)
+            try:
+                result = await function(*args, **kwargs)
+            except BaseException as error:
+                call.failed(error)
+                raise
+            if counter.add(call.agent) % every == 0:
+                await manager.asave(call.key, call.agent)
+            return result
+
+        return arun if inspect.iscoroutinefunction(function) else run  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Call:
+    """One call under way: the agent, its key, and its state before if that may be needed."""
+
+    def __init__(self, agent: Any, key: str, before: Any) -> None:
+        self.agent = agent
+        self.key = key
+        self.before = before
+
+    def failed(self, error: BaseException) -> None:
+        if self.before is not None and not isinstance(error, Suspended):
+            restore(self.before, self.agent)
+
+
+class _Counter:
+    """Counts by the identity of objects, which need no hash; forgets those that are gone."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[int, int] = {}
+        self._alive: dict[int, Any] = {}
+
+    def add(self, agent: Any) -> int:
+        with self._lock:
+            name = id(agent)
+            if name not in self._alive:
+                self._alive[name] = self._watch(agent, name)
+            self._counts[name] = self._counts.get(name, 0) + 1
+            return self._counts[name]
+
+    def _watch(self, agent: Any, name: int) -> Any:
+        try:
+            return weakref.ref(agent, lambda _: self._forget(name))
+        except (
+            TypeError
+        ):  # a class with slots and without __weakref__: kept, or its id may come again
+            return agent
+
+    def _forget(self, name: int) -> None:
+        # May run at any moment, even while this thread holds the lock; dict.pop is atomic.
+        self._counts.pop(name, None)
+        self._alive.pop(name, None)
+
+
+def _first_stateful(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    for value in (*args, *kwargs.values()):
+        if is_stateful(value):
+            return value
+    raise InvalidInputError(
+        f"{name} was called without an argument that has state_dict() and load_state_dict(): "
+        "@checkpoint has nothing to save."
+    )

@@ -1,0 +1,243 @@
+"""The verbs that touch no live object: looking at checkpoints, forking, deleting, looking after.
+
+Owns the store of a manager and its background writer; knows nothing of states.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from types import TracebackType
+from typing import Any, TypeVar
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.opening import open_backend, open_url
+from agent_checkpoint.errors import (
+    ConflictError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+)
+from agent_checkpoint.manager.aio import in_thread
+from agent_checkpoint.manager.background import BackgroundWriter
+from agent_checkpoint.records import Checkpoint, Draft, check_key, show
+from agent_checkpoint.store import archive, upkeep
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.lookup import find, find_seq
+from agent_checkpoint.store.retention import Policy
+from agent_checkpoint.store.store import Store, unknown
+
+Self = TypeVar("Self", bound="LineVerbs")
+
+
+class LineVerbs:
+    """What can be done with lines of checkpoints without an agent at hand."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.store = Store(backend)
+        self._background = BackgroundWriter()
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with the prefix, sorted. Raises StorageError."""
+        return self.store.list_keys(prefix)
+
+    def history(self, key: str, n: int | None = None) -> list[dict[str, Any]]:
+        """Return the newest `n` checkpoints of a key, or all, newest first.
+
+        A damaged one is listed with `kind` "damaged" and the reason as `error`.
+
+        Raises:
+            NotFoundError: there is no such key.
+        """
+        if n is not None and (not isinstance(n, int) or n < 0):
+            raise InvalidInputError(f"n counts checkpoints, not {show(n)}.")
+        page = 100 if n is None else max(1, min(n, 100))
+        entries = list(islice(self.store.entries(check_key(key), page=page), n))
+        if not entries and self.store.head(key) is None:
+            raise unknown(key, self.store)
+        return [_row(key, entry.seq, entry.data) for entry in entries]
+
+    def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
+        """Begin a new key at a checkpoint of another and return the id of its first checkpoint.
+
+        Raises:
+            NotFoundError: there is no such key or checkpoint.
+            ConflictError: the new key exists already.
+        """
+        source = self._find(key, checkpoint_id)
+        draft = Draft(check_key(new_key), source.parts, kind="fork", label=source.label)
+        self._background.settle()
+        try:
+            return self.store.write(draft, parents=(source.id,), after=0).id
+        except ConflictError as error:
+            raise ConflictError(
+                f"The key {show(new_key)} exists already: fork to another, or delete it first."
+            ) from error
+
+    def delete(self, key: str, checkpoint_id: str | None = None) -> None:
+        """Delete one checkpoint, or the key with all of its checkpoints, for good.
+
+        Raises:
+            NotFoundError: there is no such key or checkpoint.
+        """
+        self._background.settle()
+        if checkpoint_id is not None:
+            self.store.remove(key, [find_seq(self.store, checkpoint_id, key=check_key(key))])
+            return
+        seqs = [entry.seq for entry in self.store.entries(check_key(key))]
+        if not seqs:
+            raise unknown(key, self.store)
+        self.store.remove(key, seqs)
+
+    def prune(self, key: str, policy: Policy) -> list[str]:
+        """Delete what a policy does not keep and return the ids; the head is always kept.
+
+        Raises:
+            NotFoundError: there is no such key.
+            InvalidInputError: `policy` is not a policy.
+        """
+        self._background.settle()
+        return upkeep.prune(self.store, check_key(key), policy)
+
+    def verify(self) -> upkeep.VerifyReport:
+        """Read every byte and compare it with its hash; the report names damaged checkpoints."""
+        return upkeep.verify(self.store)
+
+    def gc(self) -> upkeep.GcReport:
+        """Delete the objects that no checkpoint names.
+
+        Raises:
+            IntegrityError: a checkpoint is damaged, so nobody can tell what it names.
+            StorageError: the medium failed.
+        """
+        self._background.settle()
+        return upkeep.gc(self.store)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the number of checkpoints and their bytes, in all and per key."""
+        return upkeep.stats(self.store)
+
+    def export_archive(self, path: str | os.PathLike[str], key: str) -> int:
+        """Write all checkpoints of a key into one self-contained file; return their number.
+
+        Raises:
+            NotFoundError: there is no such key.
+            IntegrityError: one of the checkpoints is damaged.
+            StorageError: the file cannot be written.
+        """
+        self._background.settle()
+        return archive.export_archive(self.store, path, check_key(key))
+
+    def import_archive(self, path: str | os.PathLike[str]) -> str:
+        """Add the checkpoints of an exported file as a new key; return the key.
+
+        Nothing of an archive is run: pickles in it need this user's seal when they are loaded.
+
+        Raises:
+            ConflictError: the key exists already.
+            IntegrityError: the file is damaged, or not an archive.
+            StorageError: the file cannot be read.
+        """
+        self._background.settle()
+        return archive.import_archive(self.store, path)
+
+    def close(self) -> None:
+        """Finish background saves and let go of the store. Raises what a failed save did."""
+        try:
+            self._background.close()
+        finally:
+            self.store.backend.close()
+
+    def _expect(self, key: str, expected_head: str) -> Checkpoint:
+        head = self.store.head(key)
+        try:
+            expected = find(self.store, expected_head, key=key)
+        except NotFoundError as error:
+            raise moved(key, expected_head) from error
+        if head is None or expected.id != head.id:
+            raise moved(key, expected_head)
+        return head
+
+    def _find(
+        self, key: str, checkpoint_id: str | None = None, expected_head: str | None = None
+    ) -> Checkpoint:
+        check_key(key)
+        self._background.settle()
+        if expected_head is not None:
+            self._expect(key, expected_head)
+        if checkpoint_id is None:
+            return find(self.store, key)
+        return find(self.store, checkpoint_id, key=key)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    alist_keys = in_thread(list_keys)
+    ahistory = in_thread(history)
+    afork = in_thread(fork)
+    adelete = in_thread(delete)
+    aprune = in_thread(prune)
+    averify = in_thread(verify)
+    agc = in_thread(gc)
+    astats = in_thread(stats)
+    aexport_archive = in_thread(export_archive)
+    aimport_archive = in_thread(import_archive)
+    aclose = in_thread(close)
+    _afind = in_thread(_find)
+
+
+def moved(key: str, expected_head: str) -> ConflictError:
+    """Return the error for a head that is not the expected one."""
+    return ConflictError(
+        f"The head of {show(key)} is not {show(expected_head)}: somebody else saved, or the store "
+        "was set back. Load again and retry, or fork."
+    )
+
+
+def open_store(
+    store: str | Backend | None,
+    backend: str | Backend | None,
+    path: str | os.PathLike[str] | None,
+) -> Backend:
+    """Return the backend that the arguments of a manager name.
+
+    Raises:
+        InvalidInputError: they name none, or contradict each other.
+    """
+    if store is not None and (backend is not None or path is not None):
+        raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
+    chosen = store if store is not None else backend
+    if isinstance(chosen, Backend):
+        if path is not None:
+            raise InvalidInputError("A path makes no sense with a Backend instance.")
+        return chosen
+    if chosen is None:
+        return open_backend("memory", path)
+    if not isinstance(chosen, str):
+        raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
+    return open_url(chosen) if "://" in chosen or store is not None else open_backend(chosen, path)
+
+
+def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:
+    try:
+        return read_checkpoint(key, seq, data).summary()
+    except IntegrityError as error:
+        return {
+            "id": f"{key}@{seq}",
+            "ts": None,
+            "kind": "damaged",
+            "label": None,
+            "tags": [],
+            "metrics": {},
+            "parents": [],
+            "parts": [],
+            "error": str(error),
+        }

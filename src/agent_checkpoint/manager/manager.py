@@ -1,0 +1,305 @@
+"""CheckpointManager: every verb on checkpoints.
+
+Owns how a verb is put together from the state layer and the store; knows neither JSON tags nor
+media.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.core.codec import check_format
+from agent_checkpoint.errors import (
+    ConflictError,
+    InvalidInputError,
+    Suspended,
+)
+from agent_checkpoint.manager.aio import in_thread
+from agent_checkpoint.manager.comparison import compare
+from agent_checkpoint.manager.lines import LineVerbs, moved, open_store
+from agent_checkpoint.manager.subjects import capture, make_draft, parts_of, restore, states_of
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue, check_key
+from agent_checkpoint.store.lookup import find
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+class SaveOptions(TypedDict, total=False):
+    """What may be said about a checkpoint when it is saved."""
+
+    label: str | None
+    tags: Iterable[str]
+    metrics: Mapping[str, float] | None
+    expected_head: str | None
+
+
+class LoadOptions(TypedDict, total=False):
+    """How a checkpoint may be loaded."""
+
+    strict: bool
+    trust_pickle: bool
+
+
+class CheckpointManager(LineVerbs):
+    """Saves, loads, compares and forks checkpoints in one store, from any thread."""
+
+    def __init__(
+        self,
+        store: str | Backend | None = None,
+        *,
+        backend: str | Backend | None = None,
+        path: str | os.PathLike[str] | None = None,
+        fmt: str = "json",
+    ) -> None:
+        """Open a store; without arguments, one in memory.
+
+        Args:
+            store: a store URL, such as `file:///var/checkpoints`, or a Backend.
+            backend: `memory`, `file`, or a Backend, instead of `store`.
+            path: the directory of the file backend.
+            fmt: how states are written: `json`, readable, or `pickle`, sealed.
+
+        Raises:
+            InvalidInputError: the arguments name no backend, or contradict each other.
+        """
+        self._fmt = check_format(fmt)
+        super().__init__(open_store(store, backend, path))
+
+    # -- save and load ---------------------------------------------------------------------------
+
+    def save(
+        self,
+        key: str,
+        agent: Any,
+        *,
+        label: str | None = None,
+        tags: Iterable[str] = (),
+        metrics: Mapping[str, float] | None = None,
+        expected_head: str | None = None,
+    ) -> str:
+        """Save an agent, a dict of named parts or a plain dict, and return the checkpoint's id.
+
+        Args:
+            key: the line of checkpoints to add to; it comes into being with the first.
+            agent: a Stateful, a dict of Statefuls by part name, or a dict that is itself a state.
+            label: what a person calls this checkpoint.
+            tags: words to find it by.
+            metrics: numbers to rank it by.
+            expected_head: the id that must still be the key's head.
+
+        Raises:
+            InvalidInputError: the key, or what is to be saved, can never work.
+            StateError: a value cannot be captured; the message names its path.
+            ConflictError: the head is not `expected_head`.
+            StorageError: the medium failed; nothing was acknowledged.
+        """
+        draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
+        return self._commit(draft, expected_head).id
+
+    def save_in_background(
+        self, key: str, agent: Any, **options: Unpack[SaveOptions]
+    ) -> Future[str]:
+        """Take the state now, write it behind the caller, in order, and return the id's future.
+
+        A failure also raises at the next save or at close. Takes and raises what `save` does.
+        """
+        draft, expected_head = self._draft(key, agent, **options)
+        return self._background.submit(lambda: self._write(draft, expected_head).id)
+
+    async def asave(self, key: str, agent: Any, **options: Unpack[SaveOptions]) -> str:
+        """Do as `save` does, for asyncio: the state is taken now, the writing does not block."""
+        draft, expected_head = self._draft(key, agent, **options)
+        return (await self._acommit(draft, expected_head)).id
+
+    def load(
+        self,
+        key: str,
+        agent: Any,
+        checkpoint_id: str | None = None,
+        *,
+        strict: bool = False,
+        expected_head: str | None = None,
+        trust_pickle: bool = False,
+    ) -> Any:
+        """Load a checkpoint into an agent, named parts or a plain dict, all of it or nothing.
+
+        Args:
+            key: the line of checkpoints; its latest is loaded unless an id is given.
+            agent: what to load into, of the same shape as what was saved.
+            checkpoint_id: an id or short form (`key~2`, `key@17`) of a checkpoint of the key.
+            strict: refuse a state that lacks fields or has unexpected ones.
+            expected_head: the id that must be the key's head; notices a store that was set back.
+            trust_pickle: load pickles without checking whether this user sealed them. Only for
+                checkpoints whose origin you trust: a pickle can run any code.
+
+        Returns:
+            The missing and unexpected keys, or what the agent's own `load_state_dict` returned;
+            by part if several were passed.
+
+        Raises:
+            NotFoundError: there is no such key or checkpoint.
+            ConflictError: the head is not `expected_head`.
+            StateError: the state does not fit; the agent is as it was.
+            IntegrityError: the checkpoint is damaged.
+        """
+        checkpoint = self._find(key, checkpoint_id, expected_head)
+        return self._restore(checkpoint, agent, strict=strict, trust_pickle=trust_pickle)
+
+    async def aload(
+        self,
+        key: str,
+        agent: Any,
+        checkpoint_id: str | None = None,
+        *,
+        expected_head: str | None = None,
+        **options: Unpack[LoadOptions],
+    ) -> Any:
+        """Do as `load` does, for asyncio: only the reading is moved off the event loop."""
+        checkpoint = await self._afind(key, checkpoint_id, expected_head)
+        return self._restore(checkpoint, agent, **options)
+
+    def state_dict(
+        self, key: str, checkpoint_id: str | None = None, *, trust_pickle: bool = False
+    ) -> Any:
+        """Return a saved state without an agent; several parts come as a dict by name.
+
+        Raises as `load` does.
+        """
+        return states_of(self._find(key, checkpoint_id).parts, trust_pickle=trust_pickle)
+
+    @contextmanager
+    def rollback_context(self, key: str, agent: Any, *, label: str | None = None) -> Iterator[str]:
+        """Save, and restore just that if the block raises; the exception still propagates.
+
+        The context's value is the id of the checkpoint. Raises what `save` and `load` do.
+        """
+        draft, _ = self._draft(key, agent, label=label)
+        saved = self._commit(draft)
+        try:
+            yield saved.id
+        except Suspended:  # the work goes on later, from here
+            raise
+        except BaseException:
+            self._background.settle()
+            self._restore(saved, agent)
+            self._record_rollback(saved)
+            raise
+
+    # -- look ------------------------------------------------------------------------------------
+
+    def diff(
+        self,
+        key: str,
+        *,
+        agent: Any = None,
+        checkpoint_id_a: str | None = None,
+        checkpoint_id_b: str | None = None,
+        deep: bool = False,
+        trust_pickle: bool = False,
+    ) -> dict[str, dict[str, Any]]:
+        """Return what changed: from a checkpoint to the present agent, or between two checkpoints.
+
+        Args:
+            key: whose latest checkpoint stands for an id that is not given.
+            agent: what to compare with, as it is now.
+            checkpoint_id_a: the checkpoint before.
+            checkpoint_id_b: the checkpoint after; of any key.
+            deep: name paths inside values (`memory[2].role`) instead of whole fields.
+            trust_pickle: as for `load`.
+
+        Raises:
+            InvalidInputError: neither an agent nor an id is given, or both agent and a second id.
+            NotFoundError: there is no such key or checkpoint.
+            StateError: a state cannot be decoded or captured.
+        """
+        return self._diff(
+            key, agent, checkpoint_id_a, checkpoint_id_b, _captured(agent), deep, trust_pickle
+        )
+
+    async def adiff(
+        self,
+        key: str,
+        *,
+        agent: Any = None,
+        checkpoint_id_a: str | None = None,
+        checkpoint_id_b: str | None = None,
+        deep: bool = False,
+        trust_pickle: bool = False,
+    ) -> dict[str, dict[str, Any]]:
+        """Do as `diff` does, for asyncio: the agent's state is taken now."""
+        return await self._adiff(
+            key, agent, checkpoint_id_a, checkpoint_id_b, _captured(agent), deep, trust_pickle
+        )
+
+    # -- how the verbs are made ------------------------------------------------------------------
+
+    def _draft(
+        self, key: str, agent: Any, **options: Unpack[SaveOptions]
+    ) -> tuple[Draft, str | None]:
+        check_key(key)  # before the work of capturing
+        draft = make_draft(
+            key,
+            capture(agent, self._fmt),
+            label=options.get("label"),
+            tags=options.get("tags", ()),
+            metrics=options.get("metrics"),
+        )
+        return draft, options.get("expected_head")
+
+    def _commit(self, draft: Draft, expected_head: str | None = None) -> Checkpoint:
+        self._background.settle()
+        return self._write(draft, expected_head)
+
+    def _write(self, draft: Draft, expected_head: str | None) -> Checkpoint:
+        if expected_head is None:
+            return self.store.write(draft)
+        head = self._expect(draft.key, expected_head)
+        try:
+            return self.store.write(draft, parents=(head.id,), after=head.seq)
+        except ConflictError as error:
+            raise moved(draft.key, expected_head) from error
+
+    def _diff(
+        self,
+        key: str,
+        agent: Any,
+        id_a: str | None,
+        id_b: str | None,
+        present: dict[str, JsonValue] | None,
+        deep: bool,
+        trust_pickle: bool,
+    ) -> dict[str, dict[str, Any]]:
+        if present is None and id_a is None and id_b is None:
+            raise InvalidInputError("diff needs an agent, or the ids of one or two checkpoints.")
+        if present is not None and id_b is not None:
+            raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
+        check_key(key)
+        self._background.settle()
+        before = find(self.store, id_a or key).parts
+        after = find(self.store, id_b or key).parts if present is None else present
+        targets = {} if present is None else parts_of(agent)
+        return compare(before, after, targets, deep=deep, trust_pickle=trust_pickle)
+
+    def _restore(self, checkpoint: Checkpoint, agent: Any, **options: Unpack[LoadOptions]) -> Any:
+        return restore(checkpoint.parts, agent, where=f"The checkpoint {checkpoint.id}", **options)
+
+    def _record_rollback(self, target: Checkpoint) -> None:
+        head = self.store.head(target.key)
+        if head is None or head.id != target.id:
+            # Something was saved since: the head of a key is always its present.
+            draft = Draft(target.key, target.parts, kind="rollback", label=target.label)
+            self.store.write(draft, parents=(target.id,))
+
+    _acommit = in_thread(_commit)
+    _adiff = in_thread(_diff)
+    astate_dict = in_thread(state_dict)
+
+
+def _captured(agent: Any) -> dict[str, JsonValue] | None:
+    return None if agent is None else capture(agent)

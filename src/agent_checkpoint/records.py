@@ -1,0 +1,154 @@
+"""The frozen nouns that every layer passes around.
+
+Owns their shape; knows no storage and no codec.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Union
+
+from agent_checkpoint.errors import InvalidInputError
+
+JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, JsonValue]"]
+"""What the codec makes of a Python value: plain JSON, ready to be written."""
+
+MAX_KEY_BYTES = 1024
+
+_ID = re.compile(r"(?P<key>.+)_(?P<ns>\d{1,20})-(?P<seq>[1-9]\d{0,18})", re.DOTALL)
+_STREAM = re.compile(r"(key|fx|meta)/.+", re.DOTALL)
+_OBJECT_ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a stream: its number, 1 for the first, and its bytes."""
+
+    seq: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a backend tells about a stored object without reading it; `ts` is in seconds."""
+
+    id: str
+    size: int
+    ts: float
+
+
+class CheckpointId(NamedTuple):
+    """A checkpoint's id, taken apart: it says by itself where the checkpoint is."""
+
+    key: str
+    ts_ns: int
+    seq: int
+
+    def __str__(self) -> str:
+        return f"{self.key}_{self.ts_ns}-{self.seq}"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """All of a checkpoint but its place: what is captured and still has to be written."""
+
+    key: str
+    parts: Mapping[str, JsonValue]
+    kind: str = "save"
+    label: str | None = None
+    tags: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An immutable record of named parts at one moment, with its parents."""
+
+    key: str
+    seq: int
+    ts_ns: int
+    kind: str
+    label: str | None
+    tags: tuple[str, ...]
+    metrics: Mapping[str, float]
+    parents: tuple[str, ...]
+    parts: Mapping[str, JsonValue]
+
+    @property
+    def id(self) -> str:
+        """The self-locating name of this checkpoint."""
+        return str(CheckpointId(self.key, self.ts_ns, self.seq))
+
+    def summary(self) -> dict[str, Any]:
+        """What `history` shows: everything but the state."""
+        return {
+            "id": self.id,
+            "ts": self.ts_ns / 1e9,
+            "kind": self.kind,
+            "label": self.label,
+            "tags": list(self.tags),
+            "metrics": dict(self.metrics),
+            "parents": list(self.parents),
+            "parts": list(self.parts),
+        }
+
+
+def parse_checkpoint_id(text: str) -> CheckpointId | None:
+    """Take an id apart, or return None if the text has not the form of one."""
+    match = _ID.fullmatch(text)
+    if match is None:
+        return None
+    return CheckpointId(match["key"], int(match["ns"]), int(match["seq"]))
+
+
+def check_key(key: object) -> str:
+    """Return the key if it is one.
+
+    Raises:
+        InvalidInputError: it is not text, empty, longer than 1 kB in UTF-8, or has lone surrogates.
+    """
+    if not isinstance(key, str):
+        raise InvalidInputError(f"A key is text, not {type(key).__name__}.")
+    if not key:
+        raise InvalidInputError("A key must not be empty.")
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError:
+        raise InvalidInputError(
+            f"The key {show(key)} has lone surrogates and cannot be stored as UTF-8."
+        ) from None
+    if size > MAX_KEY_BYTES:
+        raise InvalidInputError(
+            f"The key {show(key)} has {size} bytes; at most {MAX_KEY_BYTES} are allowed."
+        )
+    return key
+
+
+def check_object_id(object_id: str) -> str:
+    """Return the object id if it is one: 64 lower-case hex digits.
+
+    Raises:
+        InvalidInputError: it is anything else.
+    """
+    if not isinstance(object_id, str) or _OBJECT_ID.fullmatch(object_id) is None:
+        raise InvalidInputError(f"{show(object_id)} is not an object id (64 hex digits).")
+    return object_id
+
+
+def check_stream(stream: str) -> str:
+    """Return the stream's name if it is one: `key/…`, `fx/…` or `meta/…`.
+
+    Raises:
+        InvalidInputError: it is anything else.
+    """
+    if _STREAM.fullmatch(stream) is None:
+        raise InvalidInputError(f"{show(stream)} is not a stream: key/…, fx/… or meta/….")
+    return stream
+
+
+def show(value: object, limit: int = 60) -> str:
+    """Quote a name for a message: one line, printable, cut short."""
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return text if len(text) <= limit else text[: limit - 2] + "…" + text[-1]

@@ -1,0 +1,108 @@
+"""A checkpoint as the bytes of one stream entry.
+
+Owns the record's fields and its hash; knows no backend and nothing of what the parts mean.
+
+An entry is a JSON object whose last member, `sha256`, is the hash of all bytes before it: altered
+bytes are noticed, and the file is still plain JSON for people and tools.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Any
+
+from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
+from agent_checkpoint.store.json_text import read_json, write_json
+
+FORMAT = 1
+
+_HASH_MEMBER = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*')
+_LONGEST_HASH_MEMBER = 100
+
+
+def seal_entry(record: dict[str, JsonValue], *, indent: bool = False) -> bytes:
+    """Return the record as an entry that carries its own hash."""
+    text = write_json({"agent_checkpoint": FORMAT, **record}, indent=indent)
+    body = text[:-2] if indent else text[:-1]  # without the closing brace (and its line break)
+    digest = hashlib.sha256(body).hexdigest().encode()
+    if indent:
+        return body + b',\n  "sha256": "' + digest + b'"\n}\n'
+    return body + b',"sha256":"' + digest + b'"}'
+
+
+def open_entry(data: bytes, where: str) -> dict[str, Any]:
+    """Return the record of an entry.
+
+    Raises:
+        IntegrityError: the bytes are not what was written; `where` names the entry in the message.
+        FormatError: a newer version wrote it.
+    """
+    start = max(0, len(data) - _LONGEST_HASH_MEMBER)
+    match = _HASH_MEMBER.search(data, start)
+    if match is None or match.end() != len(data):
+        raise IntegrityError(
+            f"{where} is damaged or was not written by agent-checkpoint: it has no hash. "
+            "Delete it or restore it from a copy; the other checkpoints are not affected."
+        )
+    if hashlib.sha256(data[: match.start()]).hexdigest().encode() != match[1]:
+        raise IntegrityError(
+            f"{where} was changed after it was written: its hash does not match. "
+            "Delete it or restore it from a copy; the other checkpoints are not affected."
+        )
+    record = read_json(data)
+    if not isinstance(record, dict):
+        raise IntegrityError(f"{where} is not a record.")
+    version = record.get("agent_checkpoint")
+    if not isinstance(version, int):
+        raise IntegrityError(f"{where} is not a record of agent-checkpoint.")
+    if version > FORMAT:
+        raise FormatError(
+            f"{where} has format {version}; this version reads up to {FORMAT}. "
+            "Install a newer agent-checkpoint."
+        )
+    return record
+
+
+def write_checkpoint(draft: Draft, *, ts_ns: int, parents: tuple[str, ...], indent: bool) -> bytes:
+    """Return the entry of a checkpoint."""
+    record: dict[str, JsonValue] = {
+        "key": draft.key,
+        "ts_ns": ts_ns,
+        "kind": draft.kind,
+        "label": draft.label,
+        "tags": list(draft.tags),
+        "metrics": dict(draft.metrics),
+        "parents": list(parents),
+        "parts": dict(draft.parts),
+    }
+    return seal_entry(record, indent=indent)
+
+
+def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
+    """Return the checkpoint that an entry of the key's stream holds.
+
+    Raises:
+        IntegrityError: the bytes are not what was written, or belong to another key.
+        FormatError: a newer version wrote it.
+    """
+    where = f"Checkpoint {show(key)}@{seq}"
+    record = open_entry(data, where)
+    if record.get("key") != key:
+        raise IntegrityError(f"{where} belongs to the key {show(record.get('key'))}.")
+    try:
+        checkpoint = Checkpoint(
+            key=key,
+            seq=seq,
+            ts_ns=int(record["ts_ns"]),
+            kind=str(record["kind"]),
+            label=record["label"],
+            tags=tuple(record["tags"]),
+            metrics=dict(record["metrics"]),
+            parents=tuple(record["parents"]),
+            parts=dict(record["parts"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise IntegrityError(f"{where} lacks what a checkpoint has: {error!r}.") from None
+    return checkpoint

@@ -1,0 +1,83 @@
+"""Plain JSON values as bytes and back. Owns the one text form of a value; knows no tags.
+
+With the extra `fast` orjson does the work. The bytes are the same with and without it, because
+hashes are taken of them: the codec hands over nothing that the two would write differently, except
+floats whose shortest form may have an exponent, which it marks as `ExponentFloat`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue
+
+try:
+    import orjson
+except ImportError:  # the extra `fast` is not installed
+    orjson = None  # type: ignore[assignment]
+
+
+class ExponentFloat(float):
+    """A float that JSON libraries write differently (`1e-07`, `1e-7`); we write Python's form."""
+
+    __slots__ = ()
+
+
+def exact_float(value: float) -> float:
+    """Return a finite float as `write_json` must be given it."""
+    if value == 0 or 1e-4 <= abs(value) < 1e16:
+        return value  # written the same by every library: digits and a point
+    return ExponentFloat(value)
+
+
+def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
+    """Return the value as UTF-8 text, the same bytes whatever library is installed.
+
+    Raises:
+        RecursionError: the value is nested too deeply.
+    """
+    if orjson is not None:
+        options = orjson.OPT_INDENT_2 if indent else 0
+        try:
+            return orjson.dumps(value, _exponent_fragment, options)
+        except orjson.JSONEncodeError:
+            pass  # nested deeper than orjson goes: the standard library can do it, in the same form
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        allow_nan=False,
+        indent=2 if indent else None,
+        separators=(",", ": ") if indent else (",", ":"),
+    )
+    return text.encode()
+
+
+def read_json(data: bytes) -> JsonValue:
+    """Return the value that the text stands for.
+
+    Raises:
+        IntegrityError: it is not JSON, or JSON that we never write (NaN, too deep, huge numbers).
+    """
+    try:
+        if orjson is not None:
+            value: JsonValue = orjson.loads(data)
+        else:
+            value = json.loads(data, parse_constant=_refuse_constant)
+        return value
+    except RecursionError:
+        raise IntegrityError("The JSON text is nested too deeply to be one of ours.") from None
+    except ValueError as error:
+        # The library's message quotes no content, only the position.
+        raise IntegrityError(f"Not the JSON text that was written: {error}") from None
+
+
+def _exponent_fragment(value: Any) -> Any:
+    if isinstance(value, ExponentFloat):
+        return orjson.Fragment(float.__repr__(value))
+    raise TypeError(type(value).__name__)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,127 @@
+"""From what people type to a checkpoint: ids, keys, `key~2`, `key@17`.
+
+Owns the short forms and the walk back through history; writes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from agent_checkpoint.errors import IntegrityError, InvalidInputError, NotFoundError
+from agent_checkpoint.records import (
+    MAX_KEY_BYTES,
+    Checkpoint,
+    CheckpointId,
+    parse_checkpoint_id,
+    show,
+)
+from agent_checkpoint.store.store import Store, unknown
+
+SAME_CONTENT = frozenset({"rollback", "fork"})
+"""Kinds of checkpoints that repeat their first parent, and count as it when walking back."""
+
+_SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>\d{1,18})", re.DOTALL)
+
+
+def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
+    """Return the checkpoint that an id, a key or a short form names.
+
+    An existing key wins over a short form.
+
+    Args:
+        store: where to look.
+        text: what the user typed.
+        key: the key that the checkpoint must belong to.
+
+    Raises:
+        NotFoundError: there is no such checkpoint, or it belongs to another key.
+        InvalidInputError: the text is not an id.
+    """
+    if not isinstance(text, str) or not text:
+        raise InvalidInputError(f"A checkpoint id is non-empty text, not {show(text)}.")
+    found = _find(store, text, key)
+    if found is None:
+        raise unknown(text, store)
+    if key is not None and found.key != key:
+        raise NotFoundError(
+            f"The checkpoint {show(text)} belongs to the key {show(found.key)}, not to {show(key)}."
+        )
+    return found
+
+
+def find_seq(store: Store, text: str, *, key: str) -> int:
+    """Return the number of a checkpoint of the key, also of one whose bytes are damaged.
+
+    Raises:
+        NotFoundError: there is no such checkpoint, or it belongs to another key.
+        InvalidInputError: the text is not an id.
+    """
+    try:
+        return find(store, text, key=key).seq
+    except IntegrityError:
+        if text == key:
+            return next(store.entries(key, page=1)).seq
+        place = parse_checkpoint_id(text)
+        short = _SHORT.fullmatch(text)
+        if place is not None and place.key == key:
+            return place.seq
+        if short is not None and short["key"] == key and short["sign"] == "@":
+            return int(short["number"])
+        raise
+
+
+def walk(store: Store, key: str) -> Iterator[Checkpoint]:
+    """Iterate over the past of a key's present, newest first.
+
+    A rollback or fork counts as its target and the walk goes on from there, if need be in
+    another key; safety checkpoints are stepped over. A pruned target breaks nothing: its id still
+    says where it stood.
+    """
+    before: int | None = None
+    seen: set[CheckpointId] = set()
+    while True:
+        target = None
+        for checkpoint in store.newest_first(key, before=before):
+            if checkpoint.kind == "safety":
+                continue
+            yield checkpoint
+            if checkpoint.kind in SAME_CONTENT and checkpoint.parents:
+                target = parse_checkpoint_id(checkpoint.parents[0])
+                break
+        if target is None or target in seen:  # a crafted store may go in circles
+            return
+        seen.add(target)
+        key, before = target.key, target.seq
+
+
+def _find(store: Store, text: str, key: str | None) -> Checkpoint | None:
+    place = parse_checkpoint_id(text)
+    if place is not None and place.key == key:
+        return _at(store, place)
+    if _may_be_key(text):
+        head = store.head(text)
+        if head is not None:
+            return head
+    if place is not None and _may_be_key(place.key):
+        return _at(store, place)
+    short = _SHORT.fullmatch(text)
+    if short is None or not _may_be_key(short["key"]):
+        return None
+    number = int(short["number"])
+    if short["sign"] == "@":
+        return store.read(short["key"], number)
+    return next(islice(walk(store, short["key"]), number, None), None)
+
+
+def _at(store: Store, place: CheckpointId) -> Checkpoint | None:
+    found = store.read(place.key, place.seq)
+    return found if found is not None and found.ts_ns == place.ts_ns else None
+
+
+def _may_be_key(text: str) -> bool:
+    try:
+        return 0 < len(text.encode()) <= MAX_KEY_BYTES
+    except UnicodeEncodeError:
+        return False

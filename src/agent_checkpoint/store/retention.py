@@ -1,0 +1,114 @@
+"""Which checkpoints of a key to keep. Owns the policies; removes nothing itself.
+
+    KeepLatest(20) | KeepBest(3, "score") | KeepEvery(10)
+
+keeps a checkpoint if any of the three would.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from datetime import timedelta
+
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import Checkpoint, show
+
+
+class Policy(ABC):
+    """Chooses checkpoints to keep. Policies combine with `|`."""
+
+    @abstractmethod
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        """Return the numbers of the checkpoints to keep."""
+
+    def __or__(self, other: Policy) -> Policy:
+        if not isinstance(other, Policy):
+            return NotImplemented
+        return _Any(self, other)
+
+
+class KeepLatest(Policy):
+    """Keep the newest `n`."""
+
+    def __init__(self, n: int) -> None:
+        self.n = _count(n)
+
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        """Return the numbers of the newest `n`."""
+        return {checkpoint.seq for checkpoint in newest_first[: self.n]}
+
+
+class KeepBest(Policy):
+    """Keep the `n` with the highest value of a metric, or the lowest with `mode="min"`."""
+
+    def __init__(self, n: int, metric: str, *, mode: str = "max") -> None:
+        if mode not in ("max", "min"):
+            raise InvalidInputError(f"KeepBest has mode 'max' or 'min', not {show(mode)}.")
+        self.n = _count(n)
+        self.metric = metric
+        self.mode = mode
+
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        """Return the numbers of the best `n`; of equals, the newer."""
+        scored = [item for item in newest_first if self.metric in item.metrics]
+        ranked = sorted(
+            scored, key=lambda item: item.metrics[self.metric], reverse=self.mode == "max"
+        )
+        return {checkpoint.seq for checkpoint in ranked[: self.n]}
+
+
+class KeepEvery(Policy):
+    """Keep every `n`th: those whose number is a multiple, so that pruning again changes nothing."""
+
+    def __init__(self, n: int) -> None:
+        self.n = _count(n)
+
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        """Return the numbers that are multiples of `n`."""
+        return {checkpoint.seq for checkpoint in newest_first if checkpoint.seq % self.n == 0}
+
+
+class KeepNewerThan(Policy):
+    """Keep those younger than an age, in seconds or as a timedelta."""
+
+    def __init__(self, age: float | timedelta) -> None:
+        seconds = age.total_seconds() if isinstance(age, timedelta) else age
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+            raise InvalidInputError(f"An age is seconds or a timedelta, not {show(age)}.")
+        self.seconds = seconds
+
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        """Return the numbers of those that are young enough by the clock."""
+        oldest = time.time() - self.seconds
+        return {item.seq for item in newest_first if item.ts_ns / 1e9 >= oldest}
+
+
+class KeepTagged(Policy):
+    """Keep those with any of the tags, or with any tag at all if none is given."""
+
+    def __init__(self, *tags: str) -> None:
+        self.tags = frozenset(tags)
+
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        """Return the numbers of the tagged ones."""
+        return {
+            item.seq
+            for item in newest_first
+            if (self.tags.intersection(item.tags) if self.tags else item.tags)
+        }
+
+
+class _Any(Policy):
+    def __init__(self, *policies: Policy) -> None:
+        self.policies = policies
+
+    def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
+        return set().union(*(policy.keep(newest_first) for policy in self.policies))
+
+
+def _count(n: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise InvalidInputError(f"A policy counts from 1, not {show(n)}.")
+    return n

@@ -1,0 +1,172 @@
+"""Checkpoints in streams. Owns writing, reading and removing them; knows no Python state.
+
+A checkpoint exists when its one stream entry exists; nothing is ever changed in place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, NotFoundError
+from agent_checkpoint.records import Checkpoint, Draft, Entry, JsonValue, check_key, show
+from agent_checkpoint.store.entries import (
+    FORMAT,
+    open_entry,
+    read_checkpoint,
+    seal_entry,
+    write_checkpoint,
+)
+
+_FORMAT_STREAM = "meta/format"
+_KEY_PREFIX = "key/"
+
+
+class Store:
+    """Checkpoints by key over one backend. Safe to use from several threads."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._format_known = False
+
+    def write(
+        self,
+        draft: Draft,
+        *,
+        parents: tuple[str, ...] | None = None,
+        after: int | None = None,
+        ts_ns: int | None = None,
+    ) -> Checkpoint:
+        """Append a checkpoint to its key and return it with its place.
+
+        Args:
+            draft: what to write.
+            parents: the ids it comes from; the present head if not given.
+            after: the number that the head must still have; 0 if the key must be new.
+            ts_ns: when it was made, if not now.
+
+        Raises:
+            ConflictError: the head is another; nothing was written.
+            FormatError: the store is of a newer format.
+            StorageError: the medium failed; nothing was acknowledged.
+        """
+        stream = _stream(draft.key)
+        self._check_format(writing=True)
+        if parents is None:
+            parents = self._readable_head(draft.key)
+        ts_ns = time.time_ns() if ts_ns is None else ts_ns
+        entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, indent=self.backend.readable)
+        seq = self.backend.append(stream, entry, after=after)
+        return Checkpoint(
+            key=draft.key,
+            seq=seq,
+            ts_ns=ts_ns,
+            kind=draft.kind,
+            label=draft.label,
+            tags=draft.tags,
+            metrics=draft.metrics,
+            parents=parents,
+            parts=draft.parts,
+        )
+
+    def head(self, key: str) -> Checkpoint | None:
+        """Return the newest checkpoint of the key, or None if there is no such key.
+
+        Raises:
+            IntegrityError: its bytes are damaged.
+            FormatError: a newer version wrote it.
+            StorageError: the medium failed.
+        """
+        return next(self.newest_first(key, page=1), None)
+
+    def read(self, key: str, seq: int) -> Checkpoint | None:
+        """Return the checkpoint with this number, or None. Raises as `head` does."""
+        self._check_format()
+        entries = self.backend.read(_stream(key), after=seq - 1, before=seq + 1)
+        return read_checkpoint(key, seq, entries[0].data) if entries else None
+
+    def newest_first(
+        self, key: str, *, before: int | None = None, page: int = 100
+    ) -> Iterator[Checkpoint]:
+        """Iterate over the checkpoints of a key, newest first, reading as it goes.
+
+        Raises as `head` does.
+        """
+        for entry in self.entries(key, before=before, page=page):
+            yield read_checkpoint(key, entry.seq, entry.data)
+
+    def entries(self, key: str, *, before: int | None = None, page: int = 100) -> Iterator[Entry]:
+        """Iterate over the raw entries of a key, newest first. Raises FormatError, StorageError."""
+        self._check_format()
+        stream = _stream(key)
+        while True:
+            found = self.backend.read(stream, before=before, limit=page, newest_first=True)
+            yield from found
+            if len(found) < page:
+                return
+            before = found[-1].seq
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that have checkpoints and begin with the prefix, sorted.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        names = self.backend.streams(_KEY_PREFIX + prefix)
+        return sorted(name[len(_KEY_PREFIX) :] for name in names)
+
+    def remove(self, key: str, seqs: Iterable[int]) -> None:
+        """Remove checkpoints of a key for good.
+
+        Raises:
+            FormatError: the store is of a newer format.
+            StorageError: the medium failed.
+        """
+        self._check_format(writing=True)
+        self.backend.remove(_stream(key), seqs)
+
+    def _readable_head(self, key: str) -> tuple[str, ...]:
+        # A damaged newest entry must not stop an agent from saving.
+        for entry in self.entries(key, page=1):
+            try:
+                return (read_checkpoint(key, entry.seq, entry.data).id,)
+            except IntegrityError:
+                continue
+        return ()
+
+    def _check_format(self, *, writing: bool = False) -> None:
+        if self._format_known:
+            return None
+        entries = self.backend.read(_FORMAT_STREAM, limit=1, newest_first=True)
+        if not entries and writing:
+            fresh: dict[str, JsonValue] = {"read": FORMAT, "write": FORMAT, "features": []}
+            try:
+                self.backend.append(
+                    _FORMAT_STREAM, seal_entry(fresh, indent=self.backend.readable), after=0
+                )
+            except ConflictError:  # another process opened the same new store
+                return self._check_format(writing=True)
+        if entries:
+            record = open_entry(entries[0].data, "The format record of the store")
+            needed = record.get("write" if writing else "read")
+            if not isinstance(needed, int) or needed > FORMAT or record.get("features"):
+                raise FormatError(
+                    f"The store has format {needed}, features {record.get('features')}; this "
+                    f"version knows format {FORMAT}. Install a newer agent-checkpoint."
+                )
+        self._format_known = writing or bool(entries)
+        return None
+
+
+def unknown(key: str, store: Store) -> NotFoundError:
+    """Return the error for a key or id that is not there, with the names that come close."""
+    from difflib import get_close_matches  # slow to import, and wanted only here
+
+    close = get_close_matches(key, store.list_keys(), n=3)
+    hint = f" Did you mean {', '.join(map(show, close))}?" if close else ""
+    return NotFoundError(f"There is no key or checkpoint {show(key)}.{hint}")
+
+
+def _stream(key: str) -> str:
+    return _KEY_PREFIX + check_key(key)

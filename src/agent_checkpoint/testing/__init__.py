@@ -1,0 +1,1 @@
+"""What backend authors test against."""
