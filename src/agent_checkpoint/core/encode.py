@@ -23,10 +23,11 @@ from agent_checkpoint.core.checkpointable import (
 )
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.pickles import encode_pickle
-from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict, is_stateful
+from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict, is_stateful_part
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, key_piece, troubles
 from agent_checkpoint.core.types import type_of
 from agent_checkpoint.core.values import LEAVES, encode_float, encode_int, encode_text
+from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.json_text import write_json
 
@@ -192,7 +193,10 @@ def state_of(value: Checkpointable) -> StateDict:
     """
     types = hinted_types(type(value))
     if overrides(value, "state_dict"):
-        state = StateDict(value.state_dict(), types=types)
+        given = _ask(value)
+        if not isinstance(given, dict):
+            raise Trouble(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
+        state = StateDict(given, types=types)
         state.setdefault(VERSION, version_of(value))
         state.setdefault(CLASS, class_name(value))
         return state
@@ -210,13 +214,24 @@ def foreign_state(value: Any, piece: str) -> Any:
     Raises:
         Trouble: its `state_dict()` failed.
     """
-    if not is_stateful(value) or isinstance(value, Checkpointable):
+    if not is_stateful_part(value) or isinstance(value, Checkpointable):
         return value
     try:
-        state = value.state_dict()
-    except Exception as error:
-        raise Trouble(f"has a state_dict() that failed ({error!r}).").at(piece) from error
+        state = _ask(value)
+    except Trouble as trouble:
+        raise trouble.at(piece) from trouble.__cause__
     return StateDict(state) if isinstance(state, dict) else value
+
+
+def _ask(value: Any) -> Any:
+    try:
+        return value.state_dict()
+    except StateError as error:
+        raise Trouble(f"cannot be captured: {error}", type(error)) from error
+    except RuntimeError:
+        raise  # perhaps another thread changed a container: the caller tries again
+    except Exception as error:
+        raise Trouble(f"has a state_dict() that failed ({error!r}).") from error
 
 
 _HANDLERS: dict[type, Callable[[_Encoder, Any, int], JsonValue]] = {

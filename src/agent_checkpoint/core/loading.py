@@ -21,7 +21,14 @@ from agent_checkpoint.core.copying import rebuilt, snapshot
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.migrations import migrate
 from agent_checkpoint.core.names import canonical, find_class, name_of
-from agent_checkpoint.core.stateful import CLASS, META, LoadResult, StateDict, is_stateful
+from agent_checkpoint.core.stateful import (
+    CLASS,
+    META,
+    LoadResult,
+    StateDict,
+    is_stateful,
+    is_stateful_part,
+)
 from agent_checkpoint.core.trouble import Trouble, troubles
 from agent_checkpoint.errors import StateError, StateMismatchError
 
@@ -79,7 +86,7 @@ def clone(value: C) -> C:
         # What is loaded in place must not be the original's own part.
         if isinstance(part, Checkpointable):
             setattr(twin, name, clone(part))
-        elif is_stateful(part):
+        elif is_stateful_part(part):
             setattr(twin, name, copy.deepcopy(part))
     twin.load_state_dict(value.state_dict())
     return twin
@@ -192,7 +199,7 @@ def _takes(part: Any, state: StateDict) -> bool:
     """Tell whether an attribute that exists is one that the state can be loaded into in place."""
     if isinstance(part, Checkpointable):
         return canonical(str(state.get(CLASS))) == class_name(part)
-    return is_stateful(part) and CLASS not in state
+    return is_stateful_part(part) and CLASS not in state
 
 
 def _plain(state: Any) -> Any:

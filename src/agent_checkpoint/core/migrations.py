@@ -76,6 +76,8 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
         Trouble: a step is missing or failed, or the state is newer than the code.
     """
     saved = state.get(VERSION, version)
+    if saved == version:
+        return state
     present, goal = _version(saved, class_name), _version(version, class_name)
     if present == goal:
         return state

@@ -81,8 +81,17 @@ def find_class(name: str, hinted: type | None = None) -> type:
 
 
 def name_of(cls: type) -> str:
-    """Return the name by which states refer to a class."""
-    return str(ask_class(cls, "_checkpoint_name"))
+    """Return the name by which states refer to a class.
+
+    Raises:
+        InvalidInputError: its `_checkpoint_name()` needs an instance.
+    """
+    try:
+        return str(ask_class(cls, "_checkpoint_name"))
+    except AttributeError as error:
+        raise InvalidInputError(
+            f"{cls.__qualname__}._checkpoint_name() must do without an instance ({error})."
+        ) from error
 
 
 def ask_class(cls: type, method: str) -> Any:

@@ -48,7 +48,12 @@ class LoadResult(NamedTuple):
 
 
 def is_stateful(value: Any) -> bool:
-    """Tell whether an object is a Stateful by its class (a mock has every attribute)."""
+    """Tell whether an object (not a class) is a Stateful."""
+    return isinstance(value, Stateful) and not isinstance(value, type)
+
+
+def is_stateful_part(value: Any) -> bool:
+    """Tell whether an attribute is a Stateful by its class: a mock has every attribute."""
     kind = type(value)
     return callable(getattr(kind, "state_dict", None)) and callable(
         getattr(kind, "load_state_dict", None)

@@ -38,7 +38,15 @@ class LineVerbs:
         self._background = BackgroundWriter()
 
     def list_keys(self, prefix: str = "") -> list[str]:
-        """Return the keys that begin with the prefix, sorted. Raises StorageError."""
+        """Return the keys that begin with the prefix, sorted.
+
+        Raises:
+            InvalidInputError: the prefix is not text.
+            StorageError: the medium failed.
+        """
+        if not isinstance(prefix, str):
+            raise InvalidInputError(f"A prefix is text, not {type(prefix).__name__}.")
+        self._background.settle()
         return self.store.list_keys(prefix)
 
     def history(self, key: str, n: int | None = None) -> list[dict[str, Any]]:
@@ -51,9 +59,10 @@ class LineVerbs:
         """
         if n is not None and (not isinstance(n, int) or n < 0):
             raise InvalidInputError(f"n counts checkpoints, not {show(n)}.")
+        self._background.settle()
         page = 100 if n is None else max(1, min(n, 100))
         entries = list(islice(self.store.entries(check_key(key), page=page), n))
-        if not entries and self.store.head(key) is None:
+        if not entries and (n != 0 or next(self.store.entries(key, page=1), None) is None):
             raise unknown(key, self.store)
         return [_row(key, entry.seq, entry.data) for entry in entries]
 
