@@ -1,0 +1,89 @@
+"""rollback_context: whatever happens in the block, the agent goes back to where it was."""
+
+import asyncio
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, KeepLatest, Suspended
+from tests.agents import Agent, Planner
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError, KeyboardInterrupt, SystemExit, asyncio.CancelledError]
+)
+def test_any_exception_restores_and_propagates(
+    manager: CheckpointManager, error: type[BaseException]
+) -> None:
+    agent = Agent(1)
+    with pytest.raises(error), manager.rollback_context("risky", agent):
+        agent.count = 99
+        agent.memory.append("bad")
+        raise error
+    assert (agent.count, agent.memory) == (1, [])
+
+
+def test_without_an_exception_nothing_is_restored(manager: CheckpointManager) -> None:
+    agent = Agent(1)
+    with manager.rollback_context("risky", agent) as cid:
+        agent.count = 2
+    assert agent.count == 2
+    assert [row["id"] for row in manager.history("risky")] == [cid]
+
+
+def test_it_goes_back_to_its_own_checkpoint_whatever_was_saved_since(
+    manager: CheckpointManager,
+) -> None:
+    agent = Agent(1)
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", agent) as cid:
+        agent.count = 2
+        manager.save("k", agent)
+        raise ValueError("x")
+    assert agent.count == 1
+    newest = manager.history("k")[0]
+    assert (newest["kind"], newest["parents"]) == ("rollback", [cid])
+    assert manager.state_dict("k")["count"] == 1  # the head of a key is its present
+
+
+def test_it_restores_even_if_the_checkpoint_was_pruned(manager: CheckpointManager) -> None:
+    agent = Agent(1)
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", agent):
+        agent.count = 2
+        manager.save("k", agent)
+        manager.prune("k", KeepLatest(1))
+        raise ValueError("x")
+    assert agent.count == 1
+
+
+def test_no_second_entry_if_nothing_was_saved(manager: CheckpointManager) -> None:
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", Agent()):
+        raise ValueError("x")
+    assert len(manager.history("k")) == 1
+
+
+def test_a_suspension_is_not_a_failure(manager: CheckpointManager) -> None:
+    agent = Agent(1)
+    with pytest.raises(Suspended), manager.rollback_context("k", agent):
+        agent.count = 2
+        raise Suspended("approval-1")
+    assert agent.count == 2
+
+
+def test_parts_and_plain_dicts_go_back_too(manager: CheckpointManager) -> None:
+    planner, agent, plain = Planner(), Agent(1), {"x": 1e-9}
+    parts = {"planner": planner, "agent": agent}
+    with (
+        pytest.raises(ValueError, match="x"),
+        manager.rollback_context("k", parts),
+        manager.rollback_context("plain", plain),
+    ):
+        planner.plan.append("worse")
+        agent.count = 2
+        plain.clear()
+        raise ValueError("x")
+    assert (planner.plan, agent.count, plain) == (["think"], 1, {"x": 1e-9})
+
+
+def test_the_label_is_kept(manager: CheckpointManager) -> None:
+    with manager.rollback_context("k", Agent(), label="before deploy"):
+        pass
+    assert manager.history("k")[0]["label"] == "before deploy"
