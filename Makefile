@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cov build matrix clean
+.PHONY: help demo test check cov bench build matrix clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -31,6 +31,9 @@ cov: $(VENV)/.test  ## Run every test and fail under 95 % branch coverage
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
 
+bench: $(VENV)/.package  ## Measure, and print the figures beside their targets
+	$(BIN)/python bench/import_time.py
+
 build: $(VENV)/.package  ## Build the wheel into dist/
 	rm -rf dist
 	$(PIP) wheel --no-deps --wheel-dir dist .
@@ -42,7 +45,7 @@ matrix: build  ## Test the built wheel on every Python found here
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) dist build .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The demo needs the package alone, the tests more, the linters most: three stamps, each on the last.
 

@@ -18,7 +18,7 @@ JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, Jso
 MAX_KEY_BYTES = 1024
 
 _ID = re.compile(r"(?P<key>.+)_(?P<ns>\d{1,20})-(?P<seq>[1-9]\d{0,18})", re.DOTALL)
-_STREAM = re.compile(r"(key|fx|meta)/.+", re.DOTALL)
+_STREAM = re.compile(r"(key|fx|meta)/[^\ud800-\udfff]+")
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -126,29 +126,48 @@ def check_key(key: object) -> str:
     return key
 
 
+def is_object_id(object_id: object) -> bool:
+    """Tell whether this is an object id: 64 lower-case hex digits."""
+    return isinstance(object_id, str) and _OBJECT_ID.fullmatch(object_id) is not None
+
+
 def check_object_id(object_id: str) -> str:
     """Return the object id if it is one: 64 lower-case hex digits.
 
     Raises:
         InvalidInputError: it is anything else.
     """
-    if not isinstance(object_id, str) or _OBJECT_ID.fullmatch(object_id) is None:
+    if not is_object_id(object_id):
         raise InvalidInputError(f"{show(object_id)} is not an object id (64 hex digits).")
     return object_id
 
 
+def is_stream(stream: object) -> bool:
+    """Tell whether this is a stream's name: `key/…`, `fx/…` or `meta/…`, in UTF-8."""
+    return isinstance(stream, str) and _STREAM.fullmatch(stream) is not None
+
+
 def check_stream(stream: str) -> str:
-    """Return the stream's name if it is one: `key/…`, `fx/…` or `meta/…`.
+    """Return the stream's name if it is one: `key/…`, `fx/…` or `meta/…`, in UTF-8.
 
     Raises:
         InvalidInputError: it is anything else.
     """
-    if _STREAM.fullmatch(stream) is None:
+    if not is_stream(stream):
         raise InvalidInputError(f"{show(stream)} is not a stream: key/…, fx/… or meta/….")
     return stream
 
 
 def show(value: object, limit: int = 60) -> str:
     """Quote a name for a message: one line, printable, cut short."""
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    text = ascii(value) if isinstance(value, str) and not value.isprintable() else safe_repr(value)
     return text if len(text) <= limit else text[: limit - 2] + "…" + text[-1]
+
+
+def safe_repr(value: object) -> str:
+    """Return the repr of any value, also where repr() fails: a message must not fail by it."""
+    try:
+        return repr(value)
+    except Exception:
+        # Python refuses the decimal digits of a huge int.
+        return hex(value) if isinstance(value, int) else f"<{type(value).__name__}>"

@@ -15,10 +15,11 @@ NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
 class Backend(ABC):
     """Where objects and streams live. Ten methods, no more; wrappers add what cuts across.
 
-    Objects are immutable bytes under 64 hex digits that the caller chose (their hash). Streams are
-    append-only, numbered sequences of small entries, named `key/…`, `fx/…` or `meta/…`. Every
-    method may be called from any thread. `agent_checkpoint.testing.BackendTests` is the contract
-    in executable form.
+    Objects are immutable bytes under 64 lower-case hex digits that the caller chose (their hash).
+    Streams are append-only, numbered sequences of small entries, named `key/…`, `fx/…` or `meta/…`
+    and any text after that. Names are checked where something is written; elsewhere a malformed
+    one is simply not there. Every method may be called from any thread.
+    `agent_checkpoint.testing.BackendTests` is the contract in executable form.
     """
 
     readable: ClassVar[bool] = False
@@ -29,7 +30,7 @@ class Backend(ABC):
         """Make the objects durable. One that is there already is left as it is.
 
         Raises:
-            InvalidInputError: an id is not 64 hex digits.
+            InvalidInputError: an id is not 64 lower-case hex digits.
             StorageError: the medium failed; some of the objects may be stored.
         """
 
@@ -51,7 +52,7 @@ class Backend(ABC):
 
     @abstractmethod
     def list_objects(self) -> Iterator[ObjectInfo]:
-        """Iterate over all objects, in any order.
+        """Iterate over all objects, in any order; they may be deleted meanwhile.
 
         Raises:
             StorageError: the medium failed.
@@ -77,7 +78,7 @@ class Backend(ABC):
     ) -> int:
         """Commit: make the objects durable, then the entry, and return its number.
 
-        Numbers rise, the first is 1, and none is used twice, also when entries were removed.
+        Numbers count up from 1, and none is used twice, also when entries were removed.
 
         Args:
             stream: the stream's name; it comes into being with its first entry.
@@ -88,6 +89,7 @@ class Backend(ABC):
                 atomically with the append, so that gc cannot take them away in between.
 
         Raises:
+            InvalidInputError: the stream's name or an object's id is malformed.
             ConflictError: `after` is not the number of the newest entry; nothing was appended.
             MissingObjectsError: some of `requires` are not stored; nothing was appended.
             StorageError: the medium failed; nothing was acknowledged.
@@ -123,6 +125,8 @@ class Backend(ABC):
     @abstractmethod
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams that have entries, in any order.
+
+        Streams may be appended to and removed from meanwhile.
 
         Raises:
             StorageError: the medium failed.

@@ -28,9 +28,19 @@ from agent_checkpoint.backends.posix import (
     write_new,
 )
 from agent_checkpoint.errors import ConflictError, InvalidInputError, MissingObjectsError
-from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_stream, show
+from agent_checkpoint.records import (
+    Entry,
+    ObjectInfo,
+    check_object_id,
+    check_stream,
+    is_object_id,
+    is_stream,
+    show,
+)
 
-_ENTRY_FILE = re.compile(r"([1-9][0-9]{0,18})\.json")
+_ENTRY_FILE = re.compile(r"([1-9][0-9]{0,17})\.json")
+_LAST_FILE = re.compile(rb"[0-9]{1,18}\n?")
+_NUMBERS_END = 10**18
 
 
 class FileBackend(Backend):
@@ -42,11 +52,15 @@ class FileBackend(Backend):
         """Use the directory `path`, which is made at the first write.
 
         Raises:
-            InvalidInputError: the path exists and is not a directory.
+            InvalidInputError: the path exists and is not a directory, or cannot be one.
+            StorageError: the file system refuses to tell.
         """
         self.path = Path(path).absolute()
-        if self.path.exists() and not self.path.is_dir():
-            raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+        if "\0" in str(self.path):
+            raise InvalidInputError(f"{show(str(self.path))} is not a path: it has a NUL.")
+        with os_errors(f"look at {self.path}"):
+            if self.path.exists() and not self.path.is_dir():
+                raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
@@ -65,20 +79,28 @@ class FileBackend(Backend):
         found: dict[str, bytes] = {}
         with os_errors(f"read objects of {self.path}"):
             for name in ids:
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError, InvalidInputError):
                     found[name] = self._object_file(name).read_bytes()
         return found
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
         """Return those of the ids that are not stored. Raises StorageError."""
         with os_errors(f"look for objects in {self.path}"):
-            return {name for name in ids if not self._object_file(name).is_file()}
+            return {
+                name
+                for name in ids
+                if not is_object_id(name) or not self._object_file(name).is_file()
+            }
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over all objects. Raises StorageError."""
         with os_errors(f"list the objects of {self.path}"):
             for folder in _scan(self._objects):
+                if not folder.is_dir(follow_symlinks=False):
+                    continue
                 for item in _scan(Path(folder.path)):
+                    if not is_object_id(item.name) or not item.is_file(follow_symlinks=False):
+                        continue
                     with suppress(FileNotFoundError):
                         stat = item.stat(follow_symlinks=False)
                         yield ObjectInfo(item.name, stat.st_size, stat.st_mtime)
@@ -86,10 +108,12 @@ class FileBackend(Backend):
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects while nobody writes. Raises StorageError."""
         with os_errors(f"delete objects of {self.path}"):
+            if not self._objects.is_dir():
+                return
             self._prepare()
             with locked(self._lock_file, exclusive=True):
                 self._sweep_tmp()
-                for name in ids:
+                for name in filter(is_object_id, ids):
                     self._object_file(name).unlink(missing_ok=True)
 
     # -- streams ---------------------------------------------------------------------------------
@@ -137,6 +161,8 @@ class FileBackend(Backend):
         newest_first: bool = False,
     ) -> list[Entry]:
         """Return the chosen entries. Raises StorageError."""
+        if not is_stream(stream):
+            return []
         folder = self._folder(stream)
         found: list[Entry] = []
         with os_errors(f"read {show(stream)} in {self.path}"):
@@ -151,6 +177,8 @@ class FileBackend(Backend):
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
         """Remove entries while nobody writes. Raises StorageError."""
+        if not is_stream(stream):
+            return
         folder = self._folder(stream)
         with os_errors(f"remove entries of {show(stream)} in {self.path}"):
             if not folder.is_dir():
@@ -162,12 +190,18 @@ class FileBackend(Backend):
                 doomed = present & set(seqs)
                 if not doomed:
                     return
-                if max(doomed) == max(present):
-                    # Durable before the entry goes: a number is never given out again.
-                    os.replace(write_new(self._tmp, b"%d\n" % max(doomed)), folder / "last")
-                    sync_directory(folder)
-                for seq in sorted(doomed, reverse=True):
+                # Oldest first: if this is interrupted the head is still the head, and on a full
+                # disk the older ones make room for the file `last`.
+                *older, newest = sorted(doomed)
+                for seq in older:
                     (folder / f"{seq}.json").unlink()
+                if newest == max(present) and newest > _last_removed(folder):
+                    if older:
+                        sync_directory(folder)
+                    # Durable before the entry goes: a number is never given out again.
+                    os.replace(write_new(self._tmp, b"%d\n" % newest), folder / "last")
+                    sync_directory(folder)
+                (folder / f"{newest}.json").unlink()
                 sync_directory(folder)
 
     def streams(self, prefix: str = "") -> Iterator[str]:
@@ -200,10 +234,10 @@ class FileBackend(Backend):
         if not is_cut(folder.name):
             return stream_name(folder.name)
         try:
-            name = (folder / "name").read_text(encoding="utf-8")
+            name = (folder / "name").read_bytes().decode()
         except (FileNotFoundError, UnicodeDecodeError):
             return None
-        return name if directory_name(name) == folder.name else None
+        return name if is_stream(name) and directory_name(name) == folder.name else None
 
     def _make_stream(self, stream: str, folder: Path) -> None:
         if folder.is_dir():
@@ -240,12 +274,15 @@ class FileBackend(Backend):
 
     def _link_next(self, stream: str, folder: Path, written: Path, after: int | None) -> int:
         while True:
-            newest = max(_numbers(folder), default=0)
+            names = _numbered(folder)
+            newest = max((seq for seq in names if names[seq]), default=0)
             if after is not None and after != newest:
                 raise ConflictError(
                     f"The stream {show(stream)} is at entry {newest}, not at {after}."
                 )
-            seq = max(newest, _last_removed(folder)) + 1
+            seq = max(_last_removed(folder), *names, 0) + 1
+            if seq >= _NUMBERS_END:
+                raise OSError(f"{folder} holds a number that was not given out here")
             try:
                 os.link(written, folder / f"{seq}.json")
             except FileExistsError:
@@ -267,18 +304,26 @@ def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
         yield from items
 
 
+def _numbered(folder: Path) -> dict[int, bool]:
+    # By number, whether it is an entry; what else bears such a name is not ours to read or remove.
+    matches = ((item, _ENTRY_FILE.fullmatch(item.name)) for item in _scan(folder))
+    return {int(match[1]): item.is_file(follow_symlinks=False) for item, match in matches if match}
+
+
 def _numbers(folder: Path) -> set[int]:
-    matches = (_ENTRY_FILE.fullmatch(item.name) for item in _scan(folder))
-    return {int(match[1]) for match in matches if match}
+    return {seq for seq, is_entry in _numbered(folder).items() if is_entry}
 
 
 def _last_removed(folder: Path) -> int:
     try:
-        return int((folder / "last").read_bytes())
+        text = (folder / "last").read_bytes()
     except FileNotFoundError:
         return 0
-    except ValueError as error:
-        raise OSError(f"{folder / 'last'} is damaged") from error
+    if _LAST_FILE.fullmatch(text) is None:
+        raise OSError(
+            f"{folder / 'last'} is damaged; write into it the highest number that this stream had"
+        )
+    return int(text)
 
 
 def _remove_folder(folder: Path) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 
+from agent_checkpoint.records import is_stream
+
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.=+,@")
 RESERVED = frozenset({"objects"})
 LONGEST = 120
@@ -36,7 +38,7 @@ def stream_name(name: str) -> str | None:
     except ValueError:
         return None
     stream = body if name.startswith(".") else "key/" + body
-    return stream if directory_name(stream) == name else None
+    return stream if is_stream(stream) and directory_name(stream) == name else None
 
 
 def _escape(stream: str) -> str:

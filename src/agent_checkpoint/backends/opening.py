@@ -61,9 +61,14 @@ def _open_memory(url: str) -> Backend:
 
 
 def _open_file(url: str) -> Backend:
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost") or not parts.path:
-        raise InvalidInputError(f"{show(url)} must be file:///absolute/path.")
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as file://[
+        parts = urlsplit("")
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+        raise InvalidInputError(
+            f"{show(url)} must be file:///absolute/path, with %3f and %23 for ? and #."
+        )
     return open_backend("file", unquote(parts.path))
 
 

@@ -34,7 +34,7 @@ def os_errors(action: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or type(error).__name__
+        reason = error.strerror or str(error) or type(error).__name__
         advice = _ADVICE.get(error.errno or 0, "")
         raise StorageError(
             f"Cannot {action}: {reason}. {advice}".strip(), retryable=error.errno in _PASSING
@@ -46,7 +46,8 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
     """Hold the lock: shared by savers, exclusive for what deletes. Released also by a crash.
 
     Each use opens the file anew, because a lock belongs to the open file: that makes it work
-    between threads and after a fork as well as between processes.
+    between threads as well as between processes. It is taken off before the file is closed: a
+    process that another thread forked meanwhile has the file open too, and must not keep the lock.
 
     Raises:
         OSError: the file system refuses.
@@ -54,7 +55,10 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
     fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
 

@@ -22,15 +22,23 @@ def is_array(value: Any) -> bool:
 
 
 def encode_array(value: Any) -> JsonValue:
-    """Return an array as its type, shape, order and bytes."""
+    """Return an array as its type, shape, order and bytes; None if text cannot say its type."""
     import numpy
 
     array = numpy.asarray(value)
+    descr = _descr_of(array.dtype)
+    if descr is None:
+        return None
     order: Literal["C", "F"] = (
         "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
     )
+    if array.dtype.names:
+        # Bytes between fields are whatever was in memory: never stored, and no difference.
+        clean = numpy.zeros(array.shape, array.dtype, order)
+        clean[...] = array
+        array = clean
     return {
-        "dtype": _as_lists(numpy.lib.format.dtype_to_descr(array.dtype)),
+        "dtype": descr,
         "shape": None if isinstance(value, numpy.generic) else list(array.shape),
         "order": order,
         "data": base64.b64encode(array.tobytes(order)).decode(),
@@ -48,9 +56,30 @@ def decode_array(data: Any) -> Any:
     dtype = numpy.lib.format.descr_to_dtype(_as_descr(data["dtype"]))
     flat = numpy.frombuffer(base64.b64decode(data["data"], validate=True), dtype=dtype)
     if data["shape"] is None:
-        return flat[0]
+        return flat.copy()[0]  # a structured scalar is a view, which must be writable
     # A copy, because the buffer belongs to immutable bytes.
     return flat.reshape(tuple(data["shape"]), order=data["order"]).copy(order=data["order"])
+
+
+def _descr_of(dtype: Any) -> Any:
+    """Return a dtype as text and lists, or None if it would come back as another one."""
+    from numpy.lib.format import descr_to_dtype, dtype_to_descr
+
+    if dtype.itemsize == 0 or _has_metadata(dtype):
+        return None
+    try:
+        descr = _as_lists(dtype_to_descr(dtype))
+        exact = descr_to_dtype(_as_descr(descr)) == dtype
+    except (TypeError, ValueError):  # fields that overlap, say
+        return None
+    return descr if exact else None
+
+
+def _has_metadata(dtype: Any) -> bool:
+    below = [dtype[name] for name in dtype.names or ()]
+    if dtype.subdtype is not None:
+        below.append(dtype.subdtype[0])
+    return bool(dtype.metadata) or any(map(_has_metadata, below))
 
 
 def _as_lists(descr: Any) -> Any:

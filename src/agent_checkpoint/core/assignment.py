@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.errors import StateError
@@ -14,12 +15,17 @@ Undo = Callable[[], object]
 class Assignments:
     """Steps that are collected first, then made in order, and taken back if one fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, exact: bool = False) -> None:
+        self.exact = exact
         self._steps: list[Callable[[], Undo]] = []
 
     def set(self, target: Any, name: str, value: Any, path: str) -> None:
         """Plan to set an attribute; `path` names it in messages."""
         self._steps.append(lambda: _set(target, name, value, path))
+
+    def delete(self, target: Any, name: str, path: str) -> None:
+        """Plan to remove an attribute."""
+        self._steps.append(lambda: _delete(target, name, path))
 
     def load(self, target: Any, load: Callable[[], object], path: str) -> None:
         """Plan to call `load`, which changes a Stateful by its own method."""
@@ -41,18 +47,32 @@ class Assignments:
                 undo.append(step())
         except BaseException:
             for take_back in reversed(undo):
-                take_back()
+                with suppress(Exception):  # one that fails must not keep the others from it
+                    take_back()
             raise
 
 
 def _set(target: Any, name: str, value: Any, path: str) -> Undo:
+    own = getattr(target, "__dict__", {})
+    was_own = name in own
     had = hasattr(target, name)
     before = getattr(target, name, None)
     try:
         setattr(target, name, value)
     except Exception as error:
         raise StateError(f"{path} cannot be assigned ({error}).") from error
-    return lambda: setattr(target, name, before) if had else delattr(target, name)
+    if not had or (name in own and not was_own):  # it may have hidden a default of the class
+        return lambda: delattr(target, name)
+    return lambda: setattr(target, name, before)
+
+
+def _delete(target: Any, name: str, path: str) -> Undo:
+    before = getattr(target, name)
+    try:
+        delattr(target, name)
+    except Exception as error:
+        raise StateError(f"{path} cannot be removed ({error}).") from error
+    return lambda: setattr(target, name, before)
 
 
 def _load(target: Any, load: Callable[[], object], path: str) -> Undo:

@@ -31,9 +31,11 @@ class Checkpointable:
             StateError: a value cannot be copied; the message names its path.
         """
         from agent_checkpoint.core.copying import snapshot
+        from agent_checkpoint.core.encode import own_state
 
         with troubles("agent", self):
-            state: dict[str, Any] = snapshot(self)
+            # Not what an overriding state_dict() says: that may be who is asking, by super().
+            state: dict[str, Any] = snapshot(own_state(self))
             return state
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> LoadResult:
@@ -134,9 +136,19 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
 
 
 def version_of(value: Checkpointable | type) -> str:
-    """Return the version that an object, or a class, says it has."""
+    """Return the version that an object, or a class, says it has.
+
+    Raises:
+        Trouble: the class cannot say without an instance.
+    """
     if isinstance(value, type):
-        return str(ask_class(value, "_checkpoint_version"))
+        try:
+            return str(ask_class(value, "_checkpoint_version"))
+        except AttributeError as error:
+            raise Trouble(
+                f"cannot be rebuilt: {value.__qualname__}._checkpoint_version() must do without "
+                f"an instance ({error})."
+            ) from error
     return str(value._checkpoint_version())
 
 

@@ -12,8 +12,8 @@ from agent_checkpoint.core.checkpointable import Checkpointable, class_name
 from agent_checkpoint.core.decode import decode
 from agent_checkpoint.core.encode import encode, encode_as_pickle
 from agent_checkpoint.core.hints import hinted_types
-from agent_checkpoint.core.loading import rebuild_state
-from agent_checkpoint.core.names import canonical, find_class
+from agent_checkpoint.core.loading import class_of_state, rebuild_state
+from agent_checkpoint.core.names import canonical
 from agent_checkpoint.core.stateful import StateDict
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, show
@@ -66,13 +66,13 @@ def decode_state(
         UntrustedDataError: it holds a pickle that this user did not seal.
     """
 
-    def scope(name: object) -> Mapping[str, type]:
+    def scope(name: object, outer: Mapping[str, type]) -> Mapping[str, type]:
         if not isinstance(name, str):
             return {}
         if isinstance(target, Checkpointable) and canonical(name) == class_name(target):
             return hinted_types(type(target))
         try:
-            return hinted_types(find_class(name))
+            return hinted_types(class_of_state(name, outer))
         except StateError:
             return {}  # the types it needs are then reported by name
 

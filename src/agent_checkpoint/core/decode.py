@@ -19,8 +19,8 @@ from agent_checkpoint.core.types import type_named
 from agent_checkpoint.core.values import DECODERS
 from agent_checkpoint.records import JsonValue, show
 
-Scope = Callable[[object], Mapping[str, type]]
-"""Gives the hinted types for the class name of a nested state."""
+Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
+"""Gives the hinted types for a nested state, by its class name and the types hinted around it."""
 
 
 def decode(
@@ -70,10 +70,10 @@ class _Decoder:
             return float(tree)  # a tree that was never written still has its ExponentFloats
         raise Trouble("is damaged: not a value that JSON can have.")
 
-    def items(self, tree: list[Any]) -> list[Any]:
+    def items(self, tree: Any) -> list[Any]:
         done: list[Any] = []
         try:
-            for item in tree:
+            for item in _listed(tree):
                 done.append(self.value(item))
         except Trouble as trouble:
             raise trouble.at(f"[{len(done)}]") from trouble.__cause__
@@ -136,7 +136,7 @@ class _Decoder:
     def state(self, payload: Any) -> Any:
         if not isinstance(payload, dict):
             raise Trouble("is damaged: not a state.")
-        outer, self.types = self.types, self.scope(payload.get(CLASS))
+        outer, self.types = self.types, self.scope(payload.get(CLASS), self.types)
         try:
             fields = self.object(payload)
             state = StateDict(fields, types=self.types)
@@ -145,7 +145,15 @@ class _Decoder:
         return self.rebuild(state) if self.inside_type else state
 
     def pairs(self, payload: Any) -> list[tuple[Any, Any]]:
-        return [(self.value(key), self.value(item)) for key, item in payload]
+        done: list[tuple[Any, Any]] = []
+        for pair in _listed(payload):
+            written, item = _listed(pair)
+            key = self.value(written)
+            try:
+                done.append((key, self.value(item)))
+            except Trouble as trouble:
+                raise trouble.at(key_piece(key)) from trouble.__cause__
+        return done
 
     def default_dict(self, payload: Any) -> Any:
         name, pairs = payload
@@ -170,6 +178,12 @@ _TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "$ndarray": lambda decoder, payload: decode_array(payload),
     "$pickle": lambda decoder, payload: decode_pickle(payload, trust=decoder.trust),
 }
+
+
+def _listed(payload: Any) -> list[Any]:
+    if type(payload) is not list:
+        raise ValueError("not a list")
+    return payload
 
 
 def _counter(pairs: list[tuple[Any, Any]]) -> Counter[Any]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent_checkpoint.core.trouble import key_piece
+from agent_checkpoint.core.values import LEAVES
+from agent_checkpoint.records import safe_repr
 
 Changes = dict[str, dict[str, Any]]
 _ABSENT = object()
+_PLAIN = frozenset({bool, int, str, bytes, bytearray})
 
 
 def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
@@ -25,13 +28,12 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
     """
     changes: Changes = {"added": {}, "removed": {}, "changed": {}}
     for path, before, after in _walk("", old, new, deep, 0):
-        name = path.lstrip(".")
         if before is _ABSENT:
-            changes["added"][name] = after
+            changes["added"][path] = after
         elif after is _ABSENT:
-            changes["removed"][name] = before
+            changes["removed"][path] = before
         else:
-            changes["changed"][name] = (before, after)
+            changes["changed"][path] = (before, after)
     return changes
 
 
@@ -46,22 +48,122 @@ def same(a: Any, b: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    if type(a) is not type(b):
+    kind = type(a)
+    if kind is not type(b):
         return False
+    if kind in _PLAIN:
+        return bool(a == b)
     if isinstance(a, float):
         return repr(a) == repr(b)  # NaN like NaN, 0.0 unlike -0.0
-    if isinstance(a, dict):
-        return len(a) == len(b) and all(key in b and _same(a[key], b[key]) for key in a)
+    if isinstance(a, (dict, set, frozenset)):
+        return _same_members(a, b)
     if isinstance(a, (list, tuple, deque)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        alike = len(a) == len(b) and getattr(a, "maxlen", None) == getattr(b, "maxlen", None)
+        return alike and all(map(_same, a, b))
+    leaf = LEAVES.get(kind)
+    text = None if leaf is None else leaf.encode(a)
+    if leaf is not None and text is not None:
+        return _same(text, leaf.encode(b))  # == would miss a fold, a zone, a Decimal's digits
     if hasattr(a, "dtype") and hasattr(a, "tobytes"):
-        return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
-    if getattr(type(a), "__eq__", None) is object.__eq__ and hasattr(a, "__dict__"):
-        return _same(vars(a), vars(b))
+        return _same_arrays(a, b)
+    fields = _fields(a)
+    if fields is not None:
+        return _same(fields, _fields(b))
     try:
         return bool(a == b)
     except Exception:
         return False  # a value that cannot be compared counts as changed
+
+
+def _same_members(a: Any, b: Any) -> bool:
+    if len(a) != len(b):
+        return False
+    if getattr(a, "default_factory", None) is not getattr(b, "default_factory", None):
+        return False
+    for mine, theirs in _partners(a, b):
+        if mine is _ABSENT or theirs is _ABSENT:
+            return False
+        if isinstance(a, dict) and not _same(a[mine], b[theirs]):
+            return False
+    return True
+
+
+def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Pair the keys that are exactly alike; `_ABSENT` stands for the partner of one that is alone.
+
+    A lookup alone would take 1 for True, and would not find NaN.
+    """
+    left = {key: key for key in new}
+    alone = []
+    for key in old:
+        partner = left.get(key, _ABSENT)
+        if partner is not _ABSENT and _same(key, partner):
+            del left[key]
+            yield key, partner
+        else:
+            alone.append(key)
+    candidates: dict[Any, list[Any]] = {}
+    for key in left if alone else ():
+        candidates.setdefault(_rough(key), []).append(key)
+    for key in alone:
+        found = candidates.get(_rough(key), [])
+        place = next((index for index, other in enumerate(found) if _same(key, other)), None)
+        if place is None:
+            yield key, _ABSENT
+        else:
+            partner = found.pop(place)
+            del left[partner]
+            yield key, partner
+    for partner in left:
+        yield _ABSENT, partner
+
+
+def _rough(key: Any) -> Any:
+    """Return something equal for keys that are alike, to look only among the few that may be."""
+    if isinstance(key, tuple):
+        return (type(key), *map(_rough, key))
+    if isinstance(key, frozenset) or _fields(key) is not None:
+        return type(key)
+    return safe_repr(key)
+
+
+def _same_arrays(a: Any, b: Any) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.names:  # between fields there may be bytes without a meaning
+        return all(_same(a[name], b[name]) for name in a.dtype.names)
+    if a.dtype.hasobject:  # its bytes are addresses
+        return _same(a.tolist(), b.tolist())
+    return bool(a.tobytes() == b.tobytes())
+
+
+def _fields(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of a value that are all there is to compare; None if == knows better.
+
+    The `==` of dataclasses and the like takes 1 for True, and NaN for unlike itself.
+    """
+    kind = type(value)
+    known = dataclasses.is_dataclass(kind) or any(
+        hasattr(kind, mark) for mark in ("__attrs_attrs__", "model_construct")
+    )
+    plain = getattr(kind, "__eq__", None) is object.__eq__
+    if isinstance(value, type) or not (known or plain):
+        return None
+    slots = [
+        f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
+        for cls in kind.__mro__
+        for name in _slots(cls)
+    ]
+    if not slots and not hasattr(value, "__dict__"):
+        return None
+    fields = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**fields, **getattr(value, "__dict__", {})}
+
+
+def _slots(cls: type) -> Iterable[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
@@ -74,7 +176,7 @@ def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tup
     elif isinstance(old, (list, tuple)) and type(old) is type(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
-        yield from _walk_names(path, vars(old), vars(new), deep, depth)
+        yield from _walk_names(path, _fields(old) or {}, _fields(new) or {}, deep, depth)
     else:
         yield path, old, new
 
@@ -82,13 +184,18 @@ def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tup
 def _walk_names(
     path: str, old: dict[Any, Any], new: dict[Any, Any], deep: bool, depth: int
 ) -> Iterator[tuple[str, Any, Any]]:
-    for key in [*old, *(key for key in new if key not in old)]:
-        before, after = old.get(key, _ABSENT), new.get(key, _ABSENT)
-        name = path + (key_piece(key) if depth or not isinstance(key, str) else key)
-        if before is _ABSENT or after is _ABSENT:
-            yield name, before, after
+    for mine, theirs in _partners(old, new):
+        key = theirs if mine is _ABSENT else mine
+        if depth or not isinstance(key, str):
+            name = path + key_piece(key, whole=True)
         else:
-            yield from _walk(name, before, after, deep, depth + 1)
+            name = path + key
+        if mine is _ABSENT:
+            yield name, _ABSENT, new[theirs]
+        elif theirs is _ABSENT:
+            yield name, old[mine], _ABSENT
+        else:
+            yield from _walk(name, old[mine], new[theirs], deep, depth + 1)
 
 
 def _walk_items(

@@ -101,10 +101,12 @@ class _Encoder:
         return self._items(value, depth)
 
     def _dict(self, value: dict[Any, Any], depth: int) -> JsonValue:
-        done: dict[str, JsonValue] = {}
-        for key, item in value.items():
+        # All keys first: a value must not be encoded twice, or nesting would double the work.
+        for key in value:
             if type(key) is not str or (not key.isascii() and encode_text(key) is not key):
                 return {"$dict": self._pairs(value, depth)}
+        done: dict[str, JsonValue] = {}
+        for key, item in value.items():
             try:
                 done["$" + key if key[:1] == "$" else key] = self.value(item, depth)
             except Trouble as trouble:
@@ -170,12 +172,14 @@ class _Encoder:
                 raise Trouble(f"cannot be encoded as {name} ({error!r}).") from error
             if fields is not None:
                 return {f"$type:{name}": self.value(fields, depth + 1)}
-        if is_array(value):
-            return {"$ndarray": encode_array(value)}
-        return {"$pickle": encode_pickle(value)}
+        array = encode_array(value) if is_array(value) else None
+        return {"$pickle": encode_pickle(value)} if array is None else {"$ndarray": array}
 
 
 def _refuse_object(value: Any) -> None:
+    if type(value) in (tuple, frozenset):
+        for item in value:
+            _refuse_object(item)
     if isinstance(value, Checkpointable):
         raise Trouble(
             f"has a {type(value).__name__} as a key or set member, whose state has no hash. "
@@ -191,16 +195,24 @@ def state_of(value: Checkpointable) -> StateDict:
     Raises:
         Trouble: a field cannot be read.
     """
-    types = hinted_types(type(value))
-    if overrides(value, "state_dict"):
-        given = _ask(value)
-        if not isinstance(given, dict):
-            raise Trouble(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
-        state = StateDict(given, types=types)
-        state.setdefault(VERSION, version_of(value))
-        state.setdefault(CLASS, class_name(value))
-        return state
-    state = StateDict(types=types)
+    if not overrides(value, "state_dict"):
+        return own_state(value)
+    given = _ask(value)
+    if not isinstance(given, dict):
+        raise Trouble(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
+    state = StateDict(given, types=hinted_types(type(value)))
+    state.setdefault(VERSION, version_of(value))
+    state.setdefault(CLASS, class_name(value))
+    return state
+
+
+def own_state(value: Checkpointable) -> StateDict:
+    """Return the captured fields of an object as its state, not copied.
+
+    Raises:
+        Trouble: a field cannot be read.
+    """
+    state = StateDict(types=hinted_types(type(value)))
     for name, item in read_fields(value).items():
         state[name] = foreign_state(item, f".{name}")
     state[VERSION] = version_of(value)

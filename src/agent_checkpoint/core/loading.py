@@ -31,6 +31,7 @@ from agent_checkpoint.core.stateful import (
 )
 from agent_checkpoint.core.trouble import Trouble, troubles
 from agent_checkpoint.errors import StateError, StateMismatchError
+from agent_checkpoint.records import show
 
 C = TypeVar("C", bound=Checkpointable)
 
@@ -45,12 +46,15 @@ def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> Load
     return result
 
 
-def load_parts(parts: Mapping[str, tuple[Any, Any]], *, strict: bool) -> dict[str, Any]:
+def load_parts(
+    parts: Mapping[str, tuple[Any, Any]], *, strict: bool, exact: bool = False
+) -> dict[str, Any]:
     """Load several states, each into its target, all of them or none.
 
     Args:
         parts: for each name the target, a Stateful or a dict to be filled, and its state.
         strict: refuse states that lack fields or have unexpected ones.
+        exact: also remove attributes that were not there when the state was captured.
 
     Returns:
         What each target's load returned, by name.
@@ -58,7 +62,7 @@ def load_parts(parts: Mapping[str, tuple[Any, Any]], *, strict: bool) -> dict[st
     Raises:
         StateError: as `Checkpointable.load_state_dict` does; the path begins with the name.
     """
-    steps = Assignments()
+    steps = Assignments(exact=exact)
     results: dict[str, Any] = {}
     for name, (target, state) in parts.items():
         if isinstance(target, Checkpointable) and not overrides(target, "load_state_dict"):
@@ -109,11 +113,9 @@ def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> 
             "object before loading."
         )
     try:
-        cls = find_class(name, (types or {}).get(canonical(name)))
+        cls = class_of_state(name, types or {})
     except StateError as error:
         raise Trouble(str(error)) from None
-    if not issubclass(cls, Checkpointable):
-        raise Trouble(f"is of the class {cls.__name__}, which is not a Checkpointable.")
     present = migrate(state, class_name=name_of(cls), version=version_of(cls))
     present = StateDict({**present, CLASS: name_of(cls)}, types=hinted_types(cls))
     try:
@@ -122,6 +124,18 @@ def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> 
         raise Trouble(f"cannot be rebuilt: {error}", type(error)) from error
     except Exception as error:
         raise Trouble(f"cannot be rebuilt as {cls.__name__} ({error!r}).") from error
+
+
+def class_of_state(name: str, types: Mapping[str, type]) -> type[Checkpointable]:
+    """Return the class that a nested state names, of those in the type hints if one is there.
+
+    Raises:
+        StateError: no class of that name is defined, or several are.
+    """
+    hinted = [cls for cls in types.values() if issubclass(cls, Checkpointable)]
+    called_so = [cls for cls in hinted if name_of(cls) == canonical(name)]
+    found: type[Checkpointable] = called_so[0] if len(called_so) == 1 else find_class(name)
+    return found
 
 
 def _call(
@@ -150,6 +164,9 @@ def _prepare(target: Checkpointable, state: Any, steps: Assignments, path: str) 
     # unless the class pins its fields. Unknown names in a hand-made state are reported only.
     open_ended = CLASS in state and not overrides(target, "_checkpoint_fields")
     result = LoadResult([name for name in present if name not in fields], [])
+    if steps.exact and open_ended:
+        for name in result.missing_keys:
+            steps.delete(target, name, f"{path}.{name}")
     for name, value in fields.items():
         if name in META:
             continue
@@ -173,8 +190,8 @@ def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
     saved = state.get(CLASS, name)
     if not isinstance(saved, str) or canonical(saved) != name:
         raise Trouble(
-            f"is a {name}, and the state is of the class {saved!r}. Load it into an object of its "
-            f"class, or register_alias({saved!r}, {name!r}) if the class was renamed.",
+            f"is a {name}, and the state is of the class {show(saved)}. Load it into an object of "
+            f"its class, or register_alias({show(saved)}, {name!r}) if the class was renamed.",
             StateMismatchError,
         )
     return state

@@ -88,10 +88,7 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
             MigrationError,
         )
     steps = _chain_of(class_name)
-    if isinstance(state, StateDict):
-        state = StateDict(copy.deepcopy(dict(state)), types=state.types)
-    else:
-        state = copy.deepcopy(state)
+    state = _copied(state, class_name)
     while present < goal:
         step = steps.get(present)
         if step is None:
@@ -113,6 +110,20 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
         present = end
     state[VERSION] = version
     return state
+
+
+def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
+    try:
+        fields = copy.deepcopy(dict(state))
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise Trouble(
+            f"is a state of {class_name} that cannot be copied, as a migration needs "
+            f"({type(error).__name__}).",
+            MigrationError,
+        ) from error
+    return StateDict(fields, types=state.types) if isinstance(state, StateDict) else fields
 
 
 def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[str, Any]:

@@ -49,18 +49,12 @@ def register_class(cls: type) -> None:
         _classes[name] = [*alive, ref(cls)]
 
 
-def find_class(name: str, hinted: type | None = None) -> type:
+def find_class(name: str) -> Any:
     """Return the class that a nested state names.
-
-    Args:
-        name: the name in the state.
-        hinted: the class of that name in the type hints of the class being loaded, if any.
 
     Raises:
         StateError: no class of that name is defined, or several are.
     """
-    if hinted is not None:
-        return hinted
     name = canonical(name)
     found = _candidates(name)
     if len(found) > 1:

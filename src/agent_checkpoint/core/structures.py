@@ -30,6 +30,8 @@ def structure_of(cls: type) -> Structure | None:
         return Structure(_encode_named_tuple, lambda data: _decode_named_tuple(cls, data))
     if hasattr(cls, "model_construct") and hasattr(cls, "model_fields"):
         return Structure(_encode_pydantic, lambda data: _decode_pydantic(cls, data))
+    if any(base.__module__ == "builtins" and base is not object for base in cls.__mro__):
+        return None  # a dict or an exception, say, has content that no field tells
     if dataclasses.is_dataclass(cls):
         names = tuple(field.name for field in dataclasses.fields(cls))
     elif hasattr(cls, "__attrs_attrs__"):
@@ -54,7 +56,9 @@ def _decode_enum(cls: type[Enum], data: Any) -> Any:
     return cls(data["value"])
 
 
-def _encode_named_tuple(value: Any) -> dict[str, Any]:
+def _encode_named_tuple(value: Any) -> dict[str, Any] | None:
+    if getattr(value, "__dict__", None):
+        return None  # attributes beyond the fields would be lost
     return dict(zip(value._fields, value))
 
 

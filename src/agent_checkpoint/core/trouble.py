@@ -8,11 +8,13 @@ path, so that the normal case pays nothing for it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from agent_checkpoint.errors import StateError
+from agent_checkpoint.records import safe_repr
 
 MAX_DEPTH = 100
 """How deep values may be nested; more than any JSON library would read back is refused early."""
@@ -71,37 +73,43 @@ def troubles(root: str, value: Any = None) -> Iterator[None]:
         raise trouble.error(f"{trouble.path(root)} {trouble.reason}") from trouble.__cause__
 
 
-def key_piece(key: Any) -> str:
-    """Return the piece of a path that a dict's key makes: `.role`, `["two words"]`, `[7]`."""
-    if isinstance(key, str) and key.isidentifier() and len(key) <= 60:
+def key_piece(key: Any, *, whole: bool = False) -> str:
+    """Return the piece of a path that a dict's key makes: `.role`, `["two words"]`, `[7]`.
+
+    Args:
+        key: the key.
+        whole: do not cut it short, so that two keys never make the same piece.
+    """
+    if isinstance(key, str) and key.isidentifier() and (whole or len(key) <= 60):
         return f".{key}"
-    text = repr(key) if not isinstance(key, str) else '"' + key.replace('"', '\\"') + '"'
-    return f"[{text if len(text) <= 40 else text[:38] + '…'}]"
+    text = '"' + key.replace('"', '\\"') + '"' if isinstance(key, str) else safe_repr(key)
+    return f"[{text if whole or len(text) <= 40 else text[:38] + '…'}]"
 
 
 def find_cycle(value: Any) -> Trouble | None:
     """Return where a value of plain containers refers back to itself, or None."""
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
     pieces: list[str] = []
-    open_ids: list[int] = []
+    opened: dict[int, Any] = {}  # in order; the values keep their ids from being used again
+    done: dict[int, Any] = {}
     while stack:
         step = next(stack[-1], None)
         if step is None:
             stack.pop()
             if pieces:
                 pieces.pop()
-                open_ids.pop()
+                done.update([opened.popitem()])
             continue
         piece, child = step
-        if id(child) in open_ids:
+        if id(child) in opened:
             trouble = Trouble("")
             trouble.pieces = [piece, *reversed(pieces)]
             return trouble
-        below = children(child)
+        below = None if id(child) in done else children(child)
         if below is not None:
             stack.append(below)
             pieces.append(piece)
-            open_ids.append(id(child))
+            opened[id(child)] = child
     return None
 
 
@@ -125,11 +133,14 @@ def children(value: Any) -> Iterator[tuple[str, Any]] | None:
     """Return the parts of a value with their pieces of the path; None if it has no parts."""
     if isinstance(value, dict):
         return ((key_piece(key), item) for key, item in list(value.items()))
-    if isinstance(value, (list, tuple, set, frozenset)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return ((f"[{index}]", item) for index, item in enumerate(list(value)))
-    if isinstance(value, type) or not hasattr(value, "__dict__"):
+    if isinstance(value, type):
         return None
-    fields = getattr(value, "_checkpoint_fields", None)
-    attributes = vars(value)
-    names = list(attributes) if fields is None else fields()
-    return ((f".{name}", attributes[name]) for name in names if name in attributes)
+    fields = getattr(type(value), "_checkpoint_fields", None)
+    if fields is not None:
+        names = [name for name in fields(value) if hasattr(value, name)]
+        return ((f".{name}", getattr(value, name)) for name in names)
+    if not hasattr(value, "__dict__"):
+        return None
+    return ((f".{name}", item) for name, item in list(vars(value).items()))

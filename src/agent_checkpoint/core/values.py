@@ -6,6 +6,7 @@ Owns their tags and texts; containers and everything that nests are the codec's.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -19,6 +20,8 @@ from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.json_text import exact_float
 
 INT_LIMIT = 2**63
+
+_ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
 
 
 class Leaf(NamedTuple):
@@ -63,6 +66,8 @@ def _decode_float(data: str) -> float:
 
 
 def _decode_text(data: str) -> str:
+    if _ESCAPED.fullmatch(data) is None:
+        raise ValueError("not escaped text")
     return data.encode("ascii").decode("unicode_escape")
 
 
@@ -117,12 +122,24 @@ def _encode_timedelta(value: timedelta) -> list[JsonValue]:
     return [value.days, value.seconds, value.microseconds]
 
 
+def _decode_timedelta(data: Any) -> timedelta:
+    days, seconds, microseconds = data
+    return timedelta(days, seconds, microseconds)
+
+
+def _decode_decimal(data: Any) -> Decimal:
+    if not isinstance(data, str):
+        raise ValueError("not text")
+    return Decimal(data)
+
+
 def _encode_complex(value: complex) -> JsonValue:
     return [encode_float(value.real), encode_float(value.imag)]
 
 
 def _decode_complex(data: Any) -> complex:
-    return complex(*(_number(part) for part in data))
+    real, imaginary = data
+    return complex(_number(real), _number(imaginary))
 
 
 def _encode_fraction(value: Fraction) -> JsonValue:
@@ -130,7 +147,11 @@ def _encode_fraction(value: Fraction) -> JsonValue:
 
 
 def _decode_fraction(data: Any) -> Fraction:
-    return Fraction(*(_number(part) for part in data))
+    numerator, denominator = (_number(part) for part in data)
+    # Fraction() also reads text, and "1e999999999" would take all memory.
+    if not isinstance(numerator, int) or not isinstance(denominator, int):
+        raise ValueError("not two integers")
+    return Fraction(numerator, denominator)
 
 
 def _number(data: Any) -> Any:
@@ -156,10 +177,10 @@ LEAVES: dict[type, Leaf] = {
     datetime: Leaf("$datetime", _encode_clock, lambda data: _decode_clock(datetime, data)),
     time: Leaf("$time", _encode_clock, lambda data: _decode_clock(time, data)),
     date: Leaf("$date", date.isoformat, date.fromisoformat),
-    timedelta: Leaf("$timedelta", _encode_timedelta, lambda data: timedelta(*data)),
+    timedelta: Leaf("$timedelta", _encode_timedelta, _decode_timedelta),
     timezone: Leaf("$timezone", _encode_zone, _decode_zone),
     ZoneInfo: Leaf("$zoneinfo", _encode_zone, _decode_zone),
-    Decimal: Leaf("$decimal", str, Decimal),
+    Decimal: Leaf("$decimal", str, _decode_decimal),
     Fraction: Leaf("$fraction", _encode_fraction, _decode_fraction),
     complex: Leaf("$complex", _encode_complex, _decode_complex),
     UUID: Leaf("$uuid", str, UUID),

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+from agent_checkpoint.errors import CheckpointError
 
 
 class BackgroundWriter:
@@ -43,13 +46,26 @@ class BackgroundWriter:
         Raises:
             CheckpointError: a write failed and nobody was told yet.
         """
+        self.wait()
+        with self._lock:
+            self._raise_failure()
+
+    def wait(self) -> None:
+        """Wait until all that was queued is written or has failed."""
         with self._lock:
             self._after_fork()
             newest = self._newest
         if newest is not None:
             newest.exception()  # the writes run in order: the newest is the last
-        with self._lock:
-            self._raise_failure()
+
+    @contextmanager
+    def failure_kept(self) -> Iterator[None]:
+        """Keep an error of the block to be raised by the next `submit` or `settle`."""
+        try:
+            yield
+        except CheckpointError as error:
+            with self._lock:
+                self._failure = self._failure or error
 
     def close(self) -> None:
         """Settle and stop the thread. Raises as `settle` does."""

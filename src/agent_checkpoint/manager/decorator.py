@@ -104,7 +104,7 @@ class _Call:
 
     def failed(self, error: BaseException) -> None:
         if self.before is not None and not isinstance(error, Suspended):
-            restore(self.before, self.agent)
+            restore(self.before, self.agent, exact=True)
 
 
 class _Counter:

@@ -14,6 +14,7 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_backend, open_url
 from agent_checkpoint.errors import (
     ConflictError,
+    FormatError,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
@@ -52,7 +53,7 @@ class LineVerbs:
     def history(self, key: str, n: int | None = None) -> list[dict[str, Any]]:
         """Return the newest `n` checkpoints of a key, or all, newest first.
 
-        A damaged one is listed with `kind` "damaged" and the reason as `error`.
+        One that cannot be read is listed with `kind` "unreadable" and the reason as `error`.
 
         Raises:
             NotFoundError: there is no such key.
@@ -110,6 +111,7 @@ class LineVerbs:
 
     def verify(self) -> upkeep.VerifyReport:
         """Read every byte and compare it with its hash; the report names damaged checkpoints."""
+        self._background.settle()
         return upkeep.verify(self.store)
 
     def gc(self) -> upkeep.GcReport:
@@ -124,6 +126,7 @@ class LineVerbs:
 
     def stats(self) -> dict[str, Any]:
         """Return the number of checkpoints and their bytes, in all and per key."""
+        self._background.settle()
         return upkeep.stats(self.store)
 
     def export_archive(self, path: str | os.PathLike[str], key: str) -> int:
@@ -189,6 +192,17 @@ class LineVerbs:
     ) -> None:
         self.close()
 
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
     alist_keys = in_thread(list_keys)
     ahistory = in_thread(history)
     afork = in_thread(fork)
@@ -238,11 +252,11 @@ def open_store(
 def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:
     try:
         return read_checkpoint(key, seq, data).summary()
-    except IntegrityError as error:
+    except (IntegrityError, FormatError) as error:
         return {
             "id": f"{key}@{seq}",
             "ts": None,
-            "kind": "damaged",
+            "kind": "unreadable",
             "label": None,
             "tags": [],
             "metrics": {},

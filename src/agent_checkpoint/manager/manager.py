@@ -186,8 +186,7 @@ class CheckpointManager(LineVerbs):
         except Suspended:  # the work goes on later, from here
             raise
         except BaseException:
-            self._background.settle()
-            self._restore(saved, agent)
+            restore(saved.parts, agent, exact=True)
             self._record_rollback(saved)
             raise
 
@@ -290,11 +289,14 @@ class CheckpointManager(LineVerbs):
         return restore(checkpoint.parts, agent, where=f"The checkpoint {checkpoint.id}", **options)
 
     def _record_rollback(self, target: Checkpoint) -> None:
-        head = self.store.head(target.key)
-        if head is None or head.id != target.id:
-            # Something was saved since: the head of a key is always its present.
-            draft = Draft(target.key, target.parts, kind="rollback", label=target.label)
-            self.store.write(draft, parents=(target.id,))
+        # The block's own exception must propagate: what fails here is told at the next save.
+        with self._background.failure_kept():
+            self._background.wait()
+            head = self.store.head(target.key)
+            if head is None or head.id != target.id:
+                # Something was saved since: the head of a key is always its present.
+                draft = Draft(target.key, target.parts, kind="rollback", label=target.label)
+                self.store.write(draft, parents=(target.id,))
 
     _acommit = in_thread(_commit)
     _adiff = in_thread(_diff)

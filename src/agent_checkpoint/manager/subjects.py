@@ -59,9 +59,18 @@ def restore(
     *,
     strict: bool = False,
     trust_pickle: bool = False,
+    exact: bool = False,
     where: str = "The checkpoint",
 ) -> Any:
     """Load saved parts into what a user passed, all of them or none.
+
+    Args:
+        saved: the parts as JSON.
+        subject: what to load into.
+        strict: refuse states that lack fields or have unexpected ones.
+        trust_pickle: load pickles without checking their seal.
+        exact: also remove attributes that were not there when the state was captured.
+        where: what the parts are of, in messages.
 
     Returns:
         What the load returned; by name if several parts were passed.
@@ -81,7 +90,7 @@ def restore(
         name: (target, decode_state(saved[name], name, target, trust_pickle=trust_pickle))
         for name, target in targets.items()
     }
-    results = load_parts(pairs, strict=strict)
+    results = load_parts(pairs, strict=strict, exact=exact)
     return results[ONLY] if targets.get(ONLY) is subject else results
 
 

@@ -12,11 +12,12 @@ import hashlib
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, StorageError
-from agent_checkpoint.records import Checkpoint, Draft, check_key, show
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.store import Store, unknown
@@ -34,25 +35,15 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
         IntegrityError: one of the checkpoints is damaged.
         StorageError: the file cannot be written; an older one of that name is as it was.
     """
-    entries = list(store.entries(key))[::-1]
-    if not entries:
+    if next(store.entries(key, page=1), None) is None:
         raise unknown(key, store)
-    for entry in entries:
-        read_checkpoint(key, entry.seq, entry.data)
-    lines = [write_json({"agent_checkpoint_archive": ARCHIVE_FORMAT, "key": key})]
-    for entry in entries:
-        lines.append(write_json({"seq": entry.seq, "entry": entry.data.decode()}))
-    digest = hashlib.sha256(b"".join(line + b"\n" for line in lines)).hexdigest()
-    lines.append(write_json({"checkpoints": len(entries), "sha256": digest}))
     target = Path(path)
     fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
-                with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
-                    for line in lines:
-                        packed.write(line + b"\n")
+                count = _write(file, store, key)
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(target)
@@ -61,11 +52,13 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
             raise
     except OSError as error:
         raise StorageError(f"Cannot write the archive {target}: {error.strerror}.") from error
-    return len(entries)
+    return count
 
 
 def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     """Add the checkpoints of an archive as a new key, and return the key.
+
+    The file is read twice: nothing is written before all of it is found sound.
 
     Raises:
         ConflictError: the key exists already.
@@ -73,63 +66,99 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
         FormatError: a newer version wrote it.
         StorageError: the file cannot be read, or the store cannot be written.
     """
-    key, checkpoints = _read(Path(path))
+    source = Path(path)
+    with _reading(source):
+        key = ""
+        for checkpoint in _checkpoints(source):
+            key = checkpoint.key
     renamed: dict[str, str] = {}
     written: list[int] = []
     try:
-        for found in checkpoints:
-            draft = Draft(
-                key, found.parts, found.kind, found.label, tuple(found.tags), found.metrics
-            )
-            copy = store.write(
-                draft,
-                parents=tuple(renamed.get(parent, parent) for parent in found.parents),
-                after=written[-1] if written else 0,
-                ts_ns=found.ts_ns,
-            )
-            written.append(copy.seq)
-            renamed[found.id] = copy.id
+        with _reading(source):
+            for found in _checkpoints(source):
+                copy = store.write(
+                    Draft(key, found.parts, found.kind, found.label, found.tags, found.metrics),
+                    parents=tuple(renamed.get(parent, parent) for parent in found.parents),
+                    after=written[-1] if written else 0,
+                    ts_ns=found.ts_ns,
+                )
+                written.append(copy.seq)
+                renamed[found.id] = copy.id
     except ConflictError as error:
         store.remove(key, written)
         raise ConflictError(
             f"The key {show(key)} exists already: delete it before importing {path}."
         ) from error
+    except BaseException:
+        store.remove(key, written)
+        raise
     return key
 
 
-def _read(path: Path) -> tuple[str, list[Checkpoint]]:
+def _write(file: BinaryIO, store: Store, key: str) -> int:
+    digest = hashlib.sha256()
+    count = 0
+    with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
+
+        def line(record: JsonValue) -> None:
+            text = write_json(record) + b"\n"
+            digest.update(text)
+            packed.write(text)
+
+        line({"agent_checkpoint_archive": ARCHIVE_FORMAT, "key": key})
+        for entry in store.oldest_first(key):
+            read_checkpoint(key, entry.seq, entry.data)
+            line({"seq": entry.seq, "entry": entry.data.decode()})
+            count += 1
+        line({"checkpoints": count, "sha256": digest.hexdigest()})
+    return count
+
+
+def _checkpoints(path: Path) -> Iterator[Checkpoint]:
+    digest = hashlib.sha256()
+    key: str | None = None
+    count = 0
+    last = False
+    with gzip.open(path, "rb") as file:
+        while text := file.readline(MAX_LINE):
+            record = read_json(text)
+            if not text.endswith(b"\n") or not isinstance(record, dict) or last:
+                raise IntegrityError(f"{path} is damaged or not an archive.")
+            if key is None:
+                key = _header(record, path)
+            elif "sha256" in record:
+                last = record.get("checkpoints") == count
+                last = last and record["sha256"] == digest.hexdigest()
+                if not last:
+                    raise IntegrityError(f"{path} was changed after it was written.")
+            else:
+                seq, data = record.get("seq"), record.get("entry")
+                if not isinstance(seq, int) or not isinstance(data, str):
+                    raise IntegrityError(f"{path} is damaged: a line is no checkpoint.")
+                yield read_checkpoint(key, seq, data.encode("utf-8", "replace"))
+                count += 1
+            digest.update(text)
+    if not last:
+        raise IntegrityError(f"{path} is not a whole archive: its end is missing.")
+
+
+def _header(record: dict[str, JsonValue], path: Path) -> str:
+    version, key = record.get("agent_checkpoint_archive"), record.get("key")
+    if not isinstance(version, int) or not isinstance(key, str):
+        raise IntegrityError(f"{path} is not an archive of agent-checkpoint.")
+    if version > ARCHIVE_FORMAT:
+        raise FormatError(
+            f"{path} is an archive of format {version}; this version reads up to "
+            f"{ARCHIVE_FORMAT}. Install a newer agent-checkpoint."
+        )
+    return check_key(key)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
     try:
-        with gzip.open(path, "rb") as file:
-            lines = list(_lines(file))
+        yield
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise IntegrityError(f"{path} is damaged or not an archive ({error}).") from None
     except OSError as error:
         raise StorageError(f"Cannot read the archive {path}: {error.strerror}.") from error
-    records: list[Any] = [read_json(line) for line in lines]
-    if len(records) < 2 or not all(isinstance(record, dict) for record in records):
-        raise IntegrityError(f"{path} is not an archive.")
-    header, *rows, last = records
-    version = header.get("agent_checkpoint_archive")
-    if not isinstance(version, int) or version > ARCHIVE_FORMAT:
-        raise FormatError(
-            f"{path} is an archive of format {show(version)}; this version reads up to "
-            f"{ARCHIVE_FORMAT}. Install a newer agent-checkpoint."
-        )
-    digest = hashlib.sha256(b"".join(lines[:-1])).hexdigest()
-    if last.get("checkpoints") != len(rows) or last.get("sha256") != digest:
-        raise IntegrityError(f"{path} was cut or changed after it was written.")
-    try:
-        key = check_key(header["key"])
-        return key, [read_checkpoint(key, int(row["seq"]), row["entry"].encode()) for row in rows]
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{path} is not an archive ({error!r}).") from None
-
-
-def _lines(file: gzip.GzipFile) -> Iterator[bytes]:
-    while True:
-        line = file.readline(MAX_LINE)
-        if not line:
-            return
-        if not line.endswith(b"\n"):
-            raise EOFError("a line is cut or too long")
-        yield line

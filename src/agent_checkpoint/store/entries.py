@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.errors import FormatError, IntegrityError
@@ -51,11 +52,14 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
             f"{where} was changed after it was written: its hash does not match. "
             "Delete it or restore it from a copy; the other checkpoints are not affected."
         )
-    record = read_json(data)
+    try:
+        record = read_json(data)
+    except IntegrityError as error:
+        raise IntegrityError(f"{where} cannot be read. {error}") from None
     if not isinstance(record, dict):
         raise IntegrityError(f"{where} is not a record.")
     version = record.get("agent_checkpoint")
-    if not isinstance(version, int):
+    if type(version) is not int:
         raise IntegrityError(f"{where} is not a record of agent-checkpoint.")
     if version > FORMAT:
         raise FormatError(
@@ -91,18 +95,41 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
     record = open_entry(data, where)
     if record.get("key") != key:
         raise IntegrityError(f"{where} belongs to the key {show(record.get('key'))}.")
-    try:
-        checkpoint = Checkpoint(
-            key=key,
-            seq=seq,
-            ts_ns=int(record["ts_ns"]),
-            kind=str(record["kind"]),
-            label=record["label"],
-            tags=tuple(record["tags"]),
-            metrics=dict(record["metrics"]),
-            parents=tuple(record["parents"]),
-            parts=dict(record["parts"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise IntegrityError(f"{where} lacks what a checkpoint has: {error!r}.") from None
-    return checkpoint
+    wrong = [name for name, is_right in _FIELDS.items() if not is_right(record.get(name))]
+    if wrong:
+        raise IntegrityError(f"{where} lacks what a checkpoint has: {', '.join(wrong)}.")
+    return Checkpoint(
+        key=key,
+        seq=seq,
+        ts_ns=record["ts_ns"],
+        kind=record["kind"],
+        label=record["label"],
+        tags=tuple(record["tags"]),
+        metrics=record["metrics"],
+        parents=tuple(record["parents"]),
+        parts=record["parts"],
+    )
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
+
+
+# A record can have a right hash and still not be ours: whoever writes one can hash it too.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "ts_ns": lambda value: type(value) is int and abs(value) < 10**20,
+    "kind": _is_text,
+    "label": lambda value: value is None or isinstance(value, str),
+    "tags": _are_texts,
+    "metrics": _are_numbers,
+    "parents": _are_texts,
+    "parts": lambda value: isinstance(value, dict),
+}

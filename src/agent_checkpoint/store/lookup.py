@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
-from agent_checkpoint.errors import IntegrityError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
 from agent_checkpoint.records import (
     MAX_KEY_BYTES,
     Checkpoint,
@@ -52,7 +52,7 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
 
 
 def find_seq(store: Store, text: str, *, key: str) -> int:
-    """Return the number of a checkpoint of the key, also of one whose bytes are damaged.
+    """Return the number of a checkpoint of the key, also of one that cannot be read.
 
     Raises:
         NotFoundError: there is no such checkpoint, or it belongs to another key.
@@ -60,7 +60,7 @@ def find_seq(store: Store, text: str, *, key: str) -> int:
     """
     try:
         return find(store, text, key=key).seq
-    except IntegrityError:
+    except (IntegrityError, FormatError):
         if text == key:
             return next(store.entries(key, page=1)).seq
         place = parse_checkpoint_id(text)

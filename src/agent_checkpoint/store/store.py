@@ -107,6 +107,14 @@ class Store:
                 return
             before = found[-1].seq
 
+    def oldest_first(self, key: str, *, page: int = 100) -> Iterator[Entry]:
+        """Iterate over the raw entries of a key in order. Raises FormatError, StorageError."""
+        self._check_format()
+        after = 0
+        while found := self.backend.read(_stream(key), after=after, limit=page):
+            yield from found
+            after = found[-1].seq
+
     def list_keys(self, prefix: str = "") -> list[str]:
         """Return the keys that have checkpoints and begin with the prefix, sorted.
 
@@ -127,11 +135,11 @@ class Store:
         self.backend.remove(_stream(key), seqs)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
-        # A damaged newest entry must not stop an agent from saving.
+        # A newest entry that cannot be read must not stop an agent from saving.
         for entry in self.entries(key, page=1):
             try:
                 return (read_checkpoint(key, entry.seq, entry.data).id,)
-            except IntegrityError:
+            except (IntegrityError, FormatError):
                 continue
         return ()
 

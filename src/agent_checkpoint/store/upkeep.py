@@ -102,7 +102,7 @@ def stats(store: Store) -> dict[str, Any]:
 def prune(store: Store, key: str, policy: Policy) -> list[str]:
     """Remove the checkpoints of a key that the policy does not keep; the head is always kept.
 
-    Damaged entries are left for a person to look at.
+    Entries that cannot be read are left for a person to look at.
 
     Returns:
         The ids of those removed, newest first.
@@ -120,7 +120,7 @@ def prune(store: Store, key: str, policy: Policy) -> list[str]:
         entries += 1
         try:
             readable.append(read_checkpoint(key, entry.seq, entry.data))
-        except IntegrityError:
+        except (IntegrityError, FormatError):
             continue
     if not entries:
         raise unknown(key, store)

@@ -1,1 +1,52 @@
-"""What backend authors test against."""
+"""What backend authors test against: the contract of `Backend` in executable form.
+
+Owns the conformance suite and the state machine; knows no particular backend.
+
+    class TestMine(BackendTests):      # needs pytest
+        def make(self, place): ...
+        def reopen(self, backend): ...
+        def raw_entry(self, backend, stream, seq): ...
+        def raw_object(self, backend, object_id): ...
+
+    class MyMachine(BackendMachine):   # needs hypothesis too
+        def make(self, place): ...
+        def reopen(self, backend): ...
+
+    TestMyMachine = MyMachine.TestCase
+
+Nothing else needs overriding, and a backend passes all of it with nothing else overridden.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from agent_checkpoint.testing.backend_machine import BackendMachine as BackendMachine
+    from agent_checkpoint.testing.backend_tests import BackendTests as BackendTests
+
+__all__ = ["BackendMachine", "BackendTests"]
+
+_MODULE_OF = {"BackendMachine": "backend_machine", "BackendTests": "backend_tests"}
+_WITH_ASSERTS = (
+    "append_tests",
+    "backend_machine",
+    "concurrency_tests",
+    "name_tests",
+    "object_tests",
+    "read_tests",
+)
+
+# A failed assert then shows both sides, as it does in the author's own tests.
+pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _WITH_ASSERTS))
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # at first use: hypothesis may not be installed
+
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,10 +1,17 @@
 """rollback_context: whatever happens in the block, the agent goes back to where it was."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, KeepLatest, Suspended
+from agent_checkpoint import (
+    CheckpointManager,
+    KeepLatest,
+    MemoryBackend,
+    StorageError,
+    Suspended,
+)
 from tests.agents import Agent, Planner
 
 
@@ -81,6 +88,49 @@ def test_parts_and_plain_dicts_go_back_too(manager: CheckpointManager) -> None:
         plain.clear()
         raise ValueError("x")
     assert (planner.plan, agent.count, plain) == (["think"], 1, {"x": 1e-9})
+
+
+def test_attributes_that_came_up_in_the_block_are_gone(manager: CheckpointManager) -> None:
+    agent = Agent(1)
+    agent.inner = Planner()
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", agent):
+        agent.plan = "made in the block"
+        agent.inner.more = 1
+        agent._cache = 2
+        raise ValueError("x")
+    assert not hasattr(agent, "plan")
+    assert not hasattr(agent.inner, "more")
+    assert agent._cache == 2
+
+
+class Failing(MemoryBackend):
+    """A memory backend that can be made to fail."""
+
+    failing = False
+
+    def append(self, stream: str, entry: bytes, **options: Any) -> int:
+        if self.failing:
+            raise StorageError("the disk is full")
+        return super().append(stream, entry, **options)
+
+
+@pytest.mark.parametrize("way", ["background", "record"])
+def test_a_failing_store_hides_neither_the_rollback_nor_the_error(way: str) -> None:
+    backend = Failing()
+    manager = CheckpointManager(backend)
+    agent = Agent(1)
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", agent):
+        agent.count = 2
+        backend.failing = way == "background"
+        manager.save_in_background("k", agent)
+        manager._background.wait()
+        backend.failing = True
+        raise ValueError("x")
+    assert agent.count == 1
+    backend.failing = False
+    with pytest.raises(StorageError, match="full"):  # told at the next save
+        manager.save("k", agent)
+    manager.save("k", agent)
 
 
 def test_the_label_is_kept(manager: CheckpointManager) -> None:

@@ -1,0 +1,272 @@
+"""The chapter on appending: numbers, conflicts, required objects, removal.
+
+Owns what the contract says about the commit point; how entries are read is another chapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
+
+import pytest
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import ConflictError, MissingObjectsError, NotFoundError
+from agent_checkpoint.records import Entry
+from agent_checkpoint.testing.hooks import BackendHooks, named, object_id
+
+BIG_ENTRY = bytes(range(256)) * 4096
+
+
+def fill(backend: Backend, stream: str, count: int) -> None:
+    """Append the entries b"1", b"2", … to a stream."""
+    for number in range(1, count + 1):
+        backend.append(stream, b"%d" % number)
+
+
+def seqs(backend: Backend, stream: str) -> list[int]:
+    """Return the numbers of the present entries."""
+    return [entry.seq for entry in backend.read(stream)]
+
+
+class AppendTests(BackendHooks):
+    """The only commit point, and the removal of what it committed."""
+
+    def test_numbers_count_up_from_1(self, backend: Backend) -> None:
+        """The number that `append` returns is the one under which the entry is read."""
+        numbers = [backend.append("key/a", b"entry %d" % number) for number in (1, 2, 3)]
+        assert numbers == [1, 2, 3]
+        assert backend.read("key/a") == [
+            Entry(1, b"entry 1"),
+            Entry(2, b"entry 2"),
+            Entry(3, b"entry 3"),
+        ]
+
+    def test_each_stream_has_its_own_numbers(self, backend: Backend) -> None:
+        """Also streams of another kind and the same name."""
+        for stream in ("key/a", "key/b", "fx/a", "meta/a"):
+            assert backend.append(stream, stream.encode()) == 1
+        for stream in ("key/a", "key/b", "fx/a", "meta/a"):
+            assert backend.read(stream) == [Entry(1, stream.encode())]
+
+    @pytest.mark.parametrize(
+        "entry",
+        [b"", b"\0", b"\n", b"\xff\xfe", b'{"json": 1}', bytes(range(256)), BIG_ENTRY],
+        ids=lambda entry: repr(entry[:8]),
+    )
+    def test_an_entry_is_any_bytes(self, backend: Backend, entry: bytes) -> None:
+        """They come back as they were appended, from the medium too."""
+        assert backend.append("key/a", entry) == 1
+        assert backend.read("key/a") == [Entry(1, entry)]
+        assert self.raw_entry(backend, "key/a", 1) == entry
+
+    def test_equal_entries_are_still_two(self, backend: Backend) -> None:
+        """Appending is not idempotent: every acknowledged append is an entry."""
+        assert [backend.append("key/a", b"same") for _ in range(2)] == [1, 2]
+        assert backend.read("key/a") == [Entry(1, b"same"), Entry(2, b"same")]
+
+    # -- after= ----------------------------------------------------------------------------------
+
+    def test_after_0_wants_an_empty_stream(self, backend: Backend) -> None:
+        """`after=0` creates, and the second who tries is refused."""
+        assert backend.append("key/a", b"first", after=0) == 1
+        with pytest.raises(ConflictError):
+            backend.append("key/a", b"second", after=0)
+        assert backend.read("key/a") == [Entry(1, b"first")]
+
+    def test_after_the_newest_appends(self, backend: Backend) -> None:
+        """`after=` the newest number is the compare-and-swap that succeeds."""
+        assert backend.append("key/a", b"1", after=0) == 1
+        assert backend.append("key/a", b"2", after=1) == 2
+        assert backend.append("key/a", b"3", after=2) == 3
+
+    @pytest.mark.parametrize("after", [0, 1, 2, 4, 5, 1000])
+    def test_after_anything_else_is_a_conflict(self, backend: Backend, after: int) -> None:
+        """Nothing is appended, nor is a number used up."""
+        fill(backend, "key/a", 3)
+        with pytest.raises(ConflictError):
+            backend.append("key/a", b"refused", after=after, objects=named(b"of the refused"))
+        assert seqs(backend, "key/a") == [1, 2, 3]
+        assert self.raw_entry(backend, "key/a", 4) is None
+        assert backend.append("key/a", b"4", after=3) == 4
+
+    def test_after_on_an_unknown_stream_is_a_conflict(self, backend: Backend) -> None:
+        """And the stream does not come into being."""
+        with pytest.raises(ConflictError):
+            backend.append("key/a", b"refused", after=1)
+        assert list(backend.streams()) == []
+        assert backend.append("key/a", b"first") == 1
+
+    def test_after_means_the_newest_present_entry(self, backend: Backend) -> None:
+        """When the newest was removed it is the one before; the new number is still a new one."""
+        fill(backend, "key/a", 3)
+        backend.remove("key/a", [3])
+        with pytest.raises(ConflictError):
+            backend.append("key/a", b"refused", after=3)
+        assert backend.append("key/a", b"4", after=2) == 4
+
+    def test_after_0_when_all_entries_were_removed(self, backend: Backend) -> None:
+        """None is present, so `after=0` holds; the numbers go on."""
+        fill(backend, "key/a", 3)
+        backend.remove("key/a", [1, 2, 3])
+        with pytest.raises(ConflictError):
+            backend.append("key/a", b"refused", after=3)
+        assert backend.append("key/a", b"4", after=0) == 4
+        assert backend.read("key/a") == [Entry(4, b"4")]
+
+    # -- objects= and requires= ------------------------------------------------------------------
+
+    def test_objects_are_stored_with_the_entry(self, backend: Backend) -> None:
+        """An append makes durable what its entry names."""
+        objects = named(b"one", b"two", b"")
+        assert backend.append("key/a", b"entry", objects=objects) == 1
+        assert backend.get_objects(objects) == objects
+        assert {name: self.raw_object(backend, name) for name in objects} == objects
+
+    def test_objects_that_are_there_are_left_as_they_are(self, backend: Backend) -> None:
+        """As with `put_objects`."""
+        name = object_id(b"first")
+        backend.put_objects({name: b"first"})
+        assert backend.append("key/a", b"entry", objects={name: b"second"}) == 1
+        assert backend.get_objects([name]) == {name: b"first"}
+
+    @pytest.mark.parametrize("collect", [list, tuple, set, frozenset, dict.fromkeys])
+    def test_required_objects_that_are_there(
+        self, backend: Backend, collect: Callable[[Iterable[str]], Collection[str]]
+    ) -> None:
+        """Any collection of ids will do, an empty one too."""
+        backend.put_objects(named(b"one", b"two"))
+        ids = collect(named(b"one", b"two"))
+        assert backend.append("key/a", b"entry", requires=ids) == 1
+        assert backend.append("key/a", b"entry", requires=collect([])) == 2
+
+    def test_missing_objects_are_named_and_nothing_is_appended(self, backend: Backend) -> None:
+        """`MissingObjectsError.ids` are exactly those that have to be written again."""
+        backend.put_objects(named(b"here"))
+        with pytest.raises(MissingObjectsError) as caught:
+            backend.append("key/a", b"refused", requires=[*named(b"here", b"gone", b"too")])
+        assert caught.value.ids == set(named(b"gone", b"too"))
+        assert isinstance(caught.value, NotFoundError)
+        assert backend.read("key/a") == []
+        assert self.raw_entry(backend, "key/a", 1) is None
+        assert list(backend.streams()) == []
+        assert backend.append("key/a", b"entry", requires=[object_id(b"here")]) == 1
+
+    def test_a_deleted_object_is_missing(self, backend: Backend) -> None:
+        """What gc took away is not taken for granted by a later append."""
+        backend.append("key/a", b"entry", objects=named(b"shared"))
+        backend.delete_objects(named(b"shared"))
+        with pytest.raises(MissingObjectsError) as caught:
+            backend.append("key/a", b"refused", requires=[object_id(b"shared")])
+        assert caught.value.ids == set(named(b"shared"))
+        assert seqs(backend, "key/a") == [1]
+
+    def test_a_malformed_required_id_is_missing(self, backend: Backend) -> None:
+        """It names nothing that is stored."""
+        with pytest.raises(MissingObjectsError) as caught:
+            backend.append("key/a", b"refused", requires=["../objects"])
+        assert caught.value.ids == {"../objects"}
+        assert backend.read("key/a") == []
+
+    def test_new_and_required_objects_go_together(self, backend: Backend) -> None:
+        """Some are reused and some are new, in one append with a compare-and-swap."""
+        backend.put_objects(named(b"old"))
+        seq = backend.append(
+            "key/a", b"entry", after=0, objects=named(b"new"), requires=[object_id(b"old")]
+        )
+        assert seq == 1
+        assert backend.missing_objects(named(b"old", b"new")) == set()
+
+    # -- remove ----------------------------------------------------------------------------------
+
+    def test_removed_entries_are_gone(self, backend: Backend) -> None:
+        """From the middle, the others keep their numbers."""
+        fill(backend, "key/a", 4)
+        backend.remove("key/a", [2, 3])
+        assert backend.read("key/a") == [Entry(1, b"1"), Entry(4, b"4")]
+        assert self.raw_entry(backend, "key/a", 2) is None
+        assert self.raw_entry(backend, "key/a", 4) == b"4"
+
+    def test_removing_what_is_not_there_is_ignored(self, backend: Backend) -> None:
+        """Unknown numbers, unknown streams, twice, none at all."""
+        fill(backend, "key/a", 2)
+        backend.remove("key/a", [99, 0, -1, 2])
+        backend.remove("key/a", [2])
+        backend.remove("key/a", [])
+        backend.remove("key/unknown", [1])
+        assert backend.read("key/a") == [Entry(1, b"1")]
+        assert list(backend.streams()) == ["key/a"]
+
+    def test_numbers_to_remove_come_from_any_iterable(self, backend: Backend) -> None:
+        """A generator is read once, and a repeated number is no mistake."""
+        fill(backend, "key/a", 4)
+        backend.remove("key/a", (number for number in (4, 2, 4)))
+        assert seqs(backend, "key/a") == [1, 3]
+
+    def test_removing_from_one_stream_leaves_the_others(self, backend: Backend) -> None:
+        """Also those whose names are close."""
+        for stream in ("key/a", "key/ab", "key/a/b", "fx/a"):
+            fill(backend, stream, 2)
+        backend.remove("key/a", [1, 2])
+        assert sorted(backend.streams()) == ["fx/a", "key/a/b", "key/ab"]
+        assert seqs(backend, "key/ab") == [1, 2]
+
+    @pytest.mark.parametrize("removed", [[3], [2, 3], [1, 2, 3], [1], [2]], ids=str)
+    def test_a_number_is_never_used_again(self, backend: Backend, removed: list[int]) -> None:
+        """Whatever was removed, the next number is a new one; also after reopening."""
+        fill(backend, "key/a", 3)
+        backend.remove("key/a", removed)
+        assert backend.append("key/a", b"4") == 4
+        backend.remove("key/a", [4])
+        with closing(self.reopen(backend)) as again:
+            assert again.append("key/a", b"5") == 5
+            left = [number for number in (1, 2, 3) if number not in removed]
+            assert seqs(again, "key/a") == [*left, 5]
+
+    def test_a_number_is_never_used_again_when_entries_go_one_by_one(
+        self, backend: Backend
+    ) -> None:
+        """From the newest down to the first, which then is the newest that was removed last."""
+        fill(backend, "key/a", 4)
+        for number in (4, 3, 2, 1):
+            backend.remove("key/a", [number])
+        with closing(self.reopen(backend)) as again:
+            assert again.append("key/a", b"5") == 5
+
+    def test_a_number_is_never_used_again_over_many_rounds(self, backend: Backend) -> None:
+        """Appending and removing the newest counts up for ever."""
+        for number in range(1, 8):
+            assert backend.append("key/a", b"x") == number
+            backend.remove("key/a", [number])
+        assert backend.read("key/a") == []
+
+    def test_objects_of_a_removed_entry_stay(self, backend: Backend) -> None:
+        """Objects go by `delete_objects` alone: other entries may name them."""
+        backend.append("key/a", b"entry", objects=named(b"shared"))
+        backend.remove("key/a", [1])
+        assert backend.get_objects(named(b"shared")) == named(b"shared")
+
+    # -- durability and closing ------------------------------------------------------------------
+
+    def test_entries_are_there_after_reopening(self, backend: Backend) -> None:
+        """What `append` returned from is durable with its objects, and so is a removal."""
+        fill(backend, "key/a", 3)
+        backend.append("fx/b", b"effect", objects=named(b"object"))
+        backend.remove("key/a", [2])
+        with closing(self.reopen(backend)) as again:
+            assert again.read("key/a") == [Entry(1, b"1"), Entry(3, b"3")]
+            assert again.read("fx/b") == [Entry(1, b"effect")]
+            assert again.get_objects(named(b"object")) == named(b"object")
+            assert sorted(again.streams()) == ["fx/b", "key/a"]
+            assert again.append("key/a", b"4", after=3) == 4
+
+    def test_closing_twice_does_nothing(self, backend: Backend) -> None:
+        """Neither before nor after something was written."""
+        backend.append("key/a", b"entry")
+        backend.close()
+        backend.close()
+
+    def test_closing_a_new_backend_does_nothing(self, backend: Backend) -> None:
+        """A backend that was never used closes as well."""
+        backend.close()
+        backend.close()

@@ -1,0 +1,213 @@
+"""A state machine that compares a backend with plain dicts, step by step.
+
+Owns the model and the steps; knows no particular backend. Needs hypothesis.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import ConflictError, MissingObjectsError
+from agent_checkpoint.records import Entry
+from agent_checkpoint.testing.hooks import object_id
+
+# Few names, so that steps meet; each is next to another that a medium might mistake it for.
+STREAMS = st.sampled_from(
+    ["key/a", "key/A", "key/a/b", "key/ab", "key/..", "key/\0", "fx/a", "meta/a", "key/" + "é" * 99]
+)
+OBJECT_IDS = [object_id(b"%d" % number) for number in range(6)]
+IDS = st.sets(st.sampled_from(OBJECT_IDS), max_size=3)
+OBJECTS = st.dictionaries(st.sampled_from(OBJECT_IDS), st.binary(max_size=8), max_size=3)
+EDGES = st.none() | st.integers(0, 9)
+
+
+class BackendMachine(RuleBasedStateMachine):
+    """Any sequence of calls leaves a backend equal to a dict of objects and a dict of streams.
+
+    Derive a class with the hooks `make` and `reopen`, which may be those of `BackendTests`, and
+    collect its `TestCase`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        if getattr(self.make, "__isabstractmethod__", False):
+            raise TypeError("A BackendMachine needs the hooks make(place) and reopen(backend).")
+        self._folder = TemporaryDirectory(prefix="backend-machine-")
+        self.backend = self.make(Path(self._folder.name))
+        self.objects: dict[str, bytes] = {}
+        self.streams: dict[str, dict[int, bytes]] = {}
+        self.last: dict[str, int] = {}
+
+    @abstractmethod
+    def make(self, place: Path) -> Backend:
+        """Return a fresh, empty backend; it may use `place`, an empty directory of its own."""
+
+    @abstractmethod
+    def reopen(self, backend: Backend) -> Backend:
+        """Return the same data opened again; the first one is not used any more."""
+
+    def teardown(self) -> None:
+        """Close the backend and remove its directory."""
+        self.backend.close()
+        self._folder.cleanup()
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    @rule(objects=OBJECTS)
+    def put_objects(self, objects: dict[str, bytes]) -> None:
+        """Put objects, new ones and some that are there already."""
+        self.backend.put_objects(objects)
+        self._keep(objects)
+
+    @rule(ids=IDS)
+    def delete_objects(self, ids: set[str]) -> None:
+        """Delete objects, stored or not."""
+        self.backend.delete_objects(ids)
+        for name in ids:
+            self.objects.pop(name, None)
+
+    @rule(ids=IDS)
+    def get_objects(self, ids: set[str]) -> None:
+        """Get objects and ask which are missing."""
+        stored = {name: self.objects[name] for name in ids if name in self.objects}
+        assert self.backend.get_objects(ids) == stored
+        assert self.backend.missing_objects(ids) == ids - stored.keys()
+
+    @rule(stream=STREAMS, entry=st.binary(max_size=20), objects=OBJECTS)
+    def append(self, stream: str, entry: bytes, objects: dict[str, bytes]) -> None:
+        """Append without any condition."""
+        self._appended(stream, entry, self.backend.append(stream, entry, objects=objects))
+        self._keep(objects)
+
+    @rule(
+        stream=STREAMS,
+        entry=st.binary(max_size=20),
+        after=st.none() | st.integers(0, 9),
+        at_head=st.booleans(),
+        objects=OBJECTS,
+        requires=IDS,
+    )
+    def append_if(
+        self,
+        stream: str,
+        entry: bytes,
+        after: int | None,
+        at_head: bool,
+        objects: dict[str, bytes],
+        requires: set[str],
+    ) -> None:
+        """Append on conditions, which hold or not."""
+        newest = max(self.streams.get(stream, ()), default=0)
+        after = newest if at_head else after
+        requires = requires - objects.keys()
+        missing = requires - self.objects.keys()
+        conflict = after is not None and after != newest
+        try:
+            seq = self.backend.append(
+                stream, entry, after=after, objects=objects, requires=requires
+            )
+        except ConflictError:
+            assert conflict
+        except MissingObjectsError as error:
+            assert error.ids == missing
+            assert missing
+        else:
+            assert not conflict
+            assert not missing
+            self._appended(stream, entry, seq)
+            self._keep(objects)
+            return
+        # A refused append may have stored its objects or not.
+        self._keep(self.backend.get_objects(objects.keys() - self.objects.keys()), among=objects)
+
+    @precondition(lambda self: self.streams)
+    @rule(data=st.data(), seqs=st.sets(st.integers(1, 9), max_size=3), head=st.booleans())
+    def remove(self, data: st.DataObject, seqs: set[int], head: bool) -> None:
+        """Remove entries of a stream, there or not, often the newest."""
+        stream = data.draw(st.sampled_from(sorted(self.streams)))
+        present = self.streams[stream]
+        seqs = {*seqs, max(present)} if head else seqs
+        self.backend.remove(stream, seqs)
+        for seq in seqs:
+            present.pop(seq, None)
+        if not present:
+            del self.streams[stream]
+
+    @rule(stream=STREAMS)
+    def remove_all(self, stream: str) -> None:
+        """Remove all entries of a stream."""
+        self.backend.remove(stream, self.streams.pop(stream, {}))
+
+    @rule(
+        stream=STREAMS,
+        before=EDGES,
+        after=EDGES,
+        limit=st.none() | st.integers(0, 4),
+        newest_first=st.booleans(),
+    )
+    def read(
+        self,
+        stream: str,
+        before: int | None,
+        after: int | None,
+        limit: int | None,
+        newest_first: bool,
+    ) -> None:
+        """Read a window of a stream."""
+        expected = [
+            Entry(seq, entry)
+            for seq, entry in sorted(self.streams.get(stream, {}).items(), reverse=newest_first)
+            if (before is None or seq < before) and (after is None or seq > after)
+        ]
+        found = self.backend.read(
+            stream, before=before, after=after, limit=limit, newest_first=newest_first
+        )
+        assert found == expected[:limit]
+
+    @rule(stream=STREAMS, cut=st.integers(0, 6))
+    def list_streams(self, stream: str, cut: int) -> None:
+        """List the streams that begin with some text."""
+        prefix = stream[:cut]
+        expected = sorted(name for name in self.streams if name.startswith(prefix))
+        assert sorted(self.backend.streams(prefix)) == expected
+
+    @rule()
+    def open_again(self) -> None:
+        """Go on with the same data, opened again."""
+        self.backend = self.reopen(self.backend)
+
+    # -- what holds after every step -------------------------------------------------------------
+
+    @invariant()
+    def objects_are_equal(self) -> None:
+        """The backend holds the objects of the model and no others."""
+        assert self.backend.get_objects(OBJECT_IDS) == self.objects
+        sizes = {info.id: info.size for info in self.backend.list_objects()}
+        assert sizes == {name: len(data) for name, data in self.objects.items()}
+
+    @invariant()
+    def streams_are_equal(self) -> None:
+        """The backend holds the streams of the model, entry by entry, and no others."""
+        assert sorted(self.backend.streams()) == sorted(self.streams)
+        for stream, present in self.streams.items():
+            expected = [Entry(seq, present[seq]) for seq in sorted(present)]
+            assert self.backend.read(stream) == expected
+
+    # -- the model -------------------------------------------------------------------------------
+
+    def _keep(self, objects: Mapping[str, bytes], among: Mapping[str, bytes] | None = None) -> None:
+        for name, data in objects.items():
+            assert among is None or among[name] == data
+            self.objects.setdefault(name, data)
+
+    def _appended(self, stream: str, entry: bytes, seq: int) -> None:
+        assert seq == self.last.get(stream, 0) + 1
+        self.last[stream] = seq
+        self.streams.setdefault(stream, {})[seq] = entry

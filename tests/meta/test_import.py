@@ -1,0 +1,94 @@
+"""What an import loads: the standard library alone, and nothing slow before it is needed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agent_checkpoint
+
+PACKAGE = Path(agent_checkpoint.__file__).parent
+OPTIONAL = ["attr", "attrs", "numpy", "orjson", "pydantic", "typing_extensions"]
+
+# Prints what a statement has loaded beyond what Python loads by itself.
+LOADED = """
+import json, sys
+before = set(sys.modules)
+{statement}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+needs_the_list = pytest.mark.skipif(
+    sys.version_info < (3, 10), reason="Python 3.9 does not list its own modules"
+)
+
+
+def loaded_by(statement: str, *options: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, *options, "-c", LOADED.format(statement=statement)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names: list[str] = json.loads(done.stdout)
+    return names
+
+
+def foreign(modules: list[str]) -> list[str]:
+    ours = {"agent_checkpoint", *sys.stdlib_module_names}  # type: ignore[attr-defined]
+    return [
+        module
+        for module in modules
+        # The build's settings, which zoneinfo reads, are a module of Python's own without a place
+        # in its list.
+        if module.partition(".")[0] not in ours and not module.startswith("_sysconfigdata_")
+    ]
+
+
+@needs_the_list
+def test_importing_the_package_loads_the_standard_library_alone() -> None:
+    modules = loaded_by("import agent_checkpoint")
+    assert foreign(modules) == []
+    assert [module for module in modules if module.startswith("agent_checkpoint.")] == []
+
+
+@pytest.mark.parametrize("slow", ["asyncio", "concurrent", "inspect", "json", "logging", *OPTIONAL])
+def test_importing_the_package_does_not_load(slow: str) -> None:
+    assert slow not in loaded_by("import agent_checkpoint")
+
+
+@pytest.mark.parametrize("slow", ["asyncio", "difflib", "importlib.metadata", "numpy", "sqlite3"])
+def test_no_public_name_loads(slow: str) -> None:
+    assert slow not in loaded_by("from agent_checkpoint import *")
+
+
+def test_one_name_does_not_load_the_others() -> None:
+    modules = loaded_by("from agent_checkpoint import ConflictError")
+    ours = [module for module in modules if module.startswith("agent_checkpoint.")]
+    assert ours == ["agent_checkpoint.errors"]
+
+
+@needs_the_list
+@pytest.mark.parametrize(
+    "statement", ["from agent_checkpoint import *", "import agent_checkpoint.demo"]
+)
+def test_everything_works_without_any_installed_package(tmp_path: Path, statement: str) -> None:
+    # Not even site-packages is on the path: only a directory with the package in it.
+    (tmp_path / "agent_checkpoint").symlink_to(PACKAGE)
+    program = f"sys.path.insert(0, {str(tmp_path)!r})\n{statement}"
+    assert foreign(loaded_by(program, "-I", "-S")) == []
+
+
+def test_saving_and_loading_works_without_any_installed_package(tmp_path: Path) -> None:
+    (tmp_path / "agent_checkpoint").symlink_to(PACKAGE)
+    program = f"""
+sys.path.insert(0, {str(tmp_path)!r})
+from agent_checkpoint import CheckpointManager
+manager = CheckpointManager(backend="file", path={str(tmp_path / "store")!r})
+manager.save("key", {{"value": (1, 2.5, {{3}})}})
+assert manager.state_dict("key") == {{"value": (1, 2.5, {{3}})}}
+"""
+    modules = loaded_by(program, "-I", "-S")
+    assert not set(OPTIONAL) & set(modules)
