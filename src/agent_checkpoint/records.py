@@ -17,7 +17,7 @@ JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, Jso
 
 MAX_KEY_BYTES = 1024
 
-_ID = re.compile(r"(?P<key>.+)_(?P<ns>\d{1,20})-(?P<seq>[1-9]\d{0,18})", re.DOTALL)
+_ID = re.compile(r"(?P<key>.+)_(?P<ns>[0-9]{1,20})-(?P<seq>[1-9][0-9]{0,18})", re.DOTALL)
 _STREAM = re.compile(r"(key|fx|meta)/[^\ud800-\udfff]+")
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 

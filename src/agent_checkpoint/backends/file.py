@@ -242,12 +242,15 @@ class FileBackend(Backend):
     def _make_stream(self, stream: str, folder: Path) -> None:
         if folder.is_dir():
             return
-        # The directory appears complete, with its name in it, by one rename.
+        if not is_cut(folder.name):
+            make_directory(folder)
+            return
+        # The directory appears complete, with its name in it, by one rename. That fails if there
+        # is one already; an empty directory would replace the other, under its writer's hands.
         fresh = self._tmp / os.urandom(12).hex()
         fresh.mkdir(mode=0o700)
-        if is_cut(folder.name):
-            os.replace(write_new(self._tmp, stream.encode()), fresh / "name")
-            sync_directory(fresh)
+        os.replace(write_new(self._tmp, stream.encode()), fresh / "name")
+        sync_directory(fresh)
         try:
             fresh.rename(folder)
         except OSError:

@@ -169,16 +169,23 @@ def _slots(cls: type) -> Iterable[str]:
 def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
     if same(old, new):
         return
-    if depth and not deep:
+    below: list[tuple[str, Any, Any]] = []
+    if depth == 0 or deep:
+        below = list(_below(path, old, new, deep, depth))
+    # Containers may differ in more than their content: a dict and an OrderedDict, say.
+    if below or (depth == 0 and isinstance(old, dict) and isinstance(new, dict)):
+        yield from below
+    else:
         yield path, old, new
-    elif isinstance(old, dict) and isinstance(new, dict):
+
+
+def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
         yield from _walk_names(path, old, new, deep, depth)
     elif isinstance(old, (list, tuple)) and type(old) is type(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
         yield from _walk_names(path, _fields(old) or {}, _fields(new) or {}, deep, depth)
-    else:
-        yield path, old, new
 
 
 def _walk_names(

@@ -97,7 +97,9 @@ def _read(path: Path) -> bytes | None:
 
 
 def _create(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+    for folder in reversed(missing):  # one by one: `parents=True` would leave them to the umask
+        folder.mkdir(mode=0o700, exist_ok=True)
     fresh = path.with_name(f"secret.{secrets.token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -143,7 +143,9 @@ def _keeps_extra(cls: Any) -> bool:
     return bool(cls.model_config.get("extra") == "allow")
 
 
-def _check_names(cls: type, data: Mapping[str, Any], known: Any) -> None:
+def _check_names(cls: type, data: Any, known: Any) -> None:
+    if not isinstance(data, Mapping):
+        raise ValueError("not fields by name")
     unknown = sorted(set(data) - set(known))
     if unknown:
         raise ValueError(f"{cls.__name__} has no field {', '.join(unknown)}")

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from weakref import WeakSet
 
 from agent_checkpoint.errors import CheckpointError
 
@@ -20,9 +21,9 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
-        self._pid = os.getpid()
         self._newest: Future[str] | None = None
         self._failure: BaseException | None = None
+        _WRITERS.add(self)
 
     def submit(self, write: Callable[[], str]) -> Future[str]:
         """Queue a write and return its future.
@@ -31,7 +32,6 @@ class BackgroundWriter:
             CheckpointError: an earlier write failed and nobody was told yet.
         """
         with self._lock:
-            self._after_fork()
             self._raise_failure()
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "agent-checkpoint-writer")
@@ -53,7 +53,6 @@ class BackgroundWriter:
     def wait(self) -> None:
         """Wait until all that was queued is written or has failed."""
         with self._lock:
-            self._after_fork()
             newest = self._newest
         if newest is not None:
             newest.exception()  # the writes run in order: the newest is the last
@@ -89,7 +88,19 @@ class BackgroundWriter:
         if failure is not None:
             raise failure
 
-    def _after_fork(self) -> None:
-        if self._pid != os.getpid():  # threads stay behind in the parent
-            self._pid = os.getpid()
-            self._executor = self._newest = None
+    def _begin_anew(self) -> None:
+        # Threads stay behind in the parent, and one of them may have held the lock.
+        self._lock = threading.Lock()
+        self._executor = self._newest = None
+
+
+_WRITERS: WeakSet[BackgroundWriter] = WeakSet()
+
+
+def _after_fork() -> None:
+    for writer in _WRITERS:
+        writer._begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

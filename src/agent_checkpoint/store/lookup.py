@@ -22,7 +22,7 @@ from agent_checkpoint.store.store import Store, unknown
 SAME_CONTENT = frozenset({"rollback", "fork"})
 """Kinds of checkpoints that repeat their first parent, and count as it when walking back."""
 
-_SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>\d{1,18})", re.DOTALL)
+_SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTALL)
 
 
 def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:

@@ -28,7 +28,7 @@ class Store:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._format_known = False
+        self._format_allows: set[str] = set()
 
     def write(
         self,
@@ -144,7 +144,8 @@ class Store:
         return ()
 
     def _check_format(self, *, writing: bool = False) -> None:
-        if self._format_known:
+        need = "write" if writing else "read"
+        if need in self._format_allows:
             return None
         entries = self.backend.read(_FORMAT_STREAM, limit=1, newest_first=True)
         if not entries and writing:
@@ -157,13 +158,14 @@ class Store:
                 return self._check_format(writing=True)
         if entries:
             record = open_entry(entries[0].data, "The format record of the store")
-            needed = record.get("write" if writing else "read")
+            needed = record.get(need)
             if not isinstance(needed, int) or needed > FORMAT or record.get("features"):
                 raise FormatError(
                     f"The store has format {needed}, features {record.get('features')}; this "
                     f"version knows format {FORMAT}. Install a newer agent-checkpoint."
                 )
-        self._format_known = writing or bool(entries)
+        if writing or entries:
+            self._format_allows.add(need)
         return None
 
 

@@ -7,15 +7,15 @@ from agent_checkpoint.core import migrations, names, types
 
 @pytest.fixture(autouse=True)
 def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, registry in [
-        (names, "_aliases"),
-        (names, "_classes"),
-        (migrations, "_steps"),
-        (types, "_by_class"),
-        (types, "_by_name"),
-    ]:
-        known = getattr(module, registry)
-        copied = {
-            key: dict(value) if registry == "_steps" else value for key, value in known.items()
-        }
-        monkeypatch.setattr(module, registry, copied)
+    # Classes of other tests must not make the names of ours ambiguous.
+    classes = {
+        name: [
+            known for known in found if (known() or type).__module__.startswith("tests.unit.core")
+        ]
+        for name, found in names._classes.items()
+    }
+    monkeypatch.setattr(names, "_classes", classes)
+    monkeypatch.setattr(names, "_aliases", {})
+    monkeypatch.setattr(migrations, "_steps", {})
+    monkeypatch.setattr(types, "_by_class", {})
+    monkeypatch.setattr(types, "_by_name", {})

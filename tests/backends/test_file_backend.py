@@ -1,0 +1,490 @@
+"""What the file backend promises beyond the contract: its layout, its modes, its manners."""
+
+import errno
+import hashlib
+import os
+import resource
+import stat
+import sys
+import tempfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, FileBackend
+from agent_checkpoint.backends.file_names import directory_name
+from agent_checkpoint.backends.posix import locked, os_errors, write_new
+from agent_checkpoint.errors import ConflictError, InvalidInputError, StorageError
+from agent_checkpoint.records import Entry
+
+OBJECT = hashlib.sha256(b"object").hexdigest()
+NOBODY = 65534
+
+
+@pytest.fixture
+def backend(tmp_path):
+    return FileBackend(tmp_path / "store")
+
+
+@pytest.fixture
+def open_umask():
+    usual = os.umask(0)
+    yield
+    os.umask(usual)
+
+
+def everything(path):
+    """All paths below, with their type and content, to see whether anything changed."""
+    return {
+        item: (stat.filemode(item.lstat().st_mode), item.read_bytes() if item.is_file() else None)
+        for item in sorted(path.rglob("*"))
+    }
+
+
+def mode(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+# -- layout --------------------------------------------------------------------------------------
+
+
+def test_layout(backend):
+    backend.append("key/session_1", b"one", objects={OBJECT: b"object"})
+    backend.append("key/session_1", b"two")
+    backend.append("fx/session_1", b"effect")
+    assert (backend.path / "session_1" / "1.json").read_bytes() == b"one"
+    assert (backend.path / "session_1" / "2.json").read_bytes() == b"two"
+    assert (backend.path / ".fx%2fsession_1" / "1.json").read_bytes() == b"effect"
+    assert (backend.path / "objects" / OBJECT[:2] / OBJECT).read_bytes() == b"object"
+    assert sorted(item.name for item in backend.path.iterdir()) == [
+        ".fx%2fsession_1",
+        ".lock",
+        ".tmp",
+        "objects",
+        "session_1",
+    ]
+    assert os.listdir(backend.path / "session_1") != []
+    assert os.listdir(backend.path / ".tmp") == []
+
+
+def test_a_short_plain_name_has_no_names_file_and_no_last(backend):
+    backend.append("key/plain", b"one")
+    assert os.listdir(backend.path / "plain") == ["1.json"]
+
+
+@pytest.mark.parametrize("key", ["Capitals", "k" * 500, "objects", "A\r\nB"])
+def test_a_name_that_was_cut_is_kept_in_a_file(backend, key):
+    backend.append(f"key/{key}", b"one")
+    folder = backend.path / directory_name(f"key/{key}")
+    assert sorted(os.listdir(folder)) == ["1.json", "name"]
+    assert (folder / "name").read_bytes() == f"key/{key}".encode()
+    assert list(FileBackend(backend.path).streams()) == [f"key/{key}"]
+
+
+def test_last_is_the_highest_number_that_was_removed(backend):
+    for _ in range(4):
+        backend.append("key/a", b"x")
+    last = backend.path / "a" / "last"
+    backend.remove("key/a", [2])
+    assert not last.exists()
+    backend.remove("key/a", [4])
+    assert last.read_bytes() == b"4\n"
+    backend.remove("key/a", [3])
+    assert last.read_bytes() == b"4\n"
+    assert backend.append("key/a", b"x") == 5
+    backend.remove("key/a", [1, 5])
+    assert last.read_bytes() == b"5\n"
+    assert sorted(os.listdir(backend.path / "a")) == ["last"]
+
+
+def test_a_manager_writes_readable_files(tmp_path):
+    manager = CheckpointManager(backend="file", path=tmp_path / "store")
+    manager.save("session_1", {"notes": ["hello"]})
+    text = (tmp_path / "store" / "session_1" / "1.json").read_text()
+    assert '"notes"' in text
+    assert '"hello"' in text
+    assert text.count("\n") > 5
+
+
+def test_nothing_is_kept_in_memory(backend):
+    """Two openings of one directory are one store."""
+    other = FileBackend(backend.path)
+    assert backend.append("key/a", b"one") == 1
+    assert other.append("key/a", b"two", after=1) == 2
+    with pytest.raises(ConflictError):
+        backend.append("key/a", b"three", after=1)
+    other.remove("key/a", [1, 2])
+    assert backend.read("key/a") == []
+    assert backend.append("key/a", b"three", after=0) == 3
+
+
+def test_a_relative_path_is_bound_when_it_is_opened(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    backend = FileBackend("store")
+    monkeypatch.chdir(tmp_path / "there")
+    backend.append("key/a", b"one")
+    assert (tmp_path / "here" / "store" / "a" / "1.json").exists()
+    assert os.listdir(tmp_path / "there") == []
+
+
+# -- A14: modes ----------------------------------------------------------------------------------
+
+
+def test_everything_is_private_also_under_umask_0(tmp_path, open_umask):
+    backend = FileBackend(tmp_path / "new" / "parents" / "store")
+    backend.append("key/a", b"one", objects={OBJECT: b"object"})
+    backend.append("key/Cut", b"one")
+    backend.append("key/a", b"two")
+    backend.remove("key/a", [2])
+    backend.put_objects({hashlib.sha256(b"x").hexdigest(): b"x"})
+    seen = [tmp_path / "new", *(tmp_path / "new").rglob("*")]
+    assert {mode(item) for item in seen if item.is_dir()} == {0o700}
+    assert {mode(item) for item in seen if item.is_file()} == {0o600}
+    assert {".lock", "last", "name", "1.json", OBJECT} <= {item.name for item in seen}
+
+
+def test_temporary_files_are_private_from_the_start(tmp_path, open_umask):
+    path = write_new(tmp_path, b"data")
+    assert mode(path) == 0o600
+    assert path.read_bytes() == b"data"
+
+
+def test_the_mode_of_a_directory_that_was_there_is_left_alone(tmp_path):
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o750)
+    FileBackend(tmp_path / "store").append("key/a", b"one")
+    assert mode(tmp_path / "store") == 0o750
+    assert mode(tmp_path / "store" / "a") == 0o700
+
+
+# -- what others put there -----------------------------------------------------------------------
+
+
+def test_foreign_files_in_the_store_are_ignored(backend, tmp_path):
+    backend.append("key/a", b"one")
+    (backend.path / "README").write_bytes(b"mine")
+    (backend.path / ".DS_Store").write_bytes(b"\0")
+    (backend.path / "notes").mkdir()
+    (backend.path / "Capitals").mkdir()
+    (backend.path / "Capitals" / "1.json").write_bytes(b"{}")
+    (backend.path / ".git").mkdir()
+    (backend.path / ".git" / "1.json").write_bytes(b"{}")
+    (backend.path / "x~0123").mkdir()
+    (backend.path / "x~0123" / "1.json").write_bytes(b"{}")
+    (backend.path / "%zz").mkdir()
+    (backend.path / "%zz" / "1.json").write_bytes(b"{}")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "1.json").write_bytes(b"{}")
+    (backend.path / "link").symlink_to(outside)
+    (backend.path / "broken").symlink_to(tmp_path / "nowhere")
+    assert list(backend.streams()) == ["key/a"]
+    assert backend.append("key/a", b"two") == 2
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS allows no such names")
+def test_a_foreign_name_that_is_not_utf_8_is_ignored(backend):
+    backend.append("key/a", b"one")
+    folder = os.fsencode(backend.path) + b"/\xff\xfe"
+    os.mkdir(folder)
+    with open(folder + b"/1.json", "wb"):
+        pass
+    assert list(backend.streams()) == ["key/a"]
+
+
+@pytest.mark.parametrize("name", ["key/other", "bad", "", "key/\ud800"])
+def test_a_names_file_that_does_not_fit_its_directory_is_not_believed(backend, name):
+    backend.append("key/Cut", b"one")
+    folder = backend.path / directory_name("key/Cut")
+    (folder / "name").write_bytes(name.encode("utf-8", "surrogatepass"))
+    assert list(backend.streams()) == []
+    assert backend.read("key/Cut") == [Entry(1, b"one")]
+
+
+def test_foreign_files_in_a_stream_are_ignored(backend, tmp_path):
+    backend.append("key/a", b"one")
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"not for this store")
+    folder = backend.path / "a"
+    for name in ("0.json", "02.json", "-3.json", "4.json.bak", "x.json", "5", ".6.json", "7.JSON"):
+        (folder / name).write_bytes(b"foreign")
+    (folder / "8.json").symlink_to(secret)
+    (folder / "9.json").mkdir()
+    os.mkfifo(folder / "10.json")
+    (folder / "11.json").symlink_to(tmp_path / "nowhere")
+    assert backend.read("key/a") == [Entry(1, b"one")]
+    assert backend.read("key/a", newest_first=True, limit=1) == [Entry(1, b"one")]
+    # Their numbers are not used, or a writer would try the same one for ever.
+    assert backend.append("key/a", b"two", after=1) == 12
+    backend.remove("key/a", range(20))
+    assert backend.read("key/a") == []
+    assert secret.read_bytes() == b"not for this store"
+    assert (folder / "8.json").is_symlink()
+    assert backend.append("key/a", b"three", after=0) == 13
+
+
+def test_a_number_beyond_all_that_were_given_out_stops_appends(backend):
+    """Else the next entry would get a number that is not read back."""
+    backend.append("key/a", b"one")
+    (backend.path / "a" / ("9" * 18 + ".json")).write_bytes(b"foreign")
+    with pytest.raises(StorageError, match="number"):
+        backend.append("key/a", b"two")
+
+
+def test_foreign_files_among_the_objects_are_ignored(backend):
+    backend.put_objects({OBJECT: b"object"})
+    (backend.path / "objects" / "README").write_bytes(b"mine")
+    (backend.path / "objects" / OBJECT[:2] / ".DS_Store").write_bytes(b"mine")
+    (backend.path / "objects" / OBJECT[:2] / ("ab" * 32)).mkdir()
+    (backend.path / "objects" / "zz").symlink_to(backend.path)
+    assert [info.id for info in backend.list_objects()] == [OBJECT]
+    manager = CheckpointManager(backend)
+    manager.save("a", {})
+    assert manager.gc().objects == 1
+    assert list(backend.list_objects()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-4\n", b"4.5", b"1_0", b"\xff", b"9" * 30])
+def test_a_damaged_last_stops_appends_and_says_what_to_do(backend, content):
+    """Guessing could give a number out twice."""
+    for _ in range(3):
+        backend.append("key/a", b"x")
+    backend.remove("key/a", [3])
+    last = backend.path / "a" / "last"
+    last.write_bytes(content)
+    with pytest.raises(StorageError, match="damaged; write into it the highest number") as caught:
+        backend.append("key/a", b"x")
+    assert str(last) in str(caught.value)
+    assert [entry.seq for entry in backend.read("key/a")] == [1, 2]
+    assert backend.append("key/b", b"x") == 1
+    last.write_bytes(b"3")
+    assert backend.append("key/a", b"x") == 4
+
+
+# -- leftovers of writers that died ---------------------------------------------------------------
+
+
+def leave_behind(backend):
+    (backend.path / ".tmp" / "file").write_bytes(b"half")
+    (backend.path / ".tmp" / "folder").mkdir()
+    (backend.path / ".tmp" / "folder" / "name").write_bytes(b"key/Half")
+
+
+@pytest.mark.parametrize("sweep", ["remove", "delete_objects"])
+def test_leftovers_are_swept_by_what_holds_the_lock_alone(backend, sweep):
+    backend.append("key/a", b"one")
+    leave_behind(backend)
+    backend.append("key/a", b"two")
+    backend.append("key/New", b"one")
+    backend.put_objects({OBJECT: b"object"})
+    assert sorted(os.listdir(backend.path / ".tmp")) == ["file", "folder"]
+    if sweep == "remove":
+        backend.remove("key/a", [1])
+    else:
+        backend.delete_objects([])
+    assert os.listdir(backend.path / ".tmp") == []
+
+
+def test_nothing_is_swept_while_a_writer_holds_the_lock(backend):
+    backend.append("key/a", b"one")
+    leave_behind(backend)
+    remover = threading.Thread(target=backend.remove, args=("key/a", [1]))
+    with locked(backend.path / ".lock", exclusive=False):
+        remover.start()
+        remover.join(0.2)
+        assert remover.is_alive()
+        assert sorted(os.listdir(backend.path / ".tmp")) == ["file", "folder"]
+        assert [entry.seq for entry in backend.read("key/a")] == [1]
+        assert backend.append("key/a", b"two") == 2  # writers share
+    remover.join()
+    assert os.listdir(backend.path / ".tmp") == []
+    assert [entry.seq for entry in backend.read("key/a")] == [2]
+
+
+def test_a_failed_append_leaves_no_temporary_file(backend):
+    backend.append("key/a", b"one")
+    with pytest.raises(ConflictError):
+        backend.append("key/a", b"two", after=7, objects={OBJECT: b"object"})
+    assert os.listdir(backend.path / ".tmp") == []
+
+
+# -- reading changes nothing ---------------------------------------------------------------------
+
+
+def test_a_missing_directory_reads_as_empty_and_is_not_made(tmp_path):
+    backend = FileBackend(tmp_path / "missing")
+    manager = CheckpointManager(backend)
+    assert backend.read("key/a") == []
+    assert list(backend.streams()) == []
+    assert list(backend.list_objects()) == []
+    assert backend.get_objects([OBJECT]) == {}
+    assert backend.missing_objects([OBJECT]) == {OBJECT}
+    assert manager.list_keys() == []
+    assert manager.verify().ok
+    assert manager.stats()["checkpoints"] == 0
+    with pytest.raises(KeyError):
+        manager.load("a", {})
+    with pytest.raises(KeyError):
+        manager.history("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_removing_from_a_missing_directory_does_not_make_it(tmp_path):
+    backend = FileBackend(tmp_path / "missing")
+    backend.remove("key/a", [1])
+    backend.delete_objects([OBJECT])
+    CheckpointManager(backend).gc()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_changes_nothing(backend):
+    manager = CheckpointManager(backend)
+    cid = manager.save("a", {"x": 1})
+    manager.save("a", {"x": 2})
+    manager.delete("a", cid)
+    before = everything(backend.path)
+    manager = CheckpointManager(FileBackend(backend.path))
+    state = {}
+    manager.load("a", state)
+    manager.history("a")
+    manager.list_keys()
+    manager.verify()
+    manager.stats()
+    manager.diff("a", agent={"x": 3})
+    assert everything(backend.path) == before
+
+
+@contextmanager
+def read_only_for_us(path):
+    """Make a directory read-only; root, who may write anywhere, becomes nobody for a while."""
+    for item in [path, *path.rglob("*")]:
+        item.chmod(0o500 if item.is_dir() else 0o400)
+        if os.geteuid() == 0:
+            os.chown(item, NOBODY, NOBODY)
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        if was_root:
+            os.seteuid(0)
+        for item in [path, *path.rglob("*")]:
+            item.chmod(0o700 if item.is_dir() else 0o600)
+
+
+def test_a_read_only_store_can_be_read():
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o711)
+        path = Path(place, "store")
+        CheckpointManager(backend="file", path=path).save("Session", {"x": 1})
+        before = everything(path)
+        with read_only_for_us(path):
+            manager = CheckpointManager(backend="file", path=path)
+            assert manager.state_dict("Session") == {"x": 1}
+            assert manager.list_keys() == ["Session"]
+            assert len(manager.history("Session")) == 1
+            assert manager.verify().ok
+            with pytest.raises(StorageError, match="Check who owns the store") as caught:
+                manager.save("Session", {"x": 2})
+            assert not caught.value.retryable
+            assert isinstance(caught.value.__cause__, PermissionError)
+            with pytest.raises(StorageError):
+                manager.delete("Session")
+        assert everything(path) == before
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+def test_a_path_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InvalidInputError, match="not a directory") as caught:
+        FileBackend(tmp_path / "file")
+    assert str(tmp_path / "file") in str(caught.value)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_path_with_a_nul_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="NUL"):
+        FileBackend(f"{tmp_path}/a\0b")
+
+
+@pytest.mark.parametrize("path", ["file/below", "x" * 300])
+def test_a_path_that_cannot_be_made_is_a_storage_error(tmp_path, path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StorageError) as caught:
+        FileBackend(tmp_path / path).append("key/a", b"one")
+    assert str(tmp_path) in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+@contextmanager
+def limited(which, soft):
+    usual = resource.getrlimit(which)
+    resource.setrlimit(which, (soft, usual[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(which, usual)
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(backend):
+    """The kernel writes the first part and then refuses: the part is not left behind."""
+    backend.append("key/a", b"one")
+    with limited(resource.RLIMIT_FSIZE, 4096), pytest.raises(StorageError) as caught:
+        backend.append("key/a", b"x" * 10_000)
+    assert caught.value.__cause__.errno == errno.EFBIG
+    assert "'key/a'" in str(caught.value)
+    assert backend.read("key/a") == [Entry(1, b"one")]
+    assert os.listdir(backend.path / ".tmp") == []
+    assert backend.append("key/a", b"x" * 10_000) == 2
+
+
+def test_too_many_open_files_is_worth_a_retry(backend):
+    backend.append("key/a", b"one")
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    with limited(resource.RLIMIT_NOFILE, lowest_free), pytest.raises(StorageError) as caught:
+        backend.append("key/a", b"two")
+    assert caught.value.retryable
+    with limited(resource.RLIMIT_NOFILE, lowest_free), pytest.raises(StorageError) as caught:
+        backend.read("key/a")
+    assert caught.value.retryable
+    assert backend.append("key/a", b"two") == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "advice", "retryable"),
+    [
+        (errno.ENOSPC, "Free some space; what was saved before is intact.", False),
+        (errno.EDQUOT, "Free some of your quota; what was saved before is intact.", False),
+        (errno.EROFS, "The file system is read-only.", False),
+        (errno.EACCES, "Check who owns the store.", False),
+        (errno.EMFILE, "", True),
+        (errno.ENOLCK, "", True),
+        (errno.EIO, "", False),
+    ],
+)
+def test_an_os_error_becomes_a_storage_error_with_advice(number, advice, retryable):
+    cause = OSError(number, os.strerror(number), "/a/path")
+    with pytest.raises(StorageError) as caught, os_errors("write it"):
+        raise cause
+    assert str(caught.value) == f"Cannot write it: {os.strerror(number)}. {advice}".strip()
+    assert caught.value.retryable is retryable
+    assert caught.value.__cause__ is cause
+
+
+def test_a_stream_directory_that_is_a_file_is_a_storage_error(backend):
+    backend.append("key/a", b"one")
+    (backend.path / "b").write_bytes(b"in the way")
+    with pytest.raises(StorageError):
+        backend.append("key/b", b"one")
+    with pytest.raises(StorageError):
+        backend.read("key/b")
+    assert (backend.path / "b").read_bytes() == b"in the way"
+    assert list(backend.streams()) == ["key/a"]

@@ -1,0 +1,108 @@
+"""From a name or a URL to a backend."""
+
+import sys
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, FileBackend, MemoryBackend
+from agent_checkpoint.backends.opening import open_backend, open_url
+from agent_checkpoint.errors import InvalidInputError
+
+
+def test_backends_by_name(tmp_path):
+    assert isinstance(open_backend("memory"), MemoryBackend)
+    backend = open_backend("file", tmp_path / "store")
+    assert isinstance(backend, FileBackend)
+    assert backend.path == tmp_path / "store"
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "message"),
+    [
+        ("memory", "somewhere", "takes no path"),
+        ("file", None, "needs a directory"),
+        ("files", None, "Unknown backend 'files'"),
+        ("", None, "Unknown backend ''"),
+        ("Memory", None, "Unknown backend"),
+    ],
+)
+def test_names_that_open_nothing(name, path, message):
+    with pytest.raises(InvalidInputError, match=message):
+        open_backend(name, path)
+
+
+def test_backends_by_url(tmp_path):
+    assert isinstance(open_url("memory://"), MemoryBackend)
+    for url in (f"file://{tmp_path}/store", f"file://localhost{tmp_path}/store"):
+        backend = open_url(url)
+        assert isinstance(backend, FileBackend)
+        assert backend.path == tmp_path / "store"
+    assert open_url(f"file://{tmp_path}/a%20b%23c").path == tmp_path / "a b#c"
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("checkpoints", 'backend="file", path='),
+        ("", "not a store URL"),
+        ("/var/checkpoints", "not a store URL"),
+        ("file:/var/checkpoints", "not a store URL"),
+        ("file://", "must be file:///absolute/path"),
+        ("file://elsewhere/path", "must be file:///absolute/path"),
+        ("file:///path?durability=fast", "must be file:///absolute/path"),
+        ("file:///path#2", "must be file:///absolute/path"),
+        ("file://[", "must be file:///absolute/path"),
+        ("file:///a%00b", "NUL"),
+        ("nowhere://host/path", "No backend is registered for nowhere:// URLs"),
+    ],
+)
+def test_urls_that_open_nothing(url, message):
+    with pytest.raises(InvalidInputError) as caught:
+        open_url(url)
+    assert message in str(caught.value)
+
+
+def test_a_password_in_a_url_is_not_repeated():
+    with pytest.raises(InvalidInputError) as caught:
+        open_url("nowhere://user:hunter2@host/path")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.fixture
+def installed_package(tmp_path, monkeypatch):
+    """A package that registers the scheme `shelf`, as pip would install it."""
+    site = tmp_path / "site"
+    info = site / "shelf-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shelf\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[agent_checkpoint.backends]\nshelf = shelf_of_tests:open_shelf\n"
+    )
+    (site / "shelf_of_tests.py").write_text(
+        "from agent_checkpoint import MemoryBackend\n"
+        "class Shelf(MemoryBackend):\n"
+        "    def __init__(self, url):\n"
+        "        super().__init__()\n"
+        "        self.url = url\n"
+        "def open_shelf(url):\n"
+        "    return Shelf(url)\n"
+    )
+    monkeypatch.syspath_prepend(str(site))
+    yield
+    sys.modules.pop("shelf_of_tests", None)
+
+
+@pytest.mark.usefixtures("installed_package")
+def test_an_installed_package_brings_a_scheme():
+    backend = open_url("shelf://top?row=2")
+    assert type(backend).__name__ == "Shelf"
+    assert backend.url == "shelf://top?row=2"
+
+
+@pytest.mark.usefixtures("installed_package")
+def test_a_manager_opens_a_registered_scheme():
+    manager = CheckpointManager("shelf://top")
+    manager.save("a", {"x": 1})
+    assert manager.state_dict("a") == {"x": 1}
+    with pytest.raises(InvalidInputError):
+        open_url("shelves://top")

@@ -1,0 +1,219 @@
+"""The secret under which pickles are sealed: made once, private, outside every store."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import StateError, UntrustedDataError
+from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.seal import check_seal, make_seal, secret_file
+
+DATA = b"pickled"
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the user's config directory, which does not exist yet."""
+    folder = tmp_path / "config"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
+    monkeypatch.delenv("AGENT_CHECKPOINT_SECRET", raising=False)
+    return folder
+
+
+def place(config: Path, content: bytes = b"0" * 64, mode: int = 0o600) -> Path:
+    """Put a secret file where the library looks for it."""
+    path = config / "agent-checkpoint" / "secret"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    path.chmod(mode)
+    return path
+
+
+class TestSecretFile:
+    def test_it_is_made_when_first_needed_and_kept(self, config: Path) -> None:
+        seal = make_seal(DATA)
+        path = config / "agent-checkpoint" / "secret"
+        assert secret_file() == path
+        content = path.read_bytes()
+        assert len(content.strip()) == 64
+        assert make_seal(DATA) == seal
+        check_seal(DATA, seal)
+        assert path.read_bytes() == content
+
+    @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+    def test_nobody_else_can_read_it(self, config: Path, umask: int) -> None:
+        before = os.umask(umask)
+        try:
+            make_seal(DATA)
+        finally:
+            os.umask(before)
+        path = secret_file()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+    def test_no_other_file_is_left_beside_it(self, config: Path) -> None:
+        make_seal(DATA)
+        assert os.listdir(secret_file().parent) == ["secret"]
+
+    def test_readable_states_need_none(self, config: Path) -> None:
+        decode_state(encode_state({"a": (1, 2)}, "agent"), "agent")
+        assert not config.exists()
+
+    def test_checking_a_seal_makes_none(self, config: Path) -> None:
+        with pytest.raises(UntrustedDataError, match=r"no secret here.*AGENT_CHECKPOINT_SECRET"):
+            check_seal(DATA, "0" * 64)
+        assert not config.exists()
+
+    def test_two_users_have_two_secrets(self, config: Path, monkeypatch: Any) -> None:
+        seal = make_seal(DATA)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(config.parent / "other"))
+        assert make_seal(DATA) != seal
+
+    @pytest.mark.parametrize("config_home", ["", "relative/path"])
+    def test_without_a_config_home_it_is_below_the_home(
+        self, tmp_path: Path, monkeypatch: Any, config_home: str
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CONFIG_HOME", config_home)
+        assert secret_file() == tmp_path / ".config" / "agent-checkpoint" / "secret"
+
+
+class TestEnvironment:
+    def test_the_secret_of_the_environment_wins(self, config: Path, monkeypatch: Any) -> None:
+        by_file = make_seal(DATA)
+        monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "from the environment")
+        assert make_seal(DATA) != by_file
+        check_seal(DATA, make_seal(DATA))
+        with pytest.raises(UntrustedDataError):
+            check_seal(DATA, by_file)
+
+    def test_no_file_is_made_then(self, config: Path, monkeypatch: Any) -> None:
+        monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "from the environment")
+        make_seal(DATA)
+        assert not config.exists()
+
+    def test_an_empty_one_counts_as_none(self, config: Path, monkeypatch: Any) -> None:
+        monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "")
+        make_seal(DATA)
+        assert secret_file().exists()
+
+    def test_it_may_hold_any_bytes(self, config: Path, monkeypatch: Any) -> None:
+        monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "é\udcff")
+        check_seal(DATA, make_seal(DATA))
+
+
+class TestRefusedFiles:
+    @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610])
+    def test_one_that_others_may_read_is_refused(self, config: Path, mode: int) -> None:
+        path = place(config, mode=mode)
+        for use in (make_seal, lambda data: check_seal(data, "0" * 64)):
+            with pytest.raises(StateError, match=r"others may read .*secret.*chmod 600"):
+                use(DATA)
+        assert path.read_bytes() == b"0" * 64
+
+    @pytest.mark.parametrize("content", [b"", b"short", b" " * 64, b"\n"])
+    def test_a_damaged_one_is_refused_and_not_replaced(self, config: Path, content: bytes) -> None:
+        path = place(config, content)
+        for use in (make_seal, lambda data: check_seal(data, "0" * 64)):
+            with pytest.raises(StateError, match="damaged"):
+                use(DATA)
+        assert path.read_bytes() == content
+
+    def test_a_link_is_refused(self, config: Path, tmp_path: Path) -> None:
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.write_bytes(b"0" * 64)
+        elsewhere.chmod(0o600)
+        (config / "agent-checkpoint").mkdir(parents=True)
+        (config / "agent-checkpoint" / "secret").symlink_to(elsewhere)
+        with pytest.raises(StateError, match="cannot be used"):
+            make_seal(DATA)
+
+    def test_a_directory_in_its_place_is_refused(self, config: Path) -> None:
+        (config / "agent-checkpoint" / "secret").mkdir(parents=True, mode=0o700)
+        with pytest.raises(StateError, match="cannot be used"):
+            make_seal(DATA)
+
+    def test_a_config_home_that_is_no_directory_is_reported(self, config: Path) -> None:
+        config.write_text("a file")
+        with pytest.raises(StateError, match=r"cannot be used.*Set AGENT_CHECKPOINT_SECRET"):
+            make_seal(DATA)
+
+    def test_the_path_of_the_value_is_named(self, config: Path) -> None:
+        place(config, mode=0o644)
+        with pytest.raises(StateError, match=r"^agent\.a\[0\] needs a sealed pickle"):
+            encode_state({"a": [range(3)]}, "agent")
+
+    def test_without_a_home_there_is_a_clear_error(self, monkeypatch: Any) -> None:
+        def no_home() -> Path:
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("XDG_CONFIG_HOME")
+        monkeypatch.setattr(Path, "home", no_home)
+        for use in (make_seal, lambda data: check_seal(data, "")):
+            with pytest.raises(StateError, match="AGENT_CHECKPOINT_SECRET"):
+                use(DATA)
+
+
+class TestSeals:
+    @pytest.mark.parametrize("seal", [None, "", "0" * 64, 5, [], {}, "é", "\ud800"])
+    def test_what_is_not_the_seal_is_refused(self, config: Path, seal: Any) -> None:
+        make_seal(DATA)
+        with pytest.raises(UntrustedDataError, match=r"trust_pickle=True"):
+            check_seal(DATA, seal)
+
+    def test_the_seal_of_other_data_is_refused(self, config: Path) -> None:
+        with pytest.raises(UntrustedDataError):
+            check_seal(DATA + b".", make_seal(DATA))
+
+    def test_the_seal_is_no_plain_hmac_of_the_data(self, config: Path, monkeypatch: Any) -> None:
+        # A user's secret may serve other programs too: what they sign must not be a seal here.
+        import hashlib
+        import hmac
+
+        monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "shared")
+        with pytest.raises(UntrustedDataError):
+            check_seal(DATA, hmac.new(b"shared", DATA, hashlib.sha256).hexdigest())
+
+    def test_messages_do_not_quote_the_secret(self, config: Path, monkeypatch: Any) -> None:
+        monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "hunter2-hunter2")
+        with pytest.raises(UntrustedDataError) as caught:
+            check_seal(DATA, "0" * 64)
+        assert "hunter2" not in str(caught.value)
+
+
+class TestRace:
+    def test_creators_at_the_same_time_agree_on_one_secret(self, config: Path) -> None:
+        start, seals = threading.Barrier(8), []
+
+        def create() -> None:
+            start.wait()
+            seals.append(make_seal(DATA))
+
+        threads = [threading.Thread(target=create) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(seals) == 8
+        assert len(set(seals)) == 1
+        assert os.listdir(secret_file().parent) == ["secret"]
+
+    def test_the_secret_of_another_process_that_was_first_counts(
+        self, config: Path, monkeypatch: Any
+    ) -> None:
+        link = os.link
+
+        def late(source: Any, target: Any, **options: Any) -> None:
+            Path(target).write_bytes(b"1" * 64)
+            Path(target).chmod(0o600)
+            link(source, target, **options)
+
+        monkeypatch.setattr(os, "link", late)
+        seal = make_seal(DATA)
+        assert secret_file().read_bytes() == b"1" * 64
+        check_seal(DATA, seal)
+        assert os.listdir(secret_file().parent) == ["secret"]
