@@ -55,8 +55,9 @@ $(VENV)/.package: pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 	  echo "'$(PYTHON) -m venv' failed, see above. Debian and Ubuntu keep it in a package of its own:" >&2; \
 	  echo "'apt-get install python3-venv', or name another Python with PYTHON=…" >&2; exit 1; }
-	$(PIP) install --upgrade 'pip>=25.1'
-	$(PIP) install --editable .
+	@echo "Setting up $(VENV): once, for less than a minute."
+	@$(PIP) install --upgrade 'pip>=25.1'
+	@$(PIP) install --editable .
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.package

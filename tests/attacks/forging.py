@@ -15,6 +15,9 @@ class Poison:
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self  # capturing it does no harm
+
     def __reduce__(self) -> Any:
         return os.mkdir, (str(self.marker),)
 

@@ -124,7 +124,7 @@ def test_an_altered_entry_is_never_loaded(altered):
     manager = medium.fresh_manager()
     loaded = {"untouched": True}
     for name in (ids[ALTERED - 1], f"key@{ALTERED}", "key~2"):
-        with pytest.raises(IntegrityError, match=f"Checkpoint 'key'@{ALTERED}") as caught:
+        with pytest.raises(IntegrityError, match=f"checkpoint 'key@{ALTERED}'") as caught:
             manager.load("key", loaded, checkpoint_id=name)
         assert "a value" not in str(caught.value)
     with pytest.raises(IntegrityError):
@@ -150,7 +150,7 @@ def test_history_and_verify_name_it(altered):
     rows = manager.history("key")[::-1]
     assert [row["kind"] for row in rows] == ["save", "unreadable", "save", "save"]
     assert rows[ALTERED - 1]["id"] == f"key@{ALTERED}"
-    assert f"'key'@{ALTERED}" in rows[ALTERED - 1]["error"]
+    assert f"'key@{ALTERED}'" in rows[ALTERED - 1]["error"]
     assert [row["id"] for row in rows if row["kind"] == "save"] == ids[:1] + ids[2:]
     report = manager.verify()
     assert report.checkpoints == 2 * ENTRIES
@@ -172,7 +172,7 @@ def test_an_altered_head_stops_neither_saving_nor_pruning(medium):
     manager = medium.fresh_manager()
     before = manager.history("key")[1]["id"]
     medium.write("key", ENTRIES, b"garbage")
-    with pytest.raises(IntegrityError, match=f"'key'@{ENTRIES}"):
+    with pytest.raises(IntegrityError, match=f"'key@{ENTRIES}'"):
         manager.load("key", {})
     with pytest.raises(IntegrityError):
         manager.save("key", {"n": 9}, expected_head=before)
@@ -213,9 +213,9 @@ def test_entries_swapped_between_keys(medium):
     mine, theirs = medium.read("key", 3), medium.read("twin", 3)
     medium.write("key", 3, theirs)
     medium.write("twin", 3, mine)
-    with pytest.raises(IntegrityError, match="'key'@3 belongs to the key 'twin'"):
+    with pytest.raises(IntegrityError, match="'key@3' belongs to the key 'twin'"):
         manager.state_dict("key", "key@3")
-    with pytest.raises(IntegrityError, match="'twin'@3 belongs to the key 'key'"):
+    with pytest.raises(IntegrityError, match="'twin@3' belongs to the key 'key'"):
         manager.state_dict("twin", "twin@3")
     assert [problem.checkpoint for problem in manager.verify().problems] == ["key@3", "twin@3"]
     assert manager.state_dict("key")["n"] == ENTRIES
@@ -239,7 +239,7 @@ def test_a_key_folder_moved_to_another_name(tmp_path):
     manager = CheckpointManager(backend="file", path=tmp_path)
     manager.save("key", {"n": 1})
     (tmp_path / "key").rename(tmp_path / "moved")
-    with pytest.raises(IntegrityError, match="'moved'@1 belongs to the key 'key'"):
+    with pytest.raises(IntegrityError, match="'moved@1' belongs to the key 'key'"):
         manager.load("moved", {})
     with pytest.raises(NotFoundError):
         manager.load("key", {})
@@ -252,7 +252,7 @@ def test_a_newer_format_is_refused(medium):
     body = json.dumps({**json.loads(data), "agent_checkpoint": 2, "sha256": ""})
     newer = sealed_text(body[: body.rindex(", ")].encode())
     medium.write("key", ALTERED, newer)
-    with pytest.raises(FormatError, match=r"'key'@2 has format 2.*Install a newer"):
+    with pytest.raises(FormatError, match=r"'key@2' has format 2.*Install a newer"):
         manager.state_dict("key", f"key@{ALTERED}")
     assert manager.state_dict("key")["n"] == ENTRIES
     assert [problem.checkpoint for problem in manager.verify().problems] == [f"key@{ALTERED}"]

@@ -99,6 +99,48 @@ def test_processes_saving_to_keys_of_their_own(tmp_path):
         check_all_there(tmp_path, key, {name: told[name]}, 100)
 
 
+BEGINNER = """
+import sys
+from agent_checkpoint import FileBackend
+
+backend = FileBackend(sys.argv[1])
+print("ready", flush=True)
+for number in range(int(sys.argv[2])):
+    sys.stdin.readline()  # all begin each stream together
+    for kind in ("key/plain", "key/Cut"):
+        print(backend.append(f"{kind}{number}", b"entry"), flush=True)
+"""
+
+
+def test_processes_beginning_the_same_streams(tmp_path):
+    """A stream that comes into being under several hands is one, and nobody's append fails."""
+    number, together = 60, 4
+    beginners = [
+        subprocess.Popen(
+            [sys.executable, "-c", BEGINNER, tmp_path, str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(together)
+    ]
+    try:
+        for beginner in beginners:
+            assert beginner.stdout.readline() == "ready\n"
+        for _ in range(number):
+            for beginner in beginners:
+                beginner.stdin.write("go\n")
+                beginner.stdin.flush()
+            told = [[b.stdout.readline(), b.stdout.readline()] for b in beginners]
+            assert sorted(one for one, _ in told) == ["1\n", "2\n", "3\n", "4\n"]
+            assert sorted(two for _, two in told) == ["1\n", "2\n", "3\n", "4\n"]
+    finally:
+        for beginner in beginners:
+            beginner.stdin.close()
+            beginner.stdout.close()
+            beginner.wait(LONGEST_WAIT)
+
+
 @pytest.mark.parametrize(
     ("processes", "number"), [(3, 5), pytest.param(8, 25, marks=pytest.mark.slow)]
 )

@@ -15,7 +15,7 @@ from agent_checkpoint.core.diff import diff_states, same
 from agent_checkpoint.store import json_text
 from agent_checkpoint.store.json_text import read_json, write_json
 from tests.exact import alike, through_json
-from tests.properties.values import changed, fields, json_trees, values
+from tests.properties.values import any_text, changed, fields, json_trees, values
 
 # The strategies nest deeply, which hypothesis takes for slow; functions use no fixture per example.
 ours = settings(
@@ -79,7 +79,7 @@ def test_encoding_twice_gives_the_same_bytes(value: Any) -> None:
 
 @pytest.mark.skipif(json_text.orjson is None, reason="orjson is not installed")
 @ours
-@given(values, st.booleans())
+@given(values | st.lists(st.floats() | any_text), st.booleans())
 def test_the_bytes_are_the_same_with_and_without_orjson(value: Any, indent: bool) -> None:
     tree = encode_state({"value": value}, "agent")
     fast = write_json(tree, indent=indent)

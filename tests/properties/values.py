@@ -113,7 +113,10 @@ ZONES = [
     if key in available_timezones()
 ]
 
-any_text = st.text(st.characters(exclude_categories=()), max_size=8)
+any_text = st.one_of(
+    st.text(st.characters(exclude_categories=()), max_size=8),
+    st.text(st.sampled_from('aé漢🎉$\\"/\n\x00\x7f\ud800\udfff\ud83d\ude00'), max_size=4),
+)
 """Text with every code point, lone surrogates too."""
 
 look_alikes = st.sampled_from(
@@ -203,6 +206,8 @@ arrays = np_st.arrays(
 leaves = _shortly(
     st.one_of(
         hashable_leaves,
+        st.floats(),
+        any_text,
         st.binary(max_size=8).map(bytearray),
         st.just(Decimal("sNaN")),
         arrays,
@@ -224,19 +229,13 @@ def _containers(inner: "st.SearchStrategy[Any]") -> "st.SearchStrategy[Any]":
         pairs,
         st.dictionaries(look_alikes, inner, max_size=1),
         pairs.map(OrderedDict),
-        st.builds(_counter, pairs),
+        st.dictionaries(keys, st.integers(), max_size=3).map(Counter),
         st.builds(defaultdict, st.sampled_from([None, list, dict, int, set, str]), pairs),
         st.builds(Note, inner, inner, few),
         st.builds(Point, inner, inner),
         st.builds(Cell, inner, inner),
         st.builds(Form, title=inner, rows=inner) | st.builds(Form, extra=inner),
     )
-
-
-def _counter(pairs: "dict[Any, Any]") -> "Counter[Any]":
-    counter: Counter[Any] = Counter()
-    dict.update(counter, pairs)
-    return counter
 
 
 values = st.recursive(leaves, _containers, max_leaves=12)

@@ -55,7 +55,9 @@ class FileBackend(Backend):
             InvalidInputError: the path exists and is not a directory, or cannot be one.
             StorageError: the file system refuses to tell.
         """
-        self.path = Path(path).absolute()
+        if not isinstance(path, (str, os.PathLike)):
+            raise InvalidInputError(f"A path is text or a Path, not {type(path).__name__}.")
+        self.path = Path(path).expanduser().absolute()
         if "\0" in str(self.path):
             raise InvalidInputError(f"{show(str(self.path))} is not a path: it has a NUL.")
         with os_errors(f"look at {self.path}"):
@@ -64,6 +66,9 @@ class FileBackend(Backend):
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
+
+    def __repr__(self) -> str:
+        return f"FileBackend({str(self.path)!r})"
 
     # -- objects ---------------------------------------------------------------------------------
 

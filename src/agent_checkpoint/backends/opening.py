@@ -48,8 +48,8 @@ def open_url(url: str) -> Backend:
     opener = _BUILT_IN.get(scheme) or _registered(scheme)
     if opener is None:
         raise InvalidInputError(
-            f"No backend is registered for {scheme}:// URLs. Install the package or the extra "
-            "of agent-checkpoint that brings it."
+            f"No backend is registered for {scheme}:// URLs. This package knows memory:// and "
+            "file://; install the one that brings another."
         )
     return opener(url)
 

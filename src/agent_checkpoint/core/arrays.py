@@ -35,7 +35,7 @@ def encode_array(value: Any) -> JsonValue:
     if array.dtype.names:
         # Bytes between fields are whatever was in memory: never stored, and no difference.
         clean = numpy.zeros(array.shape, array.dtype, order)
-        clean[...] = array
+        _copy_fields(array, clean)
         array = clean
     return {
         "dtype": descr,
@@ -69,10 +69,10 @@ def _descr_of(dtype: Any) -> Any:
         return None
     try:
         descr = _as_lists(dtype_to_descr(dtype))
-        exact = descr_to_dtype(_as_descr(descr)) == dtype
+        again = descr_to_dtype(_as_descr(descr))
     except (TypeError, ValueError):  # fields that overlap, say
         return None
-    return descr if exact else None
+    return descr if again == dtype and again.type is dtype.type else None
 
 
 def _has_metadata(dtype: Any) -> bool:
@@ -80,6 +80,13 @@ def _has_metadata(dtype: Any) -> bool:
     if dtype.subdtype is not None:
         below.append(dtype.subdtype[0])
     return bool(dtype.metadata) or any(map(_has_metadata, below))
+
+
+def _copy_fields(source: Any, target: Any) -> None:
+    if not source.dtype.names:
+        target[...] = source
+    for name in source.dtype.names or ():
+        _copy_fields(source[name], target[name])
 
 
 def _as_lists(descr: Any) -> Any:

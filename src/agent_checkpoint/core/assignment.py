@@ -15,8 +15,7 @@ Undo = Callable[[], object]
 class Assignments:
     """Steps that are collected first, then made in order, and taken back if one fails."""
 
-    def __init__(self, *, exact: bool = False) -> None:
-        self.exact = exact
+    def __init__(self) -> None:
         self._steps: list[Callable[[], Undo]] = []
 
     def set(self, target: Any, name: str, value: Any, path: str) -> None:

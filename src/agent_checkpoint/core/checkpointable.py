@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from agent_checkpoint.core.names import ask_class, name_of, register_class
-from agent_checkpoint.core.stateful import META, LoadResult
+from agent_checkpoint.core.stateful import META, VERSION_FORM, LoadResult
 from agent_checkpoint.core.trouble import Trouble, troubles
+from agent_checkpoint.records import show
 
 Self = TypeVar("Self", bound="Checkpointable")
 
@@ -62,9 +63,13 @@ class Checkpointable:
         Raises:
             StateError: a value cannot be copied.
         """
-        from agent_checkpoint.core.loading import clone
+        from agent_checkpoint.core.copying import cloned
 
-        return clone(self)
+        with troubles("agent", self):
+            twin = cloned(self)
+        if overrides(self, "state_dict") or overrides(self, "load_state_dict"):
+            twin.load_state_dict(self.state_dict())
+        return twin
 
     def diff(self, other: Checkpointable, *, deep: bool = False) -> dict[str, dict[str, Any]]:
         """Return what changes from this object's state to the other's: added, removed, changed.
@@ -123,7 +128,10 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
         Trouble: the class pins a field that the object does not have, or a reserved name.
     """
     fields: dict[str, Any] = {}
-    for name in value._checkpoint_fields():
+    names = value._checkpoint_fields()
+    if isinstance(names, str):
+        raise Trouble(f"pins its fields with the text {names!r}, not with a list of names.")
+    for name in names:
         if name in META:
             raise Trouble("cannot be captured: the name is reserved.").at(f".{name}")
         try:
@@ -139,17 +147,24 @@ def version_of(value: Checkpointable | type) -> str:
     """Return the version that an object, or a class, says it has.
 
     Raises:
-        Trouble: the class cannot say without an instance.
+        Trouble: it is not dotted numbers, or the class cannot say without an instance.
     """
-    if isinstance(value, type):
+    if not isinstance(value, type):
+        version = value._checkpoint_version()
+    else:
         try:
-            return str(ask_class(value, "_checkpoint_version"))
+            version = ask_class(value, "_checkpoint_version")
         except AttributeError as error:
             raise Trouble(
                 f"cannot be rebuilt: {value.__qualname__}._checkpoint_version() must do without "
                 f"an instance ({error})."
             ) from error
-    return str(value._checkpoint_version())
+    if VERSION_FORM.fullmatch(str(version)) is None:
+        raise Trouble(
+            f"has the version {show(version)}: _checkpoint_version() must return dotted numbers "
+            "such as '2.0'."
+        )
+    return str(version)
 
 
 def class_name(value: Checkpointable) -> str:

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_checkpoint.core.checkpointable import Checkpointable, class_name
+from agent_checkpoint.core.copying import snapshot
 from agent_checkpoint.core.decode import decode
 from agent_checkpoint.core.encode import encode, encode_as_pickle
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.loading import class_of_state, rebuild_state
 from agent_checkpoint.core.names import canonical
 from agent_checkpoint.core.stateful import StateDict
+from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, show
 
@@ -85,8 +87,16 @@ def decode_state(
 def _encode(subject: Any, path: str, fmt: str) -> JsonValue:
     if fmt == "json" and isinstance(subject, Checkpointable):
         return encode(subject, path)  # straight from the live object: no copy is needed
-    state = subject if isinstance(subject, dict) else _ask(subject, path)
+    if isinstance(subject, dict):
+        return encode(subject, path) if fmt == "json" else _pickle_dict(subject, path)
+    state = _ask(subject, path)
     return encode(state, path) if fmt == "json" else encode_as_pickle(state, path)
+
+
+def _pickle_dict(subject: dict[str, Any], path: str) -> JsonValue:
+    with troubles(path, subject):
+        state = snapshot(subject)  # objects in it are pickled as their states, like everywhere
+    return encode_as_pickle(state, path)
 
 
 def _ask(subject: Any, path: str) -> Any:

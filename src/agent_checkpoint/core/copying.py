@@ -8,18 +8,27 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from itertools import repeat
+from typing import Any, TypeVar
 
-from agent_checkpoint.core.checkpointable import Checkpointable
+from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
 from agent_checkpoint.core.encode import state_of
-from agent_checkpoint.core.stateful import StateDict
+from agent_checkpoint.core.stateful import StateDict, is_stateful_part
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, key_piece
 from agent_checkpoint.core.values import LEAVES
 
+_SEQUENCES = frozenset({list, tuple, deque})
+_MAPPINGS = frozenset({dict, OrderedDict, defaultdict, StateDict})
 _ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 
 
-def snapshot(value: Any, depth: int = 0) -> Any:
+C = TypeVar("C", bound=Checkpointable)
+
+Descend = Callable[[Any, int, Any], Any]
+"""Copies a part of a value: the part, how deep it is, and what stands in its place elsewhere."""
+
+
+def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
     """Return a deep copy in which nested Checkpointables are their states.
 
     Raises:
@@ -30,16 +39,83 @@ def snapshot(value: Any, depth: int = 0) -> Any:
     return _copy(value, depth, snapshot)
 
 
-def _copy(value: Any, depth: int, descend: Callable[[Any, int], Any]) -> Any:
+def rebuilt(value: Any, rebuild: Callable[[StateDict, Any], Any], anchor: Any = None) -> Any:
+    """Return a deep copy in which nested states are objects again.
+
+    Args:
+        value: a value that may hold states.
+        rebuild: makes an object of a state; it is also given what stands in its place in `anchor`.
+        anchor: the containers that the value was captured from, with the live objects in them.
+
+    Raises:
+        Trouble: a part cannot be copied, or a state cannot be made an object.
+    """
+
+    def descend(item: Any, depth: int, live: Any) -> Any:
+        if isinstance(item, StateDict):
+            return rebuild(item, live)
+        return _copy(item, depth, descend, live)
+
+    return descend(value, 0, anchor)
+
+
+def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
+    """Return a shallow copy of an object whose captured fields are deep copies.
+
+    Nested Checkpointables are cloned too, and one that stands in two places is one clone.
+
+    Raises:
+        Trouble: a field cannot be copied or assigned.
+    """
+    known = {} if memo is None else memo
+    if id(value) in known:
+        twin: C = known[id(value)]
+        return twin
+    twin = known[id(value)] = copy.copy(value)
+
+    def descend(item: Any, depth: int, _: Any) -> Any:
+        if isinstance(item, Checkpointable):
+            return cloned(item, known)
+        return _copy(item, depth, descend)
+
+    for name, item in read_fields(value).items():
+        try:
+            setattr(twin, name, descend(item, 0, None))
+        except Trouble as trouble:
+            raise trouble.at(f".{name}") from trouble.__cause__
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise Trouble(f"cannot be assigned ({error}).").at(f".{name}") from error
+    return twin
+
+
+def outline(value: Any, keep: Callable[[Any], Any]) -> Any:
+    """Return the containers of a value with nothing in them but `keep(part)` for live parts.
+
+    Live parts are Checkpointables and other Statefuls. None if there are none.
+    """
+    if isinstance(value, Checkpointable) or is_stateful_part(value):
+        return keep(value)
+    if type(value) in _SEQUENCES:
+        items = [outline(item, keep) for item in value]
+        return items if any(item is not None for item in items) else None
+    if type(value) in _MAPPINGS:
+        members = {key: outline(item, keep) for key, item in value.items()}
+        return members if any(item is not None for item in members.values()) else None
+    return None
+
+
+def _copy(value: Any, depth: int, descend: Descend, anchor: Any = None) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
     if depth > MAX_DEPTH:
         raise TooDeep
-    if kind in (list, tuple, deque):
-        return _sequence(value, depth, descend)
-    if kind in (dict, OrderedDict, defaultdict, StateDict):
-        return _mapping(value, depth, descend)
+    if kind in _SEQUENCES:
+        return _sequence(value, depth, descend, anchor)
+    if kind in _MAPPINGS:
+        return _mapping(value, depth, descend, anchor)
     try:
         return copy.deepcopy(value)
     except Exception as error:
@@ -51,11 +127,12 @@ def _copy(value: Any, depth: int, descend: Callable[[Any, int], Any]) -> Any:
         raise trouble from error
 
 
-def _sequence(value: Any, depth: int, descend: Callable[[Any, int], Any]) -> Any:
+def _sequence(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
+    live = anchor if isinstance(anchor, list) and len(anchor) == len(value) else repeat(None)
     done: list[Any] = []
     try:
-        for item in value:
-            done.append(descend(item, depth + 1))
+        for item, part in zip(value, live):
+            done.append(descend(item, depth + 1, part))
     except Trouble as trouble:
         raise trouble.at(f"[{len(done)}]") from trouble.__cause__
     if type(value) is list:
@@ -63,7 +140,8 @@ def _sequence(value: Any, depth: int, descend: Callable[[Any, int], Any]) -> Any
     return tuple(done) if type(value) is tuple else deque(done, value.maxlen)
 
 
-def _mapping(value: Any, depth: int, descend: Callable[[Any, int], Any]) -> Any:
+def _mapping(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
+    live = anchor if isinstance(anchor, dict) else {}
     done: dict[Any, Any]
     if type(value) is StateDict:
         done = StateDict(types=value.types)
@@ -73,18 +151,7 @@ def _mapping(value: Any, depth: int, descend: Callable[[Any, int], Any]) -> Any:
         done = type(value)()
     for key, item in value.items():
         try:
-            done[key] = descend(item, depth + 1)
+            done[key] = descend(item, depth + 1, live.get(key))
         except Trouble as trouble:
             raise trouble.at(key_piece(key)) from trouble.__cause__
     return done
-
-
-def rebuilt(value: Any, rebuild: Callable[[StateDict], Any], depth: int = 0) -> Any:
-    """Return a deep copy in which nested states are objects again.
-
-    Raises:
-        Trouble: a part cannot be copied, or a state cannot be made an object.
-    """
-    if isinstance(value, StateDict):
-        return rebuild(value)
-    return _copy(value, depth, lambda item, below: rebuilt(item, rebuild, below))

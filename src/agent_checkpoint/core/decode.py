@@ -118,7 +118,8 @@ class _Decoder:
         if structure is None:
             raise Trouble(
                 f"is of the type {show(name)}, which is not registered here. Call register_type() "
-                "on its class, or name the class in the type hints of the object being loaded."
+                "on its class, name the class in the type hints of the object being loaded, or "
+                f"register_alias({show(name)}, …) if it was renamed."
             )
         outer, self.inside_type = self.inside_type, True
         try:

@@ -182,6 +182,8 @@ def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tup
 def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
         yield from _walk_names(path, old, new, deep, depth)
+    elif hasattr(old, "_asdict") and type(old) is type(new):
+        yield from _walk_names(path, old._asdict(), new._asdict(), deep, depth)
     elif isinstance(old, (list, tuple)) and type(old) is type(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):

@@ -6,10 +6,10 @@ all of it is sound. Knows no JSON and no storage.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
+from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.assignment import Assignments
 from agent_checkpoint.core.checkpointable import (
     Checkpointable,
@@ -29,32 +29,31 @@ from agent_checkpoint.core.stateful import (
     is_stateful,
     is_stateful_part,
 )
-from agent_checkpoint.core.trouble import Trouble, troubles
+from agent_checkpoint.core.trouble import Trouble, key_piece, troubles
 from agent_checkpoint.errors import StateError, StateMismatchError
 from agent_checkpoint.records import show
-
-C = TypeVar("C", bound=Checkpointable)
 
 
 def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> LoadResult:
     """Load a state into an object, atomically. Raises as `Checkpointable.load_state_dict` does."""
-    steps = Assignments()
-    result = _prepare_root(target, state, steps, "agent")
+    plan = _Plan()
+    result = plan.root(target, state, "agent")
     if strict:
         _refuse_mismatch({"agent": result})
-    steps.make()
+    plan.steps.make()
     return result
 
 
 def load_parts(
-    parts: Mapping[str, tuple[Any, Any]], *, strict: bool, exact: bool = False
+    parts: Mapping[str, tuple[Any, Any]], *, strict: bool, anchors: Anchors | None = None
 ) -> dict[str, Any]:
     """Load several states, each into its target, all of them or none.
 
     Args:
         parts: for each name the target, a Stateful or a dict to be filled, and its state.
         strict: refuse states that lack fields or have unexpected ones.
-        exact: also remove attributes that were not there when the state was captured.
+        anchors: the live objects that the states were captured from: they are used again, and
+            attributes that were not there then are removed.
 
     Returns:
         What each target's load returned, by name.
@@ -62,38 +61,23 @@ def load_parts(
     Raises:
         StateError: as `Checkpointable.load_state_dict` does; the path begins with the name.
     """
-    steps = Assignments(exact=exact)
+    plan = _Plan(anchors)
     results: dict[str, Any] = {}
     for name, (target, state) in parts.items():
         if isinstance(target, Checkpointable) and not overrides(target, "load_state_dict"):
-            results[name] = _prepare_root(target, state, steps, name)
+            results[name] = plan.root(target, state, name)
         elif is_stateful(target):
-            steps.load(target, _call(target, state, strict, results, name), name)
+            plan.steps.load(target, _call(target, state, strict, results, name), name)
         elif isinstance(state, dict):
-            steps.fill(target, _plain(state))
-            results[name] = LoadResult([], [])
+            results[name] = plan.fill(target, _plain(state), name)
         else:
             raise StateMismatchError(
                 f"{name} is a dict, but its state is a {type(state).__name__}."
             )
     if strict:
         _refuse_mismatch(results)
-    steps.make()
+    plan.steps.make()
     return results
-
-
-def clone(value: C) -> C:
-    """Return a shallow copy into which the captured state is loaded. Raises StateError."""
-    twin = copy.copy(value)
-    for name in value._checkpoint_fields():
-        part = getattr(value, name, None)
-        # What is loaded in place must not be the original's own part.
-        if isinstance(part, Checkpointable):
-            setattr(twin, name, clone(part))
-        elif is_stateful_part(part):
-            setattr(twin, name, copy.deepcopy(part))
-    twin.load_state_dict(value.state_dict())
-    return twin
 
 
 def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> Any:
@@ -150,37 +134,87 @@ def _call(
     return call
 
 
-def _prepare_root(target: Checkpointable, state: Any, steps: Assignments, path: str) -> LoadResult:
-    with troubles(path, state):
-        return _prepare(target, state, steps, path)
+class _Plan:
+    """Everything that a load will do, checked and built; nothing is done before `steps.make()`."""
 
+    def __init__(self, anchors: Anchors | None = None) -> None:
+        self.anchors = anchors
+        self.steps = Assignments()
 
-def _prepare(target: Checkpointable, state: Any, steps: Assignments, path: str) -> LoadResult:
-    fields = migrate(
-        _checked(target, state), class_name=class_name(target), version=version_of(target)
-    )
-    present = list(dict.fromkeys(target._checkpoint_fields()))
-    # A captured state may hold attributes that this instance has not set yet; they belong to it
-    # unless the class pins its fields. Unknown names in a hand-made state are reported only.
-    open_ended = CLASS in state and not overrides(target, "_checkpoint_fields")
-    result = LoadResult([name for name in present if name not in fields], [])
-    if steps.exact and open_ended:
-        for name in result.missing_keys:
-            steps.delete(target, name, f"{path}.{name}")
-    for name, value in fields.items():
-        if name in META:
-            continue
-        if name not in present:
-            result.unexpected_keys.append(name)
-            if not open_ended:
+    def root(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
+        """Plan to load a state into an object; `path` names it in messages."""
+        with troubles(path, state):
+            return self._object(target, state, path)
+
+    def fill(self, target: dict[str, Any], state: dict[str, Any], path: str) -> LoadResult:
+        """Plan to replace what a plain dict holds; objects in it are loaded in place."""
+        fresh: dict[str, Any] = {}
+        with troubles(path, state):
+            for name, value in state.items():
+                try:
+                    live = self._live(target, name, target.get(name))
+                    fresh[name] = self._value(value, live, {}, path + key_piece(name))
+                except Trouble as trouble:
+                    raise trouble.at(key_piece(name)) from trouble.__cause__
+        self.steps.fill(target, fresh)
+        return LoadResult([], [])
+
+    def _object(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
+        fields = migrate(
+            _checked(target, state), class_name=class_name(target), version=version_of(target)
+        )
+        present = list(dict.fromkeys(target._checkpoint_fields()))
+        # A captured state may hold attributes that this instance has not set yet; they belong to
+        # it unless the class pins its fields. Unknown names in a hand-made state are reported only.
+        open_ended = CLASS in state and not overrides(target, "_checkpoint_fields")
+        result = LoadResult([name for name in present if name not in fields], [])
+        if self.anchors is not None and open_ended:
+            for name in result.missing_keys:
+                self.steps.delete(target, name, f"{path}.{name}")
+        for name, value in fields.items():
+            if name in META:
                 continue
-        try:
-            nested = _prepare_field(target, name, value, steps, f"{path}.{name}")
-        except Trouble as trouble:
-            raise trouble.at(f".{name}") from trouble.__cause__
-        for ours, theirs in zip(result, nested):
-            ours.extend(f"{name}.{below}" for below in theirs)
-    return result
+            if name not in present:
+                result.unexpected_keys.append(name)
+                if not open_ended:
+                    continue
+            try:
+                nested = self._field(target, name, value, f"{path}.{name}")
+            except Trouble as trouble:
+                raise trouble.at(f".{name}") from trouble.__cause__
+            for ours, theirs in zip(result, nested):
+                ours.extend(f"{name}.{below}" for below in theirs)
+        return result
+
+    def _field(self, target: Checkpointable, name: str, value: Any, path: str) -> LoadResult:
+        present = getattr(target, name, None)
+        live = self._live(target, name, present)
+        if isinstance(value, StateDict) and live is present and _takes(live, value):
+            return self._in_place(live, value, path)
+        fresh = self._value(value, live, hinted_types(type(target)), path)
+        self.steps.set(target, name, fresh, path)
+        return LoadResult([], [])
+
+    def _live(self, owner: Any, name: Any, present: Any) -> Any:
+        if self.anchors is None:
+            return present if is_stateful_part(present) else None
+        return self.anchors.of(owner).get(name)
+
+    def _value(self, value: Any, live: Any, types: Mapping[str, type], path: str) -> Any:
+        def rebuild(state: StateDict, part: Any) -> Any:
+            if not _takes(part, state):
+                return rebuild_state(state, types)
+            self._in_place(part, state, path)
+            return part
+
+        return rebuilt(value, rebuild, live)
+
+    def _in_place(self, part: Any, value: StateDict, path: str) -> LoadResult:
+        if isinstance(part, Checkpointable) and not overrides(part, "load_state_dict"):
+            return self._object(part, value, path)
+        state = snapshot(value)
+        self.steps.load(part, lambda: part.load_state_dict(_plain(state)), path)
+        return LoadResult([], [])
 
 
 def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
@@ -190,26 +224,11 @@ def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
     saved = state.get(CLASS, name)
     if not isinstance(saved, str) or canonical(saved) != name:
         raise Trouble(
-            f"is a {name}, and the state is of the class {show(saved)}. Load it into an object of "
-            f"its class, or register_alias({show(saved)}, {name!r}) if the class was renamed.",
+            f"is of the class {name}, and the state of the class {show(saved)}. Load it into an "
+            f"object of its class, or register_alias({show(saved)}, {name!r}) if it was renamed.",
             StateMismatchError,
         )
     return state
-
-
-def _prepare_field(
-    target: Checkpointable, name: str, value: Any, steps: Assignments, path: str
-) -> LoadResult:
-    part: Any = getattr(target, name, None)
-    if isinstance(value, StateDict) and _takes(part, value):
-        if isinstance(part, Checkpointable) and not overrides(part, "load_state_dict"):
-            return _prepare(part, value, steps, path)
-        state = snapshot(value)
-        steps.load(part, lambda: part.load_state_dict(_plain(state)), path)
-    else:
-        types = hinted_types(type(target))
-        steps.set(target, name, rebuilt(value, lambda state: rebuild_state(state, types)), path)
-    return LoadResult([], [])
 
 
 def _takes(part: Any, state: StateDict) -> bool:

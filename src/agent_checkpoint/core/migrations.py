@@ -6,21 +6,18 @@ Owns the registered steps and how they chain; loads nothing into any object.
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agent_checkpoint.core.names import canonical
-from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict
+from agent_checkpoint.core.stateful import CLASS, VERSION, VERSION_FORM, StateDict
 from agent_checkpoint.core.trouble import Trouble
 from agent_checkpoint.errors import InvalidInputError, MigrationError
 from agent_checkpoint.records import show
 
 Migration = Callable[[dict[str, Any]], Any]
 Version = tuple[int, ...]
-
-_VERSION = re.compile(r"\d{1,9}(\.\d{1,9}){0,9}")
 
 
 class _Step(NamedTuple):
@@ -172,7 +169,7 @@ def _version(text: object, class_name: str) -> Version:
 
 
 def _parse(text: object) -> Version:
-    if not isinstance(text, str) or _VERSION.fullmatch(text) is None:
+    if not isinstance(text, str) or VERSION_FORM.fullmatch(text) is None:
         raise InvalidInputError(f"{show(text)} is not a version: dotted numbers such as '2.0'.")
     numbers = [int(part) for part in text.split(".")]
     while len(numbers) > 1 and numbers[-1] == 0:

@@ -61,7 +61,7 @@ def decode_pickle(payload: JsonValue, *, trust: bool) -> Any:
     except Exception as error:
         raise Trouble(
             f"does not unpickle here ({type(error).__name__}: {error}). Is its class still where "
-            "it was?"
+            "it was? Types that are registered with register_type() need no pickle."
         ) from error
 
 

@@ -16,6 +16,11 @@ from pathlib import Path
 from agent_checkpoint.errors import StateError, UntrustedDataError
 
 ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
+_ADVICE = (
+    f"Set {ENVIRONMENT} to the secret it was saved under (if none was set there, the text of that "
+    "user's .config/agent-checkpoint/secret), or, if you trust its origin, load it with "
+    "trust_pickle=True."
+)
 _DOMAIN = b"agent-checkpoint pickle 1\n"
 
 
@@ -38,25 +43,29 @@ def check_seal(data: bytes, seal: object) -> None:
     secret = _secret(create=False)
     if secret is None:
         raise UntrustedDataError(
-            "is a pickle, and there is no secret here to check its seal with. Set "
-            f"{ENVIRONMENT} to the secret it was saved under, or, if you trust its origin, load "
-            "it with trust_pickle=True."
+            f"is a pickle, and there is no secret here to check its seal with. {_ADVICE}"
         )
     if not isinstance(seal, str) or not hmac.compare_digest(
         seal.encode("utf-8", "replace"), _seal(secret, data).encode()
     ):
         raise UntrustedDataError(
             "is a pickle that was not sealed under your secret: loading it could run code from "
-            f"elsewhere. Set {ENVIRONMENT} to the secret it was saved under, or, if you trust its "
-            "origin, load it with trust_pickle=True."
+            f"elsewhere. {_ADVICE}"
         )
 
 
 def secret_file() -> Path:
-    """Return where the secret is kept when the environment has none."""
+    """Return where the secret is kept when the environment has none.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
     config = os.environ.get("XDG_CONFIG_HOME")
-    base = Path(config) if config and Path(config).is_absolute() else Path.home() / ".config"
-    return base / "agent-checkpoint" / "secret"
+    if config and Path(config).is_absolute():
+        return Path(config) / "agent-checkpoint" / "secret"
+    if os.environ.get("HOME") == "":
+        raise RuntimeError("HOME is empty")
+    return Path.home() / ".config" / "agent-checkpoint" / "secret"
 
 
 def _seal(secret: bytes, data: bytes) -> str:
@@ -89,10 +98,10 @@ def _read(path: Path) -> bytes | None:
     with os.fdopen(fd, "rb") as file:
         mode = os.fstat(fd).st_mode
         if mode & 0o077:
-            raise OSError(f"others may read {path}: chmod 600 it, or delete it to get a new one")
+            raise OSError(f"others may read {path}: chmod 600 it")
         secret = file.read(4096).strip()
     if len(secret) < 32:
-        raise OSError(f"{path} is damaged: delete it to get a new secret")
+        raise OSError(f"{path} is damaged: restore it, for pickles sealed under it load no more")
     return secret
 
 

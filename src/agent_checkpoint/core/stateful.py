@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -9,6 +10,10 @@ CLASS = "__class__"
 VERSION = "__version__"
 META = frozenset({CLASS, VERSION})
 """The members of a state that are not fields."""
+
+
+VERSION_FORM = re.compile(r"\d{1,9}(\.\d{1,9}){0,9}")
+"""A version is dotted numbers."""
 
 
 @runtime_checkable

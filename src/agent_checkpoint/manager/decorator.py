@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, Suspended
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -51,6 +52,8 @@ def checkpoint(
     counter = _Counter()
 
     def decorate(function: F) -> F:
+        if isinstance(function, type):
+            raise InvalidInputError(f"{function.__name__} is a class: decorate its methods.")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidInputError(
                 f"{function.__name__} is a generator: when is a call of it over? Decorate a "
@@ -63,7 +66,7 @@ def checkpoint(
             others = tuple(value for value in args if value is not agent)
             named = {key: value for key, value in kwargs.items() if value is not agent}
             chosen = key(agent, *others, **named) if callable(key) else key
-            return _Call(agent, check_key(chosen), capture(agent) if on_error else None)
+            return _Call(agent, check_key(chosen), may_go_back=on_error is not None)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -97,14 +100,15 @@ def checkpoint(
 class _Call:
     """One call under way: the agent, its key, and its state before if that may be needed."""
 
-    def __init__(self, agent: Any, key: str, before: Any) -> None:
+    def __init__(self, agent: Any, key: str, *, may_go_back: bool) -> None:
         self.agent = agent
         self.key = key
-        self.before = before
+        self.before = capture(agent) if may_go_back else None
+        self.anchors = Anchors([agent]) if may_go_back else None
 
     def failed(self, error: BaseException) -> None:
         if self.before is not None and not isinstance(error, Suspended):
-            restore(self.before, self.agent, exact=True)
+            restore(self.before, self.agent, anchors=self.anchors)
 
 
 class _Counter:

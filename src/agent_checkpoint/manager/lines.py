@@ -38,6 +38,9 @@ class LineVerbs:
         self.store = Store(backend)
         self._background = BackgroundWriter()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.store.backend!r}>"
+
     def list_keys(self, prefix: str = "") -> list[str]:
         """Return the keys that begin with the prefix, sorted.
 
@@ -99,15 +102,20 @@ class LineVerbs:
             raise unknown(key, self.store)
         self.store.remove(key, seqs)
 
-    def prune(self, key: str, policy: Policy) -> list[str]:
+    def prune(self, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
         """Delete what a policy does not keep and return the ids; the head is always kept.
+
+        Args:
+            key: the line of checkpoints to prune.
+            policy: what to keep, such as `KeepLatest(20) | KeepBest(3, "score")`.
+            dry_run: only tell what would be deleted.
 
         Raises:
             NotFoundError: there is no such key.
             InvalidInputError: `policy` is not a policy.
         """
         self._background.settle()
-        return upkeep.prune(self.store, check_key(key), policy)
+        return upkeep.prune(self.store, check_key(key), policy, dry_run=dry_run)
 
     def verify(self) -> upkeep.VerifyReport:
         """Read every byte and compare it with its hash; the report names damaged checkpoints."""
@@ -165,9 +173,9 @@ class LineVerbs:
         try:
             expected = find(self.store, expected_head, key=key)
         except NotFoundError as error:
-            raise moved(key, expected_head) from error
+            raise moved(key, expected_head, head) from error
         if head is None or expected.id != head.id:
-            raise moved(key, expected_head)
+            raise moved(key, expected_head, head)
         return head
 
     def _find(
@@ -217,11 +225,12 @@ class LineVerbs:
     _afind = in_thread(_find)
 
 
-def moved(key: str, expected_head: str) -> ConflictError:
+def moved(key: str, expected_head: str, head: Checkpoint | None) -> ConflictError:
     """Return the error for a head that is not the expected one."""
     return ConflictError(
-        f"The head of {show(key)} is not {show(expected_head)}: somebody else saved, or the store "
-        "was set back. Load again and retry, or fork."
+        f"The head of {show(key)} is {'nothing yet' if head is None else show(head.id, 120)}, not "
+        f"{show(expected_head, 120)}: somebody else saved, or the store was set back. Load again "
+        "and retry, or fork."
     )
 
 
@@ -242,8 +251,12 @@ def open_store(
         if path is not None:
             raise InvalidInputError("A path makes no sense with a Backend instance.")
         return chosen
+    if chosen is None and path is not None:
+        raise InvalidInputError('A path needs a backend: backend="file", path=….')
     if chosen is None:
-        return open_backend("memory", path)
+        return open_backend("memory")
+    if isinstance(chosen, os.PathLike):
+        raise InvalidInputError('For a directory say backend="file", path=….')
     if not isinstance(chosen, str):
         raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
     return open_url(chosen) if "://" in chosen or store is not None else open_backend(chosen, path)

@@ -7,12 +7,13 @@ media.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.codec import check_format
 from agent_checkpoint.errors import (
     ConflictError,
@@ -100,7 +101,7 @@ class CheckpointManager(LineVerbs):
             StorageError: the medium failed; nothing was acknowledged.
         """
         draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
-        return self._commit(draft, expected_head).id
+        return self._commit(draft, expected_head)
 
     def save_in_background(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
@@ -112,10 +113,15 @@ class CheckpointManager(LineVerbs):
         draft, expected_head = self._draft(key, agent, **options)
         return self._background.submit(lambda: self._write(draft, expected_head).id)
 
-    async def asave(self, key: str, agent: Any, **options: Unpack[SaveOptions]) -> str:
-        """Do as `save` does, for asyncio: the state is taken now, the writing does not block."""
+    def asave(
+        self, key: str, agent: Any, **options: Unpack[SaveOptions]
+    ) -> Coroutine[Any, Any, str]:
+        """Do as `save` does, for asyncio: the state is taken at the call, the rest awaited.
+
+        Takes and raises what `save` does.
+        """
         draft, expected_head = self._draft(key, agent, **options)
-        return (await self._acommit(draft, expected_head)).id
+        return self._acommit(draft, expected_head)
 
     def load(
         self,
@@ -180,13 +186,15 @@ class CheckpointManager(LineVerbs):
         The context's value is the id of the checkpoint. Raises what `save` and `load` do.
         """
         draft, _ = self._draft(key, agent, label=label)
-        saved = self._commit(draft)
+        anchors = Anchors(parts_of(agent).values())
+        self._background.settle()
+        saved = self._write(draft, None)
         try:
             yield saved.id
         except Suspended:  # the work goes on later, from here
             raise
         except BaseException:
-            restore(saved.parts, agent, exact=True)
+            restore(saved.parts, agent, anchors=anchors)
             self._record_rollback(saved)
             raise
 
@@ -221,7 +229,7 @@ class CheckpointManager(LineVerbs):
             key, agent, checkpoint_id_a, checkpoint_id_b, _captured(agent), deep, trust_pickle
         )
 
-    async def adiff(
+    def adiff(
         self,
         key: str,
         *,
@@ -230,9 +238,9 @@ class CheckpointManager(LineVerbs):
         checkpoint_id_b: str | None = None,
         deep: bool = False,
         trust_pickle: bool = False,
-    ) -> dict[str, dict[str, Any]]:
-        """Do as `diff` does, for asyncio: the agent's state is taken now."""
-        return await self._adiff(
+    ) -> Coroutine[Any, Any, dict[str, dict[str, Any]]]:
+        """Do as `diff` does, for asyncio: the agent's state is taken at the call."""
+        return self._adiff(
             key, agent, checkpoint_id_a, checkpoint_id_b, _captured(agent), deep, trust_pickle
         )
 
@@ -251,9 +259,9 @@ class CheckpointManager(LineVerbs):
         )
         return draft, options.get("expected_head")
 
-    def _commit(self, draft: Draft, expected_head: str | None = None) -> Checkpoint:
+    def _commit(self, draft: Draft, expected_head: str | None) -> str:
         self._background.settle()
-        return self._write(draft, expected_head)
+        return self._write(draft, expected_head).id
 
     def _write(self, draft: Draft, expected_head: str | None) -> Checkpoint:
         if expected_head is None:
@@ -262,7 +270,7 @@ class CheckpointManager(LineVerbs):
         try:
             return self.store.write(draft, parents=(head.id,), after=head.seq)
         except ConflictError as error:
-            raise moved(draft.key, expected_head) from error
+            raise moved(draft.key, expected_head, self.store.head(draft.key)) from error
 
     def _diff(
         self,

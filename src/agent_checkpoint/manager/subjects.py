@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.codec import decode_state, encode_state
 from agent_checkpoint.core.loading import load_parts
 from agent_checkpoint.core.stateful import is_stateful
@@ -31,10 +32,13 @@ def parts_of(subject: Any) -> dict[str, Any]:
     """
     if is_stateful(subject):
         return {ONLY: subject}
+    if isinstance(subject, type):
+        name = subject.__name__
+        raise InvalidInputError(f"{name} is a class: pass an instance of it, such as {name}().")
     if not isinstance(subject, dict):
         raise InvalidInputError(
-            f"{type(subject).__name__} cannot be saved: it has no state_dict() and "
-            "load_state_dict(). Derive its class from Checkpointable, or pass a dict."
+            f"{type(subject).__name__} has no state_dict() and load_state_dict(). Derive its class "
+            "from Checkpointable, or pass a dict."
         )
     if not subject or not all(is_stateful(part) for part in subject.values()):
         return {ONLY: subject}
@@ -59,7 +63,7 @@ def restore(
     *,
     strict: bool = False,
     trust_pickle: bool = False,
-    exact: bool = False,
+    anchors: Anchors | None = None,
     where: str = "The checkpoint",
 ) -> Any:
     """Load saved parts into what a user passed, all of them or none.
@@ -69,7 +73,7 @@ def restore(
         subject: what to load into.
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
-        exact: also remove attributes that were not there when the state was captured.
+        anchors: the live objects that the parts were captured from, to go back exactly.
         where: what the parts are of, in messages.
 
     Returns:
@@ -84,13 +88,14 @@ def restore(
     if absent:
         raise StateMismatchError(
             f"{where} has no part {', '.join(map(show, absent))}; it has "
-            f"{', '.join(map(show, saved))}. Pass those as a dict of parts."
+            f"{', '.join(map(show, saved))}. Pass what is to be loaded by those names, as a dict; "
+            f"the part {ONLY!r} alone may be passed as it is."
         )
     pairs = {
         name: (target, decode_state(saved[name], name, target, trust_pickle=trust_pickle))
         for name, target in targets.items()
     }
-    results = load_parts(pairs, strict=strict, exact=exact)
+    results = load_parts(pairs, strict=strict, anchors=anchors)
     return results[ONLY] if targets.get(ONLY) is subject else results
 
 

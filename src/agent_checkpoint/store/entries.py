@@ -45,12 +45,12 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
     if match is None or match.end() != len(data):
         raise IntegrityError(
             f"{where} is damaged or was not written by agent-checkpoint: it has no hash. "
-            "Delete it or restore it from a copy; the other checkpoints are not affected."
+            "Restore it from a copy, or delete it; nothing else is affected."
         )
     if hashlib.sha256(data[: match.start()]).hexdigest().encode() != match[1]:
         raise IntegrityError(
             f"{where} was changed after it was written: its hash does not match. "
-            "Delete it or restore it from a copy; the other checkpoints are not affected."
+            "Restore it from a copy, or delete it; nothing else is affected."
         )
     try:
         record = read_json(data)
@@ -91,7 +91,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         IntegrityError: the bytes are not what was written, or belong to another key.
         FormatError: a newer version wrote it.
     """
-    where = f"Checkpoint {show(key)}@{seq}"
+    where = f"The checkpoint {show(f'{key}@{seq}')}"
     record = open_entry(data, where)
     if record.get("key") != key:
         raise IntegrityError(f"{where} belongs to the key {show(record.get('key'))}.")

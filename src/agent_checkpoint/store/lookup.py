@@ -43,7 +43,7 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
         raise InvalidInputError(f"A checkpoint id is non-empty text, not {show(text)}.")
     found = _find(store, text, key)
     if found is None:
-        raise unknown(text, store)
+        raise _missing(store, text)
     if key is not None and found.key != key:
         raise NotFoundError(
             f"The checkpoint {show(text)} belongs to the key {show(found.key)}, not to {show(key)}."
@@ -113,6 +113,17 @@ def _find(store: Store, text: str, key: str | None) -> Checkpoint | None:
     if short["sign"] == "@":
         return store.read(short["key"], number)
     return next(islice(walk(store, short["key"]), number, None), None)
+
+
+def _missing(store: Store, text: str) -> NotFoundError:
+    place = parse_checkpoint_id(text) or _SHORT.fullmatch(text)
+    key = "" if place is None else place.key if isinstance(place, CheckpointId) else place["key"]
+    if _may_be_key(key) and next(store.entries(key, page=1), None) is not None:
+        return NotFoundError(
+            f"The key {show(key)} has no checkpoint {show(text)}; history({show(key)}) lists those "
+            "it has."
+        )
+    return unknown(text, store)
 
 
 def _at(store: Store, place: CheckpointId) -> Checkpoint | None:

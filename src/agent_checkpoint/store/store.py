@@ -174,8 +174,10 @@ def unknown(key: str, store: Store) -> NotFoundError:
     from difflib import get_close_matches  # slow to import, and wanted only here
 
     close = get_close_matches(key, store.list_keys(), n=3)
-    hint = f" Did you mean {', '.join(map(show, close))}?" if close else ""
-    return NotFoundError(f"There is no key or checkpoint {show(key)}.{hint}")
+    hint = (
+        f"Did you mean {', '.join(map(show, close))}?" if close else "list_keys() names them all."
+    )
+    return NotFoundError(f"There is no key or checkpoint {show(key)}. {hint}")
 
 
 def _stream(key: str) -> str:

@@ -99,13 +99,13 @@ def stats(store: Store) -> dict[str, Any]:
     }
 
 
-def prune(store: Store, key: str, policy: Policy) -> list[str]:
+def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
     """Remove the checkpoints of a key that the policy does not keep; the head is always kept.
 
     Entries that cannot be read are left for a person to look at.
 
     Returns:
-        The ids of those removed, newest first.
+        The ids of those removed, newest first; with `dry_run` nothing is removed.
 
     Raises:
         NotFoundError: there is no such key.
@@ -126,5 +126,6 @@ def prune(store: Store, key: str, policy: Policy) -> list[str]:
         raise unknown(key, store)
     kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
     doomed = [checkpoint for checkpoint in readable if checkpoint.seq not in kept]
-    store.remove(key, [checkpoint.seq for checkpoint in doomed])
+    if not dry_run:
+        store.remove(key, [checkpoint.seq for checkpoint in doomed])
     return [checkpoint.id for checkpoint in doomed]

@@ -6,7 +6,7 @@ Owns the hooks and the fixture that calls them; tests nothing itself.
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +15,12 @@ import pytest
 from agent_checkpoint.backends.base import Backend
 
 
-class BackendHooks(ABC):
-    """The four methods that a subclass of the suite gives."""
+class BackendHooks:
+    """The four methods that a subclass of the suite gives.
+
+    Not an ABC: pytest passes over abstract classes without a word, and a forgotten hook must not
+    look like a suite that passed.
+    """
 
     @abstractmethod
     def make(self, place: Path) -> Backend:
@@ -39,10 +43,26 @@ class BackendHooks(ABC):
 
     @pytest.fixture
     def backend(self, tmp_path: Path) -> Iterator[Backend]:
-        """A new backend for one test, closed after it."""
+        """A new backend for one test, closed after it.
+
+        Raises:
+            TypeError: a hook is missing.
+        """
+        check_hooks(self, "make", "reopen", "raw_entry", "raw_object")
         backend = self.make(tmp_path)
         yield backend
         backend.close()
+
+
+def check_hooks(suite: object, *names: str) -> None:
+    """Return if the author has given all these hooks.
+
+    Raises:
+        TypeError: some are missing; the message names them.
+    """
+    missing = [n for n in names if getattr(getattr(suite, n), "__isabstractmethod__", False)]
+    if missing:
+        raise TypeError(f"{type(suite).__name__} lacks the hooks {', '.join(missing)}.")
 
 
 def object_id(data: bytes) -> str:

@@ -253,7 +253,7 @@ class TestLoad:
         assert not hasattr(agent, "other")
 
     def test_a_state_of_another_class_is_refused_naming_both(self) -> None:
-        with pytest.raises(StateMismatchError, match=r"is a MyAgent.*'PinnedAgent'"):
+        with pytest.raises(StateMismatchError, match=r"of the class MyAgent.*'PinnedAgent'"):
             MyAgent().load_state_dict(PinnedAgent().state_dict())
 
     def test_a_state_of_a_renamed_class_is_taken(self) -> None:
@@ -454,6 +454,37 @@ class TestClone:
         twin = agent.clone()
         twin.part.weights.append(1.0)
         assert agent.part.weights == [0.0]
+
+    def test_an_object_that_stands_in_two_places_is_one_in_the_clone(self) -> None:
+        skill = Skill()
+        twin = Holder([skill, {"again": skill}]).clone()
+        assert twin.part[0] is twin.part[1]["again"]
+        assert twin.part[0] is not skill
+
+    def test_a_field_that_cannot_be_assigned_is_named(self) -> None:
+        class Fixed(Checkpointable):
+            def _checkpoint_fields(self) -> "list[str]":
+                return ["total"]
+
+            @property
+            def total(self) -> int:
+                return 3
+
+        with pytest.raises(StateError, match=r"agent\.part\.total cannot be assigned"):
+            Holder(Fixed()).clone()
+
+    def test_overriding_methods_are_used(self) -> None:
+        class Renaming(MyAgent):
+            def state_dict(self) -> "dict[str, Any]":
+                return {"calls": self.call_count}
+
+            def load_state_dict(self, state: Any, strict: bool = False) -> Any:
+                self.call_count = state["calls"] + 100
+
+        agent = Renaming()
+        agent.call_count = 5
+        assert agent.clone().call_count == 105
+        assert agent.call_count == 5
 
     def test_a_value_that_cannot_be_copied_is_named(self) -> None:
         with pytest.raises(StateError, match=r"agent\.part\[1\] cannot be copied"):

@@ -2,6 +2,7 @@
 
 import enum
 import math
+import re
 import threading
 import types
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
@@ -312,9 +313,10 @@ class TestArrays:
         assert is_readable(array)
         assert alike(through_json(array), array)
 
-    @pytest.mark.parametrize("dtype", ["<M8[ns]", "<M8[D]", ">M8[us]", "<m8[s]", "<M8"])
+    @pytest.mark.parametrize("dtype", ["<M8[ns]", "<M8[D]", ">M8[us]", "<m8[s]"])
     def test_dates(self, dtype: str) -> None:
-        array = numpy.array(["NaT"], dtype) if dtype == "<M8" else numpy.arange(3).astype(dtype)
+        array = numpy.arange(3).astype(dtype)
+        array[1] = "NaT"
         assert alike(through_json(array), array)
 
     @pytest.mark.parametrize(
@@ -343,6 +345,7 @@ class TestArrays:
             [],
             "V0",
             [("a", "<i4", (0,))],
+            (numpy.record, [("a", "<i4")]),
             object,
         ],
         ids=str,
@@ -352,6 +355,7 @@ class TestArrays:
         assert not is_readable(array)
         copy = through_json(array)
         assert (copy.dtype, copy.shape) == (array.dtype, array.shape)
+        assert type(copy[0]) is type(array[0])
 
     @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0), (1, 1), (2, 3, 4)])
     @pytest.mark.parametrize("order", ["C", "F"])
@@ -396,10 +400,10 @@ class TestArrays:
         assert scalar["a"] == 7
 
     def test_bytes_between_fields_are_not_stored(self) -> None:
-        dtype = numpy.dtype([("a", "i1"), ("b", "<i8")], align=True)
-        dirty = numpy.frombuffer(b"\xaa" * 32, dtype)
-        clean = numpy.zeros(2, dtype)
-        clean["a"], clean["b"] = dirty["a"], dirty["b"]
+        inner = numpy.dtype([("a", "i1"), ("b", "<i8")], align=True)
+        dirty = numpy.frombuffer(b"\xaa" * 48, numpy.dtype([("c", inner, (1,)), ("d", "<i8")]))
+        clean = numpy.zeros(2, dirty.dtype)
+        clean["c"]["a"], clean["c"]["b"], clean["d"] = dirty["c"]["a"], dirty["c"]["b"], dirty["d"]
         assert encode_state({"v": dirty}, "a") == encode_state({"v": clean}, "a")
 
     def test_arrays_as_values_and_scalars_as_keys(self) -> None:
@@ -457,6 +461,13 @@ def make_list() -> "list[Any]":
     return []
 
 
+def impostor() -> "list[Any]":
+    return ["not empty"]
+
+
+impostor.__name__ = "list"
+
+
 class Undefined(enum.Enum):
     """An Enum that nobody registered."""
 
@@ -504,6 +515,9 @@ class TestSealedPickles:
         value.__dict__["me"] = value
         copy = through_json(value)
         assert copy.me is copy
+
+    def test_a_factory_is_known_by_itself_and_not_by_its_name(self) -> None:
+        assert through_json(defaultdict(impostor))["new"] == ["not empty"]
 
     def test_only_what_needs_it_is_sealed(self) -> None:
         tree = encode_state({"readable": [1, (2,)], "other": Custom()}, "agent")
@@ -555,9 +569,8 @@ class TestRefusedValues:
     def test_an_unpicklable_value_is_named_by_its_path(
         self, value: Any, path: str, fmt: str
     ) -> None:
-        with pytest.raises(StateError) as caught:
+        with pytest.raises(StateError, match=f"^{re.escape(path)} cannot be (captured|copied)"):
             encode_state(value, "agent", fmt)
-        assert str(caught.value).startswith(f"{path} cannot be captured")
 
     def test_a_key_with_a_huge_number_does_not_break_the_message(self) -> None:
         with pytest.raises(StateError, match=r"^agent\.a\[0x[0-9a-f]+…\] cannot be captured"):

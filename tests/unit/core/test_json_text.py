@@ -53,16 +53,16 @@ VALUES = [
     None,
 ]
 
+LIBRARIES = ["without orjson"] if json_text.orjson is None else ["with orjson", "without orjson"]
+
 needs_orjson = pytest.mark.skipif(json_text.orjson is None, reason="orjson is not installed")
 
 
-@pytest.fixture(params=["with orjson", "without orjson"])
+@pytest.fixture(params=LIBRARIES)
 def library(request: Any, monkeypatch: Any) -> str:
     """Run a test with both libraries."""
     if request.param == "without orjson":
         monkeypatch.setattr(json_text, "orjson", None)
-    elif json_text.orjson is None:
-        pytest.skip("orjson is not installed")
     return str(request.param)
 
 

@@ -86,6 +86,19 @@ class TestForeignStatefuls:
             agent.load_state_dict(state)
         assert agent.module.content == [1]
 
+    def test_a_module_that_changes_its_live_values_in_place_is_put_back(self) -> None:
+        class InPlace(StateModule):
+            def load_state_dict(self, state_dict: "dict[str, Any]", strict: bool = True) -> None:
+                self.content[:] = state_dict["content"]
+                if "bad" in self.content:
+                    raise ValueError("bad")
+
+        agent = Holder(InPlace())
+        agent.part.content.append("mine")
+        with pytest.raises(StateError, match=r"agent\.part refuses the state"):
+            agent.load_state_dict({"part": StateDict(content=["bad"])})
+        assert agent.part.content == ["mine"]
+
     def test_a_module_whose_state_dict_fails_is_named(self) -> None:
         class Broken(Module):
             def state_dict(self) -> Any:

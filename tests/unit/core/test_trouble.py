@@ -55,6 +55,16 @@ class TestPathsInErrors:
         with pytest.raises(StateError, match=r"^agent\.next\[0\] refers back"):
             link.state_dict()
 
+    @pytest.mark.parametrize(
+        "capture", [Checkpointable.state_dict, lambda a: encode_state(a, "agent")]
+    )
+    def test_what_is_nested_too_deeply_is_named_by_its_path(self, capture: Any) -> None:
+        value: Any = 0
+        for _ in range(120):
+            value = {"a": value}
+        with pytest.raises(StateError, match=r"^agent\.part\.a.* nested deeper than 100 levels"):
+            capture(Holder(value))
+
     def test_the_same_value_twice_is_no_cycle(self) -> None:
         shared = [1]
         assert reloaded(Holder([shared, shared]), Holder()).part == [[1], [1]]

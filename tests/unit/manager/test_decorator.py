@@ -222,6 +222,11 @@ def test_options_that_make_no_sense(manager: CheckpointManager, options: dict[st
         checkpoint(manager, **options)
 
 
+def test_classes_are_refused(manager: CheckpointManager) -> None:
+    with pytest.raises(InvalidInputError, match="Agent is a class"):
+        checkpoint(manager, key="k")(Agent)
+
+
 def test_generators_are_refused(manager: CheckpointManager) -> None:
     with pytest.raises(InvalidInputError, match="generator"):
 

@@ -184,7 +184,10 @@ def test_pruning_keeps_what_any_policy_keeps_and_the_head(
     manager: CheckpointManager, policy: KeepLatest, kept: list[int]
 ) -> None:
     ids = save_many(manager, "k", 20)
+    planned = manager.prune("k", policy, dry_run=True)
+    assert len(manager.history("k")) == 20
     removed = manager.prune("k", policy)
+    assert removed == planned
     assert counts(manager, "k") == kept
     assert removed == [cid for count, cid in reversed(list(enumerate(ids))) if count not in kept]
     assert manager.prune("k", policy) == []

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import (
+    Checkpointable,
     CheckpointManager,
     KeepLatest,
     MemoryBackend,
     StorageError,
     Suspended,
 )
-from tests.agents import Agent, Planner
+from tests.agents import Agent, Planner, TorchLike
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,74 @@ def test_attributes_that_came_up_in_the_block_are_gone(manager: CheckpointManage
     assert not hasattr(agent, "plan")
     assert not hasattr(agent.inner, "more")
     assert agent._cache == 2
+
+
+class Tool(Checkpointable):
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.uses = 0
+        self._call = name.upper
+
+    def use(self) -> str:
+        self.uses += 1
+        return self._call()
+
+
+class Toolbox(Checkpointable):
+    def __init__(self) -> None:
+        self.by_name = {"up": Tool("up"), "down": Tool("down")}
+        self.row = [Tool("a"), [Tool("b")]]
+        self.current = self.by_name["up"]
+        self.module = TorchLike()
+
+
+def test_objects_in_lists_and_dicts_keep_what_is_not_captured(manager: CheckpointManager) -> None:
+    box = Toolbox()
+    up, b, module = box.by_name["up"], box.row[1][0], box.module
+    up.use()
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", box):
+        up.use()
+        b.use()
+        box.by_name.pop("up")
+        box.row = []
+        box.current = Tool("other")
+        box.module = TorchLike()
+        raise ValueError("x")
+    assert box.by_name["up"] is up
+    assert (up.uses, up.use()) == (1, "UP")
+    assert box.row[1][0] is b
+    assert (b.uses, b.use()) == (0, "B")
+    assert box.current is up  # one object in two places is one object again
+    assert box.module is module
+
+
+def test_a_plain_load_makes_them_anew(manager: CheckpointManager) -> None:
+    box = Toolbox()
+    manager.save("k", box)
+    old = box.by_name["up"]
+    manager.load("k", box)
+    assert box.by_name["up"] is not old
+    assert box.current is old  # a direct attribute is loaded into in place
+
+
+def test_a_dict_with_an_agent_in_it_goes_back_and_loads_in_place(
+    manager: CheckpointManager,
+) -> None:
+    planner = Planner()
+    mixed: dict[str, Any] = {"planner": planner, "n": 1, "more": [Agent(3)]}
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", mixed):
+        planner.plan.append("worse")
+        mixed["n"] = 2
+        mixed["planner"] = None
+        raise ValueError("x")
+    assert mixed["planner"] is planner
+    assert (planner.plan, mixed["n"], mixed["more"][0].count) == (["think"], 1, 3)
+    fresh: dict[str, Any] = {"planner": Planner(), "n": 0}
+    keeper = fresh["planner"]
+    keeper.plan = []
+    manager.load("k", fresh)
+    assert fresh["planner"] is keeper
+    assert (keeper.plan, fresh["n"], type(fresh["more"][0])) == (["think"], 1, Agent)
 
 
 class Failing(MemoryBackend):

@@ -114,7 +114,7 @@ def test_every_verb_says_that_a_key_is_unknown(manager: CheckpointManager, verb:
 
 @pytest.mark.parametrize("subject", [None, 3, "text", [Agent()], Agent, object()])
 def test_what_has_no_state_cannot_be_saved(manager: CheckpointManager, subject: object) -> None:
-    with pytest.raises(InvalidInputError, match="cannot be saved"):
+    with pytest.raises(InvalidInputError, match=r"has no state_dict|Agent is a class"):
         manager.save("k", subject)
     assert manager.list_keys() == []
 

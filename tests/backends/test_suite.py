@@ -1,0 +1,145 @@
+"""The shipped suite itself: what its users get, and that it sees what is wrong."""
+
+import subprocess
+import sys
+
+import pytest
+
+import agent_checkpoint.testing
+from agent_checkpoint import MemoryBackend
+from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.testing import BackendMachine, BackendTests
+
+SUITE = """
+from agent_checkpoint import MemoryBackend
+from agent_checkpoint.testing import BackendTests
+
+class TestMine(BackendTests):
+    def make(self, place):
+        return MemoryBackend()
+    def reopen(self, backend):
+        return backend
+    def raw_entry(self, backend, stream, seq):
+        return backend._streams.get(stream, {}).get(seq)
+"""
+
+
+def run_pytest(tmp_path, source, *options):
+    (tmp_path / "test_mine.py").write_text(source)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+
+
+def test_a_forgotten_hook_is_loud(tmp_path):
+    """Not a class that pytest passes over."""
+    done = run_pytest(tmp_path, SUITE, "-k", "counts or numbers_count or any_name", "--tb=line")
+    assert done.returncode == 1
+    assert "TestMine lacks the hooks raw_object." in done.stdout
+    assert "passed" not in done.stdout.splitlines()[-1]
+
+
+def test_the_suite_needs_pytest_alone(tmp_path):
+    """Somebody without hypothesis can test a backend."""
+    (tmp_path / "hypothesis.py").write_text("raise ImportError('not installed')\n")
+    source = SUITE + (
+        "    def raw_object(self, backend, object_id):\n"
+        "        return backend._objects.get(object_id, (None, 0))[0]\n"
+        "def test_that_hypothesis_is_away():\n"
+        "    import pytest, agent_checkpoint.testing\n"
+        "    with pytest.raises(ImportError, match='not installed'):\n"
+        "        agent_checkpoint.testing.BackendMachine\n"
+    )
+    done = run_pytest(tmp_path, source, "-p", "no:hypothesispytest", "-k", "append or away")
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout.splitlines()[-1]
+
+
+def test_a_failed_assert_of_the_suite_shows_both_sides(tmp_path):
+    source = SUITE + (
+        "    def raw_object(self, backend, object_id):\n        return b'something else'\n"
+    )
+    done = run_pytest(tmp_path, source, "-k", "left_as_it_is")
+    assert done.returncode == 1
+    assert "b'something else' == b'first'" in done.stdout
+
+
+def test_a_machine_without_hooks_is_refused():
+    with pytest.raises(TypeError, match="lacks the hooks make, reopen"):
+        BackendMachine()
+
+
+def test_the_public_names():
+    assert agent_checkpoint.testing.__all__ == ["BackendMachine", "BackendTests"]
+    assert agent_checkpoint.testing.BackendTests is BackendTests
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        agent_checkpoint.testing.Other  # noqa: B018
+
+
+class Reusing(MemoryBackend):
+    """Gives a number out again when the newest entry was removed."""
+
+    def remove(self, stream, seqs):
+        super().remove(stream, seqs)
+        self._last[stream] = max(self._streams.get(stream, {0: b""}))
+
+
+class Committing(MemoryBackend):
+    """Appends first and looks afterwards."""
+
+    def append(self, stream, entry, *, after=None, **options):
+        newest = max(self._streams.get(stream, {0: b""}))
+        seq = super().append(stream, entry, **options)
+        if after is not None and after != newest:
+            raise ConflictError("too late")
+        return seq
+
+
+class Overwriting(MemoryBackend):
+    """Takes the last bytes of an object for the right ones."""
+
+    def put_objects(self, objects):
+        self.delete_objects(objects)
+        super().put_objects(objects)
+
+
+class Listing(MemoryBackend):
+    """Lists streams that have no entries any more."""
+
+    def streams(self, prefix=""):
+        return iter([name for name in self._last if name.startswith(prefix)])
+
+
+class Windowing(MemoryBackend):
+    """Takes the limit before it turns the order round."""
+
+    def read(self, stream, *, newest_first=False, **window):
+        found = super().read(stream, **window)
+        return found[::-1] if newest_first else found
+
+
+@pytest.mark.parametrize("broken", [Reusing, Committing, Overwriting, Listing, Windowing])
+def test_the_machine_finds_a_broken_backend(broken):
+    class Machine(BackendMachine):
+        def make(self, place):
+            return broken()
+
+        def reopen(self, backend):
+            return backend
+
+    from hypothesis import Phase, Verbosity, settings
+    from hypothesis.stateful import run_state_machine_as_test
+
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(
+            Machine,
+            settings=settings(
+                max_examples=500,
+                stateful_step_count=40,
+                deadline=None,
+                database=None,
+                derandomize=True,
+                phases=[Phase.generate],
+                verbosity=Verbosity.quiet,
+            ),
+        )
