@@ -89,7 +89,7 @@ def _saves(manager: CheckpointManager) -> None:
     agent = Packer()
     for thing in ("tent", "stove"):
         agent.pack(thing)
-        _say(f"packed the {thing}, saved as  {manager.save(KEY, agent, label=thing)}")
+        _say(f"packed the {thing}, saved as {manager.save(KEY, agent, label=thing)}")
 
 
 def _crash_and_resume(path: Path) -> None:
@@ -135,7 +135,7 @@ def _work(path: Path, *, stop_in_the_middle: bool) -> None:
 
 
 def _mistake(manager: CheckpointManager) -> Packer:
-    _title("3. Roll back", "The agent has a bad idea. rollback_context takes it back.")
+    _title("3. Roll back", "The agent has a bad idea. rollback_context takes the block back.")
     agent = Packer()
     manager.load(KEY, agent)
     _say(f"before  {_list(agent.bag)}, {agent.grams} g")
@@ -143,6 +143,7 @@ def _mistake(manager: CheckpointManager) -> Packer:
         with manager.rollback_context(KEY, agent, label="before the idea"):
             agent.think("Let us take everything!")
             manager.save(KEY, agent, label="a bad idea")
+            _say("saved   one checkpoint inside the block; it stays in the history, see 6")
             for thing in THINGS:
                 if thing not in agent.bag:
                     agent.pack(thing)
@@ -162,6 +163,9 @@ def _differences(manager: CheckpointManager, agent: Packer) -> None:
 
 def _forks(manager: CheckpointManager) -> None:
     _title("5. Fork", f"Two ways to go on from {KEY}@2, each in a key of its own.")
+    _say('"light" packs the lightest things first, "liked" those that we like most.')
+    _say('"worth" adds up how much we like what is packed, up to 9 for a thing.')
+    print()
     ways = {
         "light": sorted(THINGS, key=lambda thing: THINGS[thing][0]),
         "liked": sorted(THINGS, key=lambda thing: -THINGS[thing][1]),
@@ -200,10 +204,10 @@ def _files(manager: CheckpointManager, path: Path) -> None:
     verdict = "all intact" if report.ok else "DAMAGED"
     _title("7. Look for yourself", "Every checkpoint is a JSON file that you can read.")
     _say(f"{report.checkpoints} checkpoints read back and checked: {verdict}.")
-    _say("The directory is kept for you. Delete it when you have seen enough:")
-    _say(str(path))
-    _say("Open the newest checkpoint of the trip, for example:")
     newest = manager.history(KEY, n=1)[0]["id"].rpartition("-")[2]
+    _say("The directory is kept for you. Delete it when you have seen enough:")
+    print(f"\n{path}\n")  # paths stand at the margin: easy to copy
+    _say("Open the newest checkpoint of the trip, for example:")
     print(f"\n{path / KEY / newest}.json")
 
 

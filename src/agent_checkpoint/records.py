@@ -123,7 +123,7 @@ def check_key(key: object) -> str:
         raise InvalidInputError(
             f"The key {show(key)} has {size} bytes; at most {MAX_KEY_BYTES} are allowed."
         )
-    return key
+    return str.__str__(key)  # a member of a str Enum is its text, whatever its str() says
 
 
 def is_object_id(object_id: object) -> bool:

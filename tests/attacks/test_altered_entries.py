@@ -300,13 +300,16 @@ def test_a_store_that_only_a_newer_version_may_write_can_be_read(tmp_path):
     assert manager.state_dict("key") == {"n": 1}
 
 
-def test_a_damaged_format_record_is_an_integrity_error(tmp_path):
+def test_a_damaged_format_record_stops_saves_but_no_load(tmp_path):
     CheckpointManager(backend="file", path=tmp_path).save("key", {"n": 1})
     (tmp_path / ".meta%2fformat" / "1.json").write_bytes(b"garbage")
     manager = CheckpointManager(backend="file", path=tmp_path)
-    for verb in (lambda: manager.load("key", {}), lambda: manager.save("key", {})):
+    assert manager.state_dict("key") == {"n": 1}
+    assert [problem.checkpoint for problem in manager.verify().problems] == ["meta/format"]
+    for verb in (lambda: manager.save("key", {}), lambda: manager.delete("key")):
         with pytest.raises(IntegrityError, match="The format record of the store"):
             verb()
+    assert manager.state_dict("key") == {"n": 1}
 
 
 def test_a_backend_of_ones_own_is_checked_as_well():

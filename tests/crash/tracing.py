@@ -22,7 +22,7 @@ CHANGES = (
 )
 """The calls that change a file system; those that an architecture lacks are passed over."""
 
-LONGEST_WAIT = 60
+LONGEST_WAIT = 120
 
 PREAMBLE = """
 import ctypes, os, sys

@@ -75,15 +75,30 @@ def _delete(target: Any, name: str, path: str) -> Undo:
 
 
 def _load(target: Any, load: Callable[[], object], path: str) -> Undo:
-    before = copy.deepcopy(target.state_dict())  # some return their live values
+    attributes = dict(getattr(target, "__dict__", {}))
+    try:
+        before = copy.deepcopy(target.state_dict())  # some return their live values
+    except Exception as error:
+        raise StateError(
+            f"{path} cannot be loaded: its present state cannot be kept ({error!r})."
+        ) from error
+
+    def take_back() -> None:
+        # First what the attributes were, then what was changed inside of them.
+        if attributes:
+            vars(target).clear()
+            vars(target).update(attributes)
+        target.load_state_dict(before)
+
     try:
         load()
     except BaseException as error:
-        target.load_state_dict(before)
+        with suppress(Exception):  # a method that fails on one state may fail on any
+            take_back()
         if isinstance(error, StateError) or not isinstance(error, Exception):
             raise
         raise StateError(f"{path} refuses the state ({error}).") from error
-    return lambda: target.load_state_dict(before)
+    return take_back
 
 
 def _fill(target: dict[str, Any], state: dict[str, Any]) -> Undo:

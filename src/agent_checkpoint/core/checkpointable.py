@@ -6,11 +6,13 @@ and `diff`, which know this class.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from agent_checkpoint.core.names import ask_class, name_of, register_class
-from agent_checkpoint.core.stateful import META, VERSION_FORM, LoadResult
+from agent_checkpoint.core.stateful import META, VERSION_FORM, LoadResult, is_stateful
 from agent_checkpoint.core.trouble import Trouble, troubles
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import show
 
 Self = TypeVar("Self", bound="Checkpointable")
@@ -83,6 +85,8 @@ class Checkpointable:
         """
         from agent_checkpoint.core.diff import diff_states
 
+        if not is_stateful(other):
+            raise InvalidInputError(f"diff compares with a Stateful, not {show(other)}.")
         return diff_states(self.state_dict(), other.state_dict(), deep=deep)
 
     # -- hooks -----------------------------------------------------------------------------------
@@ -129,9 +133,11 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     names = value._checkpoint_fields()
-    if isinstance(names, str):
-        raise Trouble(f"pins its fields with the text {names!r}, not with a list of names.")
+    if not isinstance(names, Iterable) or isinstance(names, str):
+        raise Trouble(f"pins its fields with {show(names)}, not with a list of names.")
     for name in names:
+        if not isinstance(name, str):
+            raise Trouble(f"pins the field {show(name)}, which is no text.")
         if name in META:
             raise Trouble("cannot be captured: the name is reserved.").at(f".{name}")
         try:
@@ -140,6 +146,8 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
             raise Trouble(
                 f"does not exist, but {type(value).__name__}._checkpoint_fields() pins it."
             ).at(f".{name}") from None
+        except Exception as error:
+            raise Trouble(f"cannot be read ({error!r}).").at(f".{name}") from error
     return fields
 
 

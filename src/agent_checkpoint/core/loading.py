@@ -7,6 +7,7 @@ all of it is sound. Knows no JSON and no storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MemberDescriptorType
 from typing import Any
 
 from agent_checkpoint.core.anchors import Anchors
@@ -174,9 +175,11 @@ class _Plan:
         for name, value in fields.items():
             if name in META:
                 continue
+            if not isinstance(name, str):
+                raise Trouble(f"has a field whose name is no text: {show(name)}.")
             if name not in present:
                 result.unexpected_keys.append(name)
-                if not open_ended:
+                if not open_ended or not _may_be_captured(target, name):
                     continue
             try:
                 nested = self._field(target, name, value, f"{path}.{name}")
@@ -215,6 +218,15 @@ class _Plan:
         state = snapshot(value)
         self.steps.load(part, lambda: part.load_state_dict(_plain(state)), path)
         return LoadResult([], [])
+
+
+def _may_be_captured(target: Checkpointable, name: str) -> bool:
+    """Tell whether a name can have come from a capture: no private one, method or property."""
+    if name.startswith("_"):
+        return False
+    static = getattr(type(target), name, None)
+    is_slot = isinstance(static, MemberDescriptorType)
+    return is_slot or not (callable(static) or hasattr(static, "__set__"))
 
 
 def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:

@@ -61,6 +61,10 @@ def register_type(
         raise InvalidInputError(f"register_type takes a class, not {show(cls)}.")
     if (encode is None) != (decode is None):
         raise InvalidInputError(f"{cls.__name__} needs both encode and decode, or neither.")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidInputError(f"A type's name is non-empty text, not {show(name)}.")
+    if encode is not None and not (callable(encode) and callable(decode)):
+        raise InvalidInputError(f"encode and decode of {cls.__name__} are functions.")
     if encode is not None and decode is not None:
         structure: Structure | None = Structure(encode, decode)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -13,6 +14,13 @@ if TYPE_CHECKING:
 
 M = TypeVar("M")
 T = TypeVar("T")
+
+
+async def wait_for(future: Future[T]) -> T:
+    """Wait for a future of another thread without blocking the event loop; returns its result."""
+    from asyncio import wrap_future
+
+    return await wrap_future(future)
 
 
 def in_thread(

@@ -21,24 +21,41 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._executor: ThreadPoolExecutor | None = None
-        self._newest: Future[str] | None = None
+        self._newest: Future[None] | None = None
+        self._writer: int | None = None
         self._failure: BaseException | None = None
         _WRITERS.add(self)
 
-    def submit(self, write: Callable[[], str]) -> Future[str]:
-        """Queue a write and return its future.
+    def submit(self, write: Callable[[], str], *, awaited: bool = False) -> Future[str]:
+        """Queue a write and return its future, which cannot be cancelled.
+
+        Args:
+            write: makes the save and returns its id.
+            awaited: the caller will look at the future: a failure need not be told again.
 
         Raises:
             CheckpointError: an earlier write failed and nobody was told yet.
         """
+        outcome: Future[str] = Future()
+        outcome.set_running_or_notify_cancel()
+
+        def run() -> None:
+            self._writer = threading.get_ident()
+            try:
+                result = write()
+            except BaseException as error:
+                if not awaited:
+                    self._keep(error)  # before anybody who waits is woken
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
+
         with self._lock:
             self._raise_failure()
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, "agent-checkpoint-writer")
-            future = self._executor.submit(write)
-            self._newest = future
-        future.add_done_callback(self._note)
-        return future
+            self._newest = self._executor.submit(run)
+        return outcome
 
     def settle(self) -> None:
         """Wait until all that was queued is written.
@@ -54,8 +71,10 @@ class BackgroundWriter:
         """Wait until all that was queued is written or has failed."""
         with self._lock:
             newest = self._newest
-        if newest is not None:
-            newest.exception()  # the writes run in order: the newest is the last
+        # The writes run in order: the newest is the last. A callback of a future runs on the
+        # writer's own thread, which must not wait for itself.
+        if newest is not None and not self._on_writer():
+            newest.result()
 
     @contextmanager
     def failure_kept(self) -> Iterator[None]:
@@ -63,8 +82,7 @@ class BackgroundWriter:
         try:
             yield
         except CheckpointError as error:
-            with self._lock:
-                self._failure = self._failure or error
+            self._keep(error)
 
     def close(self) -> None:
         """Settle and stop the thread. Raises as `settle` does."""
@@ -74,14 +92,14 @@ class BackgroundWriter:
             with self._lock:
                 executor, self._executor, self._newest = self._executor, None, None
             if executor is not None:
-                executor.shutdown()
+                executor.shutdown(wait=not self._on_writer())
 
-    def _note(self, future: Future[str]) -> None:
-        # Called by the writer thread, or at once by the caller's if the write is done already.
-        error = None if future.cancelled() else future.exception()
-        if error is not None:
-            with self._lock:
-                self._failure = self._failure or error
+    def _keep(self, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or error
+
+    def _on_writer(self) -> bool:
+        return threading.get_ident() == self._writer
 
     def _raise_failure(self) -> None:
         failure, self._failure = self._failure, None
@@ -91,7 +109,7 @@ class BackgroundWriter:
     def _begin_anew(self) -> None:
         # Threads stay behind in the parent, and one of them may have held the lock.
         self._lock = threading.Lock()
-        self._executor = self._newest = None
+        self._executor = self._newest = self._writer = None
 
 
 _WRITERS: WeakSet[BackgroundWriter] = WeakSet()

@@ -9,14 +9,14 @@ import functools
 import inspect
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, Suspended
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.manager.subjects import capture, restore
+from agent_checkpoint.manager.subjects import ONLY, capture, restore_parts
 from agent_checkpoint.records import check_key, show
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,6 +68,16 @@ def checkpoint(
             chosen = key(agent, *others, **named) if callable(key) else key
             return _Call(agent, check_key(chosen), may_go_back=on_error is not None)
 
+        async def finish(call: _Call, result: Awaitable[Any]) -> Any:
+            try:
+                value = await result
+            except BaseException as error:
+                call.failed(error)
+                raise
+            if counter.add(call.agent) % every == 0:
+                await manager.asave(call.key, call.agent)
+            return value
+
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             call = begin(args, kwargs)
@@ -76,21 +86,15 @@ def checkpoint(
             except BaseException as error:
                 call.failed(error)
                 raise
+            if inspect.isawaitable(result):  # the work is done when it is awaited
+                return finish(call, result)
             if counter.add(call.agent) % every == 0:
                 manager.save(call.key, call.agent)
             return result
 
         @functools.wraps(function)
         async def arun(*args: Any, **kwargs: Any) -> Any:
-            call = begin(args, kwargs)
-            try:
-                result = await function(*args, **kwargs)
-            except BaseException as error:
-                call.failed(error)
-                raise
-            if counter.add(call.agent) % every == 0:
-                await manager.asave(call.key, call.agent)
-            return result
+            return await finish(begin(args, kwargs), function(*args, **kwargs))
 
         return arun if inspect.iscoroutinefunction(function) else run  # type: ignore[return-value]
 
@@ -108,7 +112,7 @@ class _Call:
 
     def failed(self, error: BaseException) -> None:
         if self.before is not None and not isinstance(error, Suspended):
-            restore(self.before, self.agent, anchors=self.anchors)
+            restore_parts(self.before, {ONLY: self.agent}, anchors=self.anchors)
 
 
 class _Counter:

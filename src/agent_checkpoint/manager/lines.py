@@ -6,6 +6,7 @@ Owns the store of a manager and its background writer; knows nothing of states.
 from __future__ import annotations
 
 import os
+import sys
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
@@ -61,11 +62,12 @@ class LineVerbs:
         Raises:
             NotFoundError: there is no such key.
         """
-        if n is not None and (not isinstance(n, int) or n < 0):
+        if n is not None and (not isinstance(n, int) or not 0 <= n <= sys.maxsize):
             raise InvalidInputError(f"n counts checkpoints, not {show(n)}.")
         self._background.settle()
+        key = check_key(key)
         page = 100 if n is None else max(1, min(n, 100))
-        entries = list(islice(self.store.entries(check_key(key), page=page), n))
+        entries = list(islice(self.store.entries(key, page=page), n))
         if not entries and (n != 0 or next(self.store.entries(key, page=1), None) is None):
             raise unknown(key, self.store)
         return [_row(key, entry.seq, entry.data) for entry in entries]
@@ -93,11 +95,12 @@ class LineVerbs:
         Raises:
             NotFoundError: there is no such key or checkpoint.
         """
+        key = check_key(key)
         self._background.settle()
         if checkpoint_id is not None:
-            self.store.remove(key, [find_seq(self.store, checkpoint_id, key=check_key(key))])
+            self.store.remove(key, [find_seq(self.store, checkpoint_id, key=key)])
             return
-        seqs = [entry.seq for entry in self.store.entries(check_key(key))]
+        seqs = [entry.seq for entry in self.store.entries(key)]
         if not seqs:
             raise unknown(key, self.store)
         self.store.remove(key, seqs)
@@ -181,10 +184,12 @@ class LineVerbs:
     def _find(
         self, key: str, checkpoint_id: str | None = None, expected_head: str | None = None
     ) -> Checkpoint:
-        check_key(key)
+        key = check_key(key)
         self._background.settle()
         if expected_head is not None:
-            self._expect(key, expected_head)
+            head = self._expect(key, expected_head)
+            if checkpoint_id is None:
+                return head
         if checkpoint_id is None:
             return find(self.store, key)
         return find(self.store, checkpoint_id, key=key)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from agent_checkpoint.backends.base import Backend
@@ -20,10 +21,17 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     Suspended,
 )
-from agent_checkpoint.manager.aio import in_thread
+from agent_checkpoint.manager.aio import in_thread, wait_for
 from agent_checkpoint.manager.comparison import compare
 from agent_checkpoint.manager.lines import LineVerbs, moved, open_store
-from agent_checkpoint.manager.subjects import capture, make_draft, parts_of, restore, states_of
+from agent_checkpoint.manager.subjects import (
+    capture,
+    make_draft,
+    parts_of,
+    restore,
+    restore_parts,
+    states_of,
+)
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, check_key
 from agent_checkpoint.store.lookup import find
 
@@ -101,7 +109,8 @@ class CheckpointManager(LineVerbs):
             StorageError: the medium failed; nothing was acknowledged.
         """
         draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
-        return self._commit(draft, expected_head)
+        self._background.settle()
+        return self._write_id(draft, expected_head)
 
     def save_in_background(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
@@ -111,7 +120,7 @@ class CheckpointManager(LineVerbs):
         A failure also raises at the next save or at close. Takes and raises what `save` does.
         """
         draft, expected_head = self._draft(key, agent, **options)
-        return self._background.submit(lambda: self._write(draft, expected_head).id)
+        return self._background.submit(partial(self._write_id, draft, expected_head))
 
     def asave(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
@@ -121,7 +130,8 @@ class CheckpointManager(LineVerbs):
         Takes and raises what `save` does.
         """
         draft, expected_head = self._draft(key, agent, **options)
-        return self._acommit(draft, expected_head)
+        write = partial(self._write_id, draft, expected_head)
+        return wait_for(self._background.submit(write, awaited=True))
 
     def load(
         self,
@@ -186,7 +196,8 @@ class CheckpointManager(LineVerbs):
         The context's value is the id of the checkpoint. Raises what `save` and `load` do.
         """
         draft, _ = self._draft(key, agent, label=label)
-        anchors = Anchors(parts_of(agent).values())
+        targets = parts_of(agent)
+        anchors = Anchors(targets.values())
         self._background.settle()
         saved = self._write(draft, None)
         try:
@@ -194,7 +205,7 @@ class CheckpointManager(LineVerbs):
         except Suspended:  # the work goes on later, from here
             raise
         except BaseException:
-            restore(saved.parts, agent, anchors=anchors)
+            restore_parts(saved.parts, targets, anchors=anchors)
             self._record_rollback(saved)
             raise
 
@@ -249,7 +260,7 @@ class CheckpointManager(LineVerbs):
     def _draft(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
     ) -> tuple[Draft, str | None]:
-        check_key(key)  # before the work of capturing
+        key = check_key(key)  # before the work of capturing
         draft = make_draft(
             key,
             capture(agent, self._fmt),
@@ -259,8 +270,7 @@ class CheckpointManager(LineVerbs):
         )
         return draft, options.get("expected_head")
 
-    def _commit(self, draft: Draft, expected_head: str | None) -> str:
-        self._background.settle()
+    def _write_id(self, draft: Draft, expected_head: str | None) -> str:
         return self._write(draft, expected_head).id
 
     def _write(self, draft: Draft, expected_head: str | None) -> Checkpoint:
@@ -286,10 +296,12 @@ class CheckpointManager(LineVerbs):
             raise InvalidInputError("diff needs an agent, or the ids of one or two checkpoints.")
         if present is not None and id_b is not None:
             raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
-        check_key(key)
+        key = check_key(key)
         self._background.settle()
-        before = find(self.store, id_a or key).parts
-        after = find(self.store, id_b or key).parts if present is None else present
+        before = find(self.store, key if id_a is None else id_a).parts
+        after = present
+        if after is None:
+            after = dict(find(self.store, key if id_b is None else id_b).parts)
         targets = {} if present is None else parts_of(agent)
         return compare(before, after, targets, deep=deep, trust_pickle=trust_pickle)
 
@@ -306,7 +318,6 @@ class CheckpointManager(LineVerbs):
                 draft = Draft(target.key, target.parts, kind="rollback", label=target.label)
                 self.store.write(draft, parents=(target.id,))
 
-    _acommit = in_thread(_commit)
     _adiff = in_thread(_diff)
     astate_dict = in_thread(state_dict)
 

@@ -63,7 +63,6 @@ def restore(
     *,
     strict: bool = False,
     trust_pickle: bool = False,
-    anchors: Anchors | None = None,
     where: str = "The checkpoint",
 ) -> Any:
     """Load saved parts into what a user passed, all of them or none.
@@ -73,7 +72,6 @@ def restore(
         subject: what to load into.
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
-        anchors: the live objects that the parts were captured from, to go back exactly.
         where: what the parts are of, in messages.
 
     Returns:
@@ -91,12 +89,35 @@ def restore(
             f"{', '.join(map(show, saved))}. Pass what is to be loaded by those names, as a dict; "
             f"the part {ONLY!r} alone may be passed as it is."
         )
+    results = restore_parts(saved, targets, strict=strict, trust_pickle=trust_pickle)
+    return results[ONLY] if targets.get(ONLY) is subject else results
+
+
+def restore_parts(
+    saved: Mapping[str, JsonValue],
+    targets: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    trust_pickle: bool = False,
+    anchors: Anchors | None = None,
+) -> dict[str, Any]:
+    """Load saved parts into their targets, all of them or none, and return what each returned.
+
+    Args:
+        saved: the parts as JSON.
+        targets: what to load into, by part.
+        strict: refuse states that lack fields or have unexpected ones.
+        trust_pickle: load pickles without checking their seal.
+        anchors: the live objects that the parts were captured from, to go back exactly.
+
+    Raises:
+        StateError: a state cannot be decoded or loaded.
+    """
     pairs = {
         name: (target, decode_state(saved[name], name, target, trust_pickle=trust_pickle))
         for name, target in targets.items()
     }
-    results = load_parts(pairs, strict=strict, anchors=anchors)
-    return results[ONLY] if targets.get(ONLY) is subject else results
+    return load_parts(pairs, strict=strict, anchors=anchors)
 
 
 def states_of(
@@ -137,8 +158,10 @@ def make_draft(
     """
     if label is not None:
         check_text(label, "A label")
-    if isinstance(tags, str):
-        raise InvalidInputError(f"Tags are a list of texts, not the text {show(tags)}.")
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidInputError(f"Tags are a list of texts, not {show(tags)}.")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise InvalidInputError(f"Metrics are numbers by name, not {show(metrics)}.")
     numbers = {}
     for name, value in (metrics or {}).items():
         check_text(name, "A metric's name")

@@ -10,13 +10,20 @@ from __future__ import annotations
 import gzip
 import hashlib
 import os
+import secrets
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, StorageError
+from agent_checkpoint.errors import (
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+    StorageError,
+)
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
@@ -25,6 +32,10 @@ from agent_checkpoint.store.store import Store, unknown
 ARCHIVE_FORMAT = 1
 MAX_LINE = 1 << 28
 """The longest line that is read: a crafted file must not fill the memory."""
+
+# Looked at before a line is parsed: a crafted line could take many times its size in memory.
+_HEADER_BEGINS = (b'{"agent_checkpoint_archive":',)
+_ROW_BEGINS = (b'{"seq":', b'{"checkpoints":')
 
 
 def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
@@ -37,8 +48,8 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
     """
     if next(store.entries(key, page=1), None) is None:
         raise unknown(key, store)
-    target = Path(path)
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    target = _path(path)
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -66,7 +77,7 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
         FormatError: a newer version wrote it.
         StorageError: the file cannot be read, or the store cannot be written.
     """
-    source = Path(path)
+    source = _path(path)
     with _reading(source):
         key = ""
         for checkpoint in _checkpoints(source):
@@ -102,6 +113,11 @@ def _write(file: BinaryIO, store: Store, key: str) -> int:
 
         def line(record: JsonValue) -> None:
             text = write_json(record) + b"\n"
+            if len(text) > MAX_LINE:
+                raise InvalidInputError(
+                    f"A checkpoint of {show(key)} takes {len(text)} bytes; an archive holds up to "
+                    f"{MAX_LINE} each."
+                )
             digest.update(text)
             packed.write(text)
 
@@ -121,8 +137,11 @@ def _checkpoints(path: Path) -> Iterator[Checkpoint]:
     last = False
     with gzip.open(path, "rb") as file:
         while text := file.readline(MAX_LINE):
+            expected = _ROW_BEGINS if key is not None else _HEADER_BEGINS
+            if last or not text.startswith(expected) or not text.endswith(b"\n"):
+                raise IntegrityError(f"{path} is damaged or not an archive.")
             record = read_json(text)
-            if not text.endswith(b"\n") or not isinstance(record, dict) or last:
+            if not isinstance(record, dict):
                 raise IntegrityError(f"{path} is damaged or not an archive.")
             if key is None:
                 key = _header(record, path)
@@ -152,6 +171,17 @@ def _header(record: dict[str, JsonValue], path: Path) -> str:
             f"{ARCHIVE_FORMAT}. Install a newer agent-checkpoint."
         )
     return check_key(key)
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    try:
+        found = Path(path)
+        os.fsencode(found)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"{show(path)} is not a path.") from None
+    if not found.name or "\0" in str(found):
+        raise InvalidInputError(f"{show(path)} is not the name of a file.")
+    return found
 
 
 @contextmanager

@@ -41,12 +41,12 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
     """
     if not isinstance(text, str) or not text:
         raise InvalidInputError(f"A checkpoint id is non-empty text, not {show(text)}.")
-    found = _find(store, text, key)
+    owner, found = _find(store, text, key)
     if found is None:
         raise _missing(store, text)
-    if key is not None and found.key != key:
+    if key is not None and owner != key:
         raise NotFoundError(
-            f"The checkpoint {show(text)} belongs to the key {show(found.key)}, not to {show(key)}."
+            f"The checkpoint {show(text)} belongs to the key {show(owner)}, not to {show(key)}."
         )
     return found
 
@@ -59,7 +59,13 @@ def find_seq(store: Store, text: str, *, key: str) -> int:
         InvalidInputError: the text is not an id.
     """
     try:
-        return find(store, text, key=key).seq
+        found = find(store, text, key=key)
+        if found.key != key:  # a walk back may lead to where the key was forked from
+            raise NotFoundError(
+                f"The checkpoint {show(text)} is {found.id}, of the key {show(found.key)}: name "
+                "that key."
+            )
+        return found.seq
     except (IntegrityError, FormatError):
         if text == key:
             return next(store.entries(key, page=1)).seq
@@ -87,32 +93,45 @@ def walk(store: Store, key: str) -> Iterator[Checkpoint]:
             if checkpoint.kind == "safety":
                 continue
             yield checkpoint
-            if checkpoint.kind in SAME_CONTENT and checkpoint.parents:
-                target = parse_checkpoint_id(checkpoint.parents[0])
+            target = _target(checkpoint)
+            if target is not None:
                 break
-        if target is None or target in seen:  # a crafted store may go in circles
+        # The target may itself stand for another; a crafted store may go in circles.
+        while target is not None and target not in seen:
+            seen.add(target)
+            key, before = target.key, target.seq
+            found = _at(store, target) if _may_be_key(target.key) else None
+            target = None if found is None else _target(found)
+            if target is None:
+                break
+        else:
             return
-        seen.add(target)
-        key, before = target.key, target.seq
 
 
-def _find(store: Store, text: str, key: str | None) -> Checkpoint | None:
+def _target(checkpoint: Checkpoint) -> CheckpointId | None:
+    if checkpoint.kind not in SAME_CONTENT or not checkpoint.parents:
+        return None
+    return parse_checkpoint_id(checkpoint.parents[0])
+
+
+def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | None]:
+    """Return the key that the text names, and the checkpoint if there is one."""
     place = parse_checkpoint_id(text)
     if place is not None and place.key == key:
-        return _at(store, place)
+        return place.key, _at(store, place)
     if _may_be_key(text):
         head = store.head(text)
         if head is not None:
-            return head
+            return text, head
     if place is not None and _may_be_key(place.key):
-        return _at(store, place)
+        return place.key, _at(store, place)
     short = _SHORT.fullmatch(text)
     if short is None or not _may_be_key(short["key"]):
-        return None
+        return text, None
     number = int(short["number"])
     if short["sign"] == "@":
-        return store.read(short["key"], number)
-    return next(islice(walk(store, short["key"]), number, None), None)
+        return short["key"], store.read(short["key"], number)
+    return short["key"], next(islice(walk(store, short["key"]), number, None), None)
 
 
 def _missing(store: Store, text: str) -> NotFoundError:

@@ -47,7 +47,7 @@ class KeepBest(Policy):
         if mode not in ("max", "min"):
             raise InvalidInputError(f"KeepBest has mode 'max' or 'min', not {show(mode)}.")
         self.n = _count(n)
-        self.metric = metric
+        self.metric = _text(metric)
         self.mode = mode
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
@@ -75,7 +75,8 @@ class KeepNewerThan(Policy):
 
     def __init__(self, age: float | timedelta) -> None:
         seconds = age.total_seconds() if isinstance(age, timedelta) else age
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        known = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not known or not 0 <= seconds < 1e12:
             raise InvalidInputError(f"An age is seconds or a timedelta, not {show(age)}.")
         self.seconds = seconds
 
@@ -89,7 +90,7 @@ class KeepTagged(Policy):
     """Keep those with any of the tags, or with any tag at all if none is given."""
 
     def __init__(self, *tags: str) -> None:
-        self.tags = frozenset(tags)
+        self.tags = frozenset(map(_text, tags))
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
         """Return the numbers of the tagged ones."""
@@ -106,6 +107,12 @@ class _Any(Policy):
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
         return set().union(*(policy.keep(newest_first) for policy in self.policies))
+
+
+def _text(name: str) -> str:
+    if not isinstance(name, str):
+        raise InvalidInputError(f"Metrics and tags are named by text, not by {show(name)}.")
+    return name
 
 
 def _count(n: int) -> int:

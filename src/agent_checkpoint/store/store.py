@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, NotFoundError
-from agent_checkpoint.records import Checkpoint, Draft, Entry, JsonValue, check_key, show
+from agent_checkpoint.records import Checkpoint, Draft, Entry, check_key, show
 from agent_checkpoint.store.entries import (
     FORMAT,
     open_entry,
@@ -143,30 +144,44 @@ class Store:
                 continue
         return ()
 
+    def read_format(self) -> dict[str, Any] | None:
+        """Return the format record; None if the store is new.
+
+        Raises:
+            IntegrityError: the record is damaged.
+            FormatError: the record itself is of a newer format.
+            StorageError: the medium failed.
+        """
+        entries = self.backend.read(_FORMAT_STREAM, limit=1, newest_first=True)
+        return open_entry(entries[0].data, "The format record of the store") if entries else None
+
     def _check_format(self, *, writing: bool = False) -> None:
         need = "write" if writing else "read"
         if need in self._format_allows:
-            return None
-        entries = self.backend.read(_FORMAT_STREAM, limit=1, newest_first=True)
-        if not entries and writing:
-            fresh: dict[str, JsonValue] = {"read": FORMAT, "write": FORMAT, "features": []}
+            return
+        try:
+            record = self.read_format()
+        except IntegrityError:
+            if writing:
+                raise
+            return  # what is there can still be read; `verify` tells
+        if record is None and writing:
+            record = {"read": FORMAT, "write": FORMAT, "features": []}
             try:
                 self.backend.append(
-                    _FORMAT_STREAM, seal_entry(fresh, indent=self.backend.readable), after=0
+                    _FORMAT_STREAM, seal_entry(record, indent=self.backend.readable), after=0
                 )
             except ConflictError:  # another process opened the same new store
-                return self._check_format(writing=True)
-        if entries:
-            record = open_entry(entries[0].data, "The format record of the store")
-            needed = record.get(need)
-            if not isinstance(needed, int) or needed > FORMAT or record.get("features"):
-                raise FormatError(
-                    f"The store has format {needed}, features {record.get('features')}; this "
-                    f"version knows format {FORMAT}. Install a newer agent-checkpoint."
-                )
-        if writing or entries:
-            self._format_allows.add(need)
-        return None
+                record = self.read_format() or {}
+        if record is None:
+            return
+        needed = record.get(need)
+        if not isinstance(needed, int) or needed > FORMAT or record.get("features"):
+            raise FormatError(
+                f"The store has format {needed}, features {record.get('features')}; this "
+                f"version knows format {FORMAT}. Install a newer agent-checkpoint."
+            )
+        self._format_allows.add(need)
 
 
 def unknown(key: str, store: Store) -> NotFoundError:

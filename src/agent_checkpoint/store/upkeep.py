@@ -45,6 +45,10 @@ def verify(store: Store) -> VerifyReport:
     """
     count = 0
     problems: list[Problem] = []
+    try:
+        store.read_format()
+    except (IntegrityError, FormatError) as error:
+        problems.append(Problem("meta/format", str(error)))
     for key in store.list_keys():
         for entry in store.entries(key):
             count += 1

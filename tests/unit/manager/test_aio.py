@@ -3,10 +3,17 @@
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, KeepLatest, MemoryBackend, NotFoundError
+from agent_checkpoint import (
+    CheckpointManager,
+    KeepLatest,
+    MemoryBackend,
+    NotFoundError,
+    StorageError,
+)
 from tests.agents import Agent
 
 
@@ -60,6 +67,35 @@ def test_the_state_is_taken_at_the_call() -> None:
         return int(manager.state_dict("k")["count"])
 
     assert asyncio.run(work()) == 1
+
+
+def test_saves_are_written_in_the_order_of_the_calls() -> None:
+    async def work() -> list[int]:
+        manager = CheckpointManager()
+        await asyncio.gather(*(manager.asave("k", Agent(count)) for count in range(20)))
+        return [manager.state_dict("k", row["id"])["count"] for row in manager.history("k")]
+
+    assert asyncio.run(work()) == list(range(19, -1, -1))
+
+
+def test_a_failure_is_told_to_the_one_who_awaits_and_not_again() -> None:
+    class Failing(MemoryBackend):
+        failing = True
+
+        def append(self, stream: str, entry: bytes, **options: Any) -> int:
+            if self.failing:
+                raise StorageError("the disk is full")
+            return super().append(stream, entry, **options)
+
+    async def work() -> None:
+        backend = Failing()
+        async with CheckpointManager(backend) as manager:
+            with pytest.raises(StorageError):
+                await manager.asave("k", Agent(1))
+            backend.failing = False
+            manager.save("k", Agent(2))
+
+    asyncio.run(work())
 
 
 def test_a_cancelled_save_is_whole_or_not_there() -> None:

@@ -1,12 +1,19 @@
 """Background saves: the state is taken now, written in order, and no failure goes unseen."""
 
 import os
+import sys
 import threading
 from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, MemoryBackend, StateError, StorageError
+from agent_checkpoint import (
+    CheckpointManager,
+    KeepLatest,
+    MemoryBackend,
+    StateError,
+    StorageError,
+)
 from tests.agents import Agent
 
 
@@ -65,6 +72,44 @@ def test_a_failure_raises_once_at_the_next_call(backend: GatedBackend, way: str)
         manager.close() if way == "close" else getattr(manager, way)("k", Agent(3))
     manager.save("k", Agent(4))
     assert manager.state_dict("k")["count"] == 4
+
+
+def test_a_save_under_way_cannot_be_cancelled(backend: GatedBackend) -> None:
+    manager = CheckpointManager(backend)
+    first, second = (manager.save_in_background("k", Agent(count)) for count in (1, 2))
+    assert not second.cancel()
+    backend.gate.set()
+    manager.save("k", Agent(3))
+    assert first.done()
+    assert len(manager.history("k")) == 3
+
+
+def test_a_callback_may_use_the_manager(backend: GatedBackend) -> None:
+    manager = CheckpointManager(backend)
+    first = manager.save_in_background("k", Agent(1))
+    first.add_done_callback(lambda _: manager.prune("k", KeepLatest(1)))
+    second = manager.save_in_background("k", Agent(2))
+    backend.gate.set()
+    second.result(10)
+    manager.save_in_background("k", Agent(3)).add_done_callback(lambda _: manager.close())
+    manager.close()
+
+
+def test_no_failure_goes_untold_at_close() -> None:
+    class Failing(MemoryBackend):
+        def append(self, stream: str, entry: bytes, **options: Any) -> int:
+            raise StorageError("the disk is full")
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            manager = CheckpointManager(Failing())
+            manager.save_in_background("k", {})
+            with pytest.raises(StorageError):
+                manager.close()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_what_cannot_be_captured_raises_at_once(backend: GatedBackend) -> None:

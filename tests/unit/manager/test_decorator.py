@@ -222,6 +222,31 @@ def test_options_that_make_no_sense(manager: CheckpointManager, options: dict[st
         checkpoint(manager, **options)
 
 
+def test_whatever_returns_an_awaitable_is_awaited_before_the_save(
+    manager: CheckpointManager,
+) -> None:
+    async def step(agent: Agent, fail: bool = False) -> int:
+        await asyncio.sleep(0)
+        agent.count += 1
+        if fail:
+            raise ValueError("no")
+        return agent.count
+
+    decorated = checkpoint(manager, key="k", on_error="rollback")(
+        lambda agent, **options: step(agent, **options)
+    )
+
+    async def work() -> None:
+        agent = Agent()
+        assert await decorated(agent) == 1
+        with pytest.raises(ValueError, match="no"):
+            await decorated(agent, fail=True)
+        assert agent.count == 1
+
+    asyncio.run(work())
+    assert saved(manager) == [1]
+
+
 def test_classes_are_refused(manager: CheckpointManager) -> None:
     with pytest.raises(InvalidInputError, match="Agent is a class"):
         checkpoint(manager, key="k")(Agent)

@@ -4,6 +4,7 @@ import gzip
 import stat
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,6 +116,38 @@ def test_a_rollback_counts_as_its_target_and_safety_is_stepped_over(
     assert [manager.state_dict(f"k~{n}")["count"] for n in range(2)] == [1, 0]
     manager.save("k", Agent(50))
     assert [manager.state_dict(f"k~{n}")["count"] for n in range(3)] == [50, 1, 0]
+
+
+def test_a_fork_of_a_rolled_back_head_does_not_walk_into_what_was_undone(
+    manager: CheckpointManager,
+) -> None:
+    agent = Agent()
+    for agent.count in range(3):
+        manager.save("k", agent)
+    with pytest.raises(ValueError, match="x"), manager.rollback_context("k", agent):
+        agent.count = 666
+        manager.save("k", agent)
+        raise ValueError("x")
+    manager.fork("k", "alt")
+    past = [manager.state_dict(f"alt~{n}")["count"] for n in range(4)]
+    assert past == [manager.state_dict(f"k~{n}")["count"] for n in range(4)] == [2, 2, 1, 0]
+
+
+def test_a_fork_of_a_fork_has_the_whole_past(manager: CheckpointManager) -> None:
+    save_many(manager, "a", 3)
+    manager.fork("a", "b")
+    manager.fork("b", "c")
+    assert [manager.state_dict(f"c~{n}")["count"] for n in range(3)] == [2, 1, 0]
+
+
+def test_a_walk_past_the_fork_counts_as_the_key_it_began_in(manager: CheckpointManager) -> None:
+    ids = save_many(manager, "a", 3)
+    manager.fork("a", "b")
+    assert manager.state_dict("b", "b~1")["count"] == 1
+    manager.fork("b", "c", "b~2")
+    assert manager.history("c")[0]["parents"] == [ids[0]]
+    with pytest.raises(NotFoundError, match="name that key"):
+        manager.delete("b", "b~1")
 
 
 def test_a_pruned_target_breaks_no_walk(manager: CheckpointManager) -> None:
@@ -333,6 +366,25 @@ def test_a_damaged_archive_imports_nothing(
     with pytest.raises(error):
         manager.import_archive(path)
     assert manager.list_keys() == []
+
+
+def test_a_checkpoint_too_large_for_an_archive_is_refused_at_export(
+    manager: CheckpointManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_many(manager, "k", 1)
+    monkeypatch.setattr("agent_checkpoint.store.archive.MAX_LINE", 50)
+    with pytest.raises(InvalidInputError, match="an archive holds up to 50"):
+        manager.export_archive(tmp_path / "run.ckpt", "k")
+    assert list(tmp_path.glob("*.ckpt*")) == []
+
+
+@pytest.mark.parametrize("bad", ["", ".", "/", "a\0b", b"x", None, "\ud800"])
+def test_archives_have_names(manager: CheckpointManager, bad: Any) -> None:
+    save_many(manager, "k", 1)
+    with pytest.raises(InvalidInputError):
+        manager.export_archive(bad, "k")
+    with pytest.raises(InvalidInputError):
+        manager.import_archive(bad)
 
 
 def test_archives_that_cannot_be_written_or_read(

@@ -1,11 +1,14 @@
 """Saving and loading: ids, heads, parts, plain dicts, atomicity."""
 
 import re
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_checkpoint import (
+    Checkpointable,
     CheckpointManager,
     ConflictError,
     FileBackend,
@@ -251,6 +254,79 @@ def test_load_notices_a_store_that_was_set_back(manager: CheckpointManager) -> N
     with pytest.raises(ConflictError, match="set back"):
         manager.load("k", agent, expected_head=head)
     assert agent.count == 7
+
+
+def test_a_text_enum_is_a_key(manager: CheckpointManager) -> None:
+    class Name(str, Enum):
+        SESSION = "session"
+
+    cid = manager.save(Name.SESSION, Agent(1))
+    assert cid.startswith("session_")
+    manager.save(Name.SESSION, Agent(2), expected_head=cid)
+    assert manager.state_dict(Name.SESSION, cid)["count"] == 1
+    assert len(manager.history(Name.SESSION)) == 2
+    assert manager.list_keys() == ["session"]
+
+
+def test_a_forged_state_sets_no_private_name_method_or_property(
+    manager: CheckpointManager,
+) -> None:
+    class Guarded(Checkpointable):
+        limit = 5  # a default of the class, which an instance may have set
+
+        def __init__(self) -> None:
+            self.n = 0
+            self._admin = False
+
+        def run(self) -> str:
+            return "ran"
+
+        @property
+        def half(self) -> float:
+            return self.n / 2
+
+    forged = Guarded().state_dict()
+    forged.update({"_admin": True, "run": "x", "half": 9, "__dict__": {}, "limit": 7, "n": 1})
+    manager.save("k", {"agent": _Fixed(forged)})
+    agent = Guarded()
+    result = manager.load("k", agent)
+    assert (agent._admin, agent.run(), agent.half, agent.limit, agent.n) == (
+        False,
+        "ran",
+        0.5,
+        7,
+        1,
+    )
+    assert sorted(result.unexpected_keys) == ["__dict__", "_admin", "half", "limit", "run"]
+
+
+class _Fixed:
+    """A Stateful whose state is what it is told."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+
+    def state_dict(self) -> Any:
+        return self.state
+
+    def load_state_dict(self, state: Any) -> None:
+        self.state = state
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda m: m.save("k", Agent(), metrics=[1]),
+        lambda m: m.save("k", Agent(), tags=5),
+        lambda m: m.history("k", n=10**30),
+        lambda m: m.diff("k", checkpoint_id_a=""),
+        lambda m: Agent().diff(5),
+    ],
+)
+def test_wrong_types_are_invalid_input(manager: CheckpointManager, wrong: Any) -> None:
+    manager.save("k", Agent())
+    with pytest.raises(InvalidInputError):
+        wrong(manager)
 
 
 def test_load_never_writes(tmp_path: Path) -> None:
