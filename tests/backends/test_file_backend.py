@@ -254,10 +254,15 @@ def test_a_damaged_last_stops_appends_and_says_what_to_do(backend, content):
 # -- leftovers of writers that died ---------------------------------------------------------------
 
 
+LEFTOVERS = ["0a" * 12, "1b" * 12]
+
+
 def leave_behind(backend):
-    (backend.path / ".tmp" / "file").write_bytes(b"half")
-    (backend.path / ".tmp" / "folder").mkdir()
-    (backend.path / ".tmp" / "folder" / "name").write_bytes(b"key/Half")
+    """What a writer leaves that dies while it writes a file, and while it begins a stream."""
+    file, folder = (backend.path / ".tmp" / name for name in LEFTOVERS)
+    file.write_bytes(b"half")
+    folder.mkdir()
+    (folder / "name").write_bytes(b"key/Half")
 
 
 @pytest.mark.parametrize("sweep", ["remove", "delete_objects"])
@@ -267,7 +272,7 @@ def test_leftovers_are_swept_by_what_holds_the_lock_alone(backend, sweep):
     backend.append("key/a", b"two")
     backend.append("key/New", b"one")
     backend.put_objects({OBJECT: b"object"})
-    assert sorted(os.listdir(backend.path / ".tmp")) == ["file", "folder"]
+    assert sorted(os.listdir(backend.path / ".tmp")) == LEFTOVERS
     if sweep == "remove":
         backend.remove("key/a", [1])
     else:
@@ -283,7 +288,7 @@ def test_nothing_is_swept_while_a_writer_holds_the_lock(backend):
         remover.start()
         remover.join(0.2)
         assert remover.is_alive()
-        assert sorted(os.listdir(backend.path / ".tmp")) == ["file", "folder"]
+        assert sorted(os.listdir(backend.path / ".tmp")) == LEFTOVERS
         assert [entry.seq for entry in backend.read("key/a")] == [1]
         assert backend.append("key/a", b"two") == 2  # writers share
     remover.join()

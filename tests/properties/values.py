@@ -197,7 +197,6 @@ arrays = np_st.arrays(
             *(numpy.dtype(text) for text in ["?", "i1", "<u2", ">i4", "<i8", "<f2", ">f8", "<c8"]),
             *(numpy.dtype(text) for text in ["<U3", "S4", "<M8[ns]", "<M8[D]", "<m8[us]"]),
             numpy.dtype([("a", "<i4"), ("b", [("c", ">f8", (2,)), ("d", "U2")])]),
-            numpy.dtype([("a", "i1"), ("b", "<i8")], align=True),
         ]
     ),
     shape=np_st.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),

@@ -6,11 +6,14 @@ Owns the directory layout; knows nothing of what the bytes mean.
     <path>/session_1/last        the highest number that was removed, so that none is used again
     <path>/objects/ab/ab12…      an object
     <path>/.tmp/…                files being written; linked into place when they are durable
-    <path>/.lock                 shared by writers, exclusive for what deletes
+    <path>/.lock, .gate          shared by writers, exclusive for what deletes
+
+A store may come from elsewhere: below its root no link is followed and only regular files are read.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -21,9 +24,17 @@ from typing import ClassVar
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend
 from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
 from agent_checkpoint.backends.posix import (
+    check_path,
+    is_regular,
+    link_new,
     locked,
-    make_directory,
+    make_own_directory,
     os_errors,
+    read_regular,
+    refuse_link,
+    remove_folder,
+    scan,
+    sweep,
     sync_directory,
     write_new,
 )
@@ -41,6 +52,8 @@ from agent_checkpoint.records import (
 _ENTRY_FILE = re.compile(r"([1-9][0-9]{0,17})\.json")
 _LAST_FILE = re.compile(rb"[0-9]{1,18}\n?")
 _NUMBERS_END = 10**18
+_SMALL_FILE = 2048
+_MOST_LISTINGS = 100
 
 
 class FileBackend(Backend):
@@ -55,12 +68,9 @@ class FileBackend(Backend):
             InvalidInputError: the path exists and is not a directory, or cannot be one.
             StorageError: the file system refuses to tell.
         """
-        if not isinstance(path, (str, os.PathLike)):
-            raise InvalidInputError(f"A path is text or a Path, not {type(path).__name__}.")
-        self.path = Path(path).expanduser().absolute()
-        if "\0" in str(self.path):
-            raise InvalidInputError(f"{show(str(self.path))} is not a path: it has a NUL.")
-        with os_errors(f"look at {self.path}"):
+        given = check_path(path)
+        with os_errors(f"look at {given}"):
+            self.path = given.absolute()
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
         self._lock_file = self.path / ".lock"
@@ -84,8 +94,10 @@ class FileBackend(Backend):
         found: dict[str, bytes] = {}
         with os_errors(f"read objects of {self.path}"):
             for name in ids:
-                with suppress(FileNotFoundError, InvalidInputError):
-                    found[name] = self._object_file(name).read_bytes()
+                with suppress(FileNotFoundError):
+                    data = read_regular(self._object_file(name)) if self._in_reach(name) else None
+                    if data is not None:
+                        found[name] = data
         return found
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
@@ -94,16 +106,16 @@ class FileBackend(Backend):
             return {
                 name
                 for name in ids
-                if not is_object_id(name) or not self._object_file(name).is_file()
+                if not (self._in_reach(name) and is_regular(self._object_file(name)))
             }
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over all objects. Raises StorageError."""
         with os_errors(f"list the objects of {self.path}"):
-            for folder in _scan(self._objects):
-                if not folder.is_dir(follow_symlinks=False):
+            for folder in scan(self._objects):
+                if self._objects.is_symlink() or not folder.is_dir(follow_symlinks=False):
                     continue
-                for item in _scan(Path(folder.path)):
+                for item in scan(Path(folder.path)):
                     if not is_object_id(item.name) or not item.is_file(follow_symlinks=False):
                         continue
                     with suppress(FileNotFoundError):
@@ -117,8 +129,9 @@ class FileBackend(Backend):
                 return
             self._prepare()
             with locked(self._lock_file, exclusive=True):
-                self._sweep_tmp()
+                sweep(self._tmp)
                 for name in filter(is_object_id, ids):
+                    refuse_link(self._object_file(name).parent)
                     self._object_file(name).unlink(missing_ok=True)
 
     # -- streams ---------------------------------------------------------------------------------
@@ -169,15 +182,28 @@ class FileBackend(Backend):
         if not is_stream(stream):
             return []
         folder = self._folder(stream)
-        found: list[Entry] = []
+        known: dict[int, bytes] = {}
         with os_errors(f"read {show(stream)} in {self.path}"):
-            for seq in sorted(_numbers(folder), reverse=newest_first):
-                if limit is not None and len(found) >= limit:
-                    break
-                if (before is None or seq < before) and (after is None or seq > after):
-                    # An entry may be removed between the listing and the reading.
-                    with suppress(FileNotFoundError):
-                        found.append(Entry(seq, (folder / f"{seq}.json").read_bytes()))
+            # An entry may be removed between the listing and the reading, and the newer one that
+            # it made room for is not in that listing: list again, or the stream could seem empty.
+            for _ in range(_MOST_LISTINGS):
+                found: list[Entry] = []
+                vanished = False
+                for seq in sorted(_numbers(folder), reverse=newest_first):
+                    if limit is not None and len(found) >= limit:
+                        break
+                    if (before is None or seq < before) and (after is None or seq > after):
+                        data = known.get(seq)
+                        with suppress(FileNotFoundError):
+                            data = data or read_regular(folder / f"{seq}.json")
+                        vanished = vanished or data is None
+                        if data is not None:
+                            known[seq] = data
+                            found.append(Entry(seq, data))
+                if not vanished:
+                    return found
+            if not found:
+                raise OSError(errno.EAGAIN, "entries are removed faster than they can be read")
         return found
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
@@ -186,11 +212,12 @@ class FileBackend(Backend):
             return
         folder = self._folder(stream)
         with os_errors(f"remove entries of {show(stream)} in {self.path}"):
+            refuse_link(folder)
             if not folder.is_dir():
                 return
             self._prepare()
             with locked(self._lock_file, exclusive=True):
-                self._sweep_tmp()
+                sweep(self._tmp)
                 present = _numbers(folder)
                 doomed = present & set(seqs)
                 if not doomed:
@@ -212,7 +239,7 @@ class FileBackend(Backend):
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams with entries. Raises StorageError."""
         with os_errors(f"list the streams of {self.path}"):
-            for item in _scan(self.path):
+            for item in scan(self.path):
                 if not item.is_dir(follow_symlinks=False):
                     continue
                 folder = Path(item.path)
@@ -226,8 +253,8 @@ class FileBackend(Backend):
     # -- the layout ------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
-        make_directory(self._tmp)
-        make_directory(self._objects)
+        make_own_directory(self._tmp)
+        make_own_directory(self._objects)
 
     def _folder(self, stream: str) -> Path:
         return self.path / directory_name(check_stream(stream))
@@ -235,20 +262,26 @@ class FileBackend(Backend):
     def _object_file(self, object_id: str) -> Path:
         return self._objects / check_object_id(object_id)[:2] / object_id
 
+    def _in_reach(self, object_id: str) -> bool:
+        if not is_object_id(object_id) or self._objects.is_symlink():
+            return False
+        return not self._object_file(object_id).parent.is_symlink()
+
     def _stream_of(self, folder: Path) -> str | None:
         if not is_cut(folder.name):
             return stream_name(folder.name)
         try:
-            name = (folder / "name").read_bytes().decode()
+            name = (read_regular(folder / "name", _SMALL_FILE) or b"").decode()
         except (FileNotFoundError, UnicodeDecodeError):
             return None
         return name if is_stream(name) and directory_name(name) == folder.name else None
 
     def _make_stream(self, stream: str, folder: Path) -> None:
-        if folder.is_dir():
-            return
         if not is_cut(folder.name):
-            make_directory(folder)
+            make_own_directory(folder)
+            return
+        refuse_link(folder)
+        if folder.is_dir():
             return
         # The directory appears complete, with its name in it, by one rename. That fails if there
         # is one already; an empty directory would replace the other, under its writer's hands.
@@ -259,7 +292,7 @@ class FileBackend(Backend):
         try:
             fresh.rename(folder)
         except OSError:
-            _remove_folder(fresh)
+            remove_folder(fresh)
             if not folder.is_dir():
                 raise
         sync_directory(self.path)
@@ -268,15 +301,9 @@ class FileBackend(Backend):
         parents = set()
         for name, data in objects.items():
             target = self._object_file(name)
-            make_directory(target.parent)
+            make_own_directory(target.parent)
             parents.add(target.parent)
-            if not target.exists():
-                written = write_new(self._tmp, data)
-                try:
-                    with suppress(FileExistsError):
-                        os.link(written, target)
-                finally:
-                    written.unlink()
+            link_new(self._tmp, data, target)
         for parent in parents:
             sync_directory(parent)
 
@@ -297,24 +324,12 @@ class FileBackend(Backend):
                 continue
             return seq
 
-    def _sweep_tmp(self) -> None:
-        # Writers hold the lock while their files are in .tmp: with the lock held alone, what is
-        # left there is from writers that died.
-        for item in list(_scan(self._tmp)):
-            if item.is_dir(follow_symlinks=False):
-                _remove_folder(Path(item.path))
-            else:
-                os.unlink(item.path)
-
-
-def _scan(folder: Path) -> Iterator[os.DirEntry[str]]:
-    with suppress(FileNotFoundError), os.scandir(folder) as items:
-        yield from items
-
 
 def _numbered(folder: Path) -> dict[int, bool]:
     # By number, whether it is an entry; what else bears such a name is not ours to read or remove.
-    matches = ((item, _ENTRY_FILE.fullmatch(item.name)) for item in _scan(folder))
+    if folder.is_symlink():
+        return {}
+    matches = ((item, _ENTRY_FILE.fullmatch(item.name)) for item in scan(folder))
     return {int(match[1]): item.is_file(follow_symlinks=False) for item, match in matches if match}
 
 
@@ -324,17 +339,11 @@ def _numbers(folder: Path) -> set[int]:
 
 def _last_removed(folder: Path) -> int:
     try:
-        text = (folder / "last").read_bytes()
+        text = read_regular(folder / "last", _SMALL_FILE)
     except FileNotFoundError:
         return 0
-    if _LAST_FILE.fullmatch(text) is None:
+    if text is None or _LAST_FILE.fullmatch(text) is None:
         raise OSError(
             f"{folder / 'last'} is damaged; write into it the highest number that this stream had"
         )
     return int(text)
-
-
-def _remove_folder(folder: Path) -> None:
-    for item in list(_scan(folder)):
-        os.unlink(item.path)
-    folder.rmdir()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend
@@ -19,6 +21,7 @@ class MemoryBackend(Backend):
         self._objects: dict[str, tuple[bytes, float]] = {}
         self._streams: dict[str, dict[int, bytes]] = {}
         self._last: dict[str, int] = {}
+        _backends.add(self)
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Keep the objects. Raises InvalidInputError for a bad id."""
@@ -73,8 +76,9 @@ class MemoryBackend(Backend):
                 raise MissingObjectsError(missing)
             self.put_objects(objects)
             seq = self._last.get(stream, 0) + 1
-            self._streams.setdefault(stream, {})[seq] = bytes(entry)
+            # The number first: a process forked in between must not give it out again.
             self._last[stream] = seq
+            self._streams.setdefault(stream, {})[seq] = bytes(entry)
             return seq
 
     def read(
@@ -111,7 +115,24 @@ class MemoryBackend(Backend):
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names as they were at the call."""
         with self._lock:
-            return iter([name for name in self._streams if name.startswith(prefix)])
+            # A process forked within an append or a removal may have a stream without entries.
+            return iter(
+                [name for name, has in self._streams.items() if has and name.startswith(prefix)]
+            )
 
     def close(self) -> None:
         """Do nothing: the memory goes with the object."""
+
+
+_backends: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    # A lock that another thread held at the fork is held for ever in the child, which has no such
+    # thread. The dicts are fit for use at every step of every method.
+    for backend in list(_backends):
+        backend._lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

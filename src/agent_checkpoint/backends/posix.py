@@ -1,6 +1,7 @@
 """What backends on a POSIX file system share.
 
-Owns durable writes, the store lock and the mapping of OS errors; knows no layout and no format.
+Owns durable writes, the store lock, the mapping of OS errors and the distrust of what a store that
+came from elsewhere may hold; knows no layout and no format.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import secrets
+import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.errors import StorageError
+from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.records import show
 
 _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ESTALE}
 _ADVICE = {
@@ -22,6 +27,33 @@ _ADVICE = {
     errno.EACCES: "Check who owns the store.",
     errno.EROFS: "The file system is read-only.",
 }
+# Neither follows a link out of the store nor waits for the other end of a pipe.
+_GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_GATE_WAIT = 2.0  # seconds
+_GATE_PAUSE = 0.005
+_NEW_NAME = re.compile(r"[0-9a-f]{24}")
+
+
+def check_path(path: object) -> Path:
+    """Return the path that was given, with ~ expanded, if it can be one.
+
+    Raises:
+        InvalidInputError: it is empty, not text, or text that cannot be a path.
+    """
+    text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
+    if not isinstance(text, str):
+        raise InvalidInputError(f"A path is text or a Path, not {type(text).__name__}.")
+    if not text:
+        raise InvalidInputError('The path is empty; "." is the current directory.')
+    if "\0" in text:
+        raise InvalidInputError(f"{show(text)} is not a path: it has a NUL.")
+    try:
+        text.encode()
+        return Path(text).expanduser()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{show(text)} is not a path: it has lone surrogates.") from None
+    except RuntimeError as error:  # ~name of nobody
+        raise InvalidInputError(f"{show(text)} is not a path: {error}") from None
 
 
 @contextmanager
@@ -45,22 +77,55 @@ def os_errors(action: str) -> Iterator[None]:
 def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
     """Hold the lock: shared by savers, exclusive for what deletes. Released also by a crash.
 
-    Each use opens the file anew, because a lock belongs to the open file: that makes it work
-    between threads as well as between processes. It is taken off before the file is closed: a
-    process that another thread forked meanwhile has the file open too, and must not keep the lock.
+    The kernel lets a new saver share the lock while a deleter waits for it, so that many savers
+    would keep the deleter out for ever. It therefore closes a gate, which is a lock on a second
+    file beside the first, and savers wait a while before it.
 
     Raises:
-        OSError: the file system refuses.
+        OSError: the file system refuses, or a lock file is a link or not a file.
     """
-    fd = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    gate = lock_file.with_name(".gate")
+    if exclusive:
+        with _flock(gate, fcntl.LOCK_EX), _flock(lock_file, fcntl.LOCK_EX):
+            yield
+    else:
+        _pass_gate(gate)
+        with _flock(lock_file, fcntl.LOCK_SH):
+            yield
+
+
+@contextmanager
+def _flock(path: Path, how: int, flags: int = os.O_CREAT) -> Iterator[None]:
+    # Each use opens the file anew, because a lock belongs to the open file: that makes it work
+    # between threads as well as between processes. It is taken off before the file is closed: a
+    # process that another thread forked meanwhile has the file open too, and must not keep it.
+    refuse_link(path)
+    fd = os.open(path, os.O_RDWR | flags | _GUARDED, 0o600)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"{path} is not a regular file; remove it")
+        fcntl.flock(fd, how)
         try:
             yield
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
     finally:
         os.close(fd)
+
+
+def _pass_gate(gate: Path) -> None:
+    # Only for a while: a deleter that waits for a stopped process must not stop all savers too.
+    end = time.monotonic() + _GATE_WAIT
+    while True:
+        try:
+            # There is no gate before the first deletion.
+            with suppress(FileNotFoundError), _flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB, 0):
+                pass
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return
+        time.sleep(_GATE_PAUSE)
 
 
 def write_new(directory: Path, data: bytes) -> Path:
@@ -86,6 +151,52 @@ def write_new(directory: Path, data: bytes) -> Path:
     return path
 
 
+def link_new(directory: Path, data: bytes, target: Path) -> None:
+    """Write a durable file by way of the directory; a target that exists is left as it is.
+
+    Raises:
+        OSError: the file system failed, or the target exists and is not a file.
+    """
+    if is_regular(target):
+        return
+    written = write_new(directory, data)
+    try:
+        os.link(written, target)
+    except FileExistsError:
+        if not is_regular(target):
+            raise OSError(f"{target} is not a regular file; remove it") from None
+    finally:
+        written.unlink()
+
+
+def sweep(directory: Path) -> None:
+    """Remove what dead writers left in the directory for new files.
+
+    Writers hold the lock while they have files there, so the caller must hold it alone.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    for item in list(scan(directory)):
+        if _NEW_NAME.fullmatch(item.name) is None:
+            continue
+        if item.is_dir(follow_symlinks=False):
+            with suppress(OSError):  # one that holds more than its name is not from a writer
+                remove_folder(Path(item.path))
+        else:
+            os.unlink(item.path)
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a directory that holds at most its `name`.
+
+    Raises:
+        OSError: the file system refuses, or the directory holds more.
+    """
+    (folder / "name").unlink(missing_ok=True)
+    folder.rmdir()
+
+
 def make_directory(path: Path) -> None:
     """Make a private directory and its parents, durably; one that exists is left as it is.
 
@@ -98,6 +209,61 @@ def make_directory(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_directory(path.parent)
+
+
+def make_own_directory(path: Path) -> None:
+    """Make a directory of the store, below its root, as make_directory does.
+
+    Raises:
+        OSError: the file system refuses, or a link is in its place.
+    """
+    refuse_link(path)
+    make_directory(path)
+
+
+def refuse_link(path: Path) -> None:
+    """Do nothing unless the path is a symbolic link: what we write or delete must be in the store.
+
+    Raises:
+        OSError: it is a link, or the file system refuses to tell.
+    """
+    if path.is_symlink():
+        raise OSError(f"{path} is a symbolic link, which may lead out of the store; remove it")
+
+
+def scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Iterate over a directory; one that is missing is an empty one.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    with suppress(FileNotFoundError), os.scandir(folder) as items:
+        yield from items
+
+
+def is_regular(path: Path) -> bool:
+    """Tell whether a regular file is there, and not a link to one.
+
+    Raises:
+        OSError: the file system refuses to tell.
+    """
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def read_regular(path: Path, most: int = -1) -> bytes | None:
+    """Return the first `most` bytes of a file, or None if it is a link, a pipe or a device.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        OSError: the file system failed.
+    """
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return None
+    with open(os.open(path, os.O_RDONLY | _GUARDED), "rb") as file:
+        return file.read(most)
 
 
 def sync_directory(path: Path) -> None:

@@ -12,31 +12,55 @@ from typing import Any, Literal
 from agent_checkpoint.records import JsonValue
 
 
-def is_array(value: Any) -> bool:
-    """Tell whether a value is a plain numpy array or scalar without Python objects inside."""
+def is_plain(value: Any) -> bool:
+    """Tell whether a value is a numpy array or scalar, not of a subclass with more to it."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
-    plain = type(value) is numpy.ndarray or isinstance(value, numpy.generic)
-    return plain and not value.dtype.hasobject
+    return type(value) is numpy.ndarray or (
+        isinstance(value, numpy.generic) and type(value) is value.dtype.type
+    )
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether a value is a plain numpy array or scalar without Python objects inside."""
+    return is_plain(value) and not value.dtype.hasobject
+
+
+def is_masked(value: Any) -> bool:
+    """Tell whether a value is a masked array."""
+    masked = sys.modules.get("numpy.ma")
+    return masked is not None and type(value) is masked.MaskedArray
+
+
+def masked_content(value: Any) -> list[Any]:
+    """Return all there is to a masked array; its pickle may or may not spell out defaults."""
+    import numpy
+
+    return [value.data, numpy.ma.getmaskarray(value), value.fill_value]
+
+
+def without_gaps(value: Any) -> Any:
+    """Return an array with zeros between its fields: what is there was in memory by chance."""
+    import numpy
+
+    if not value.dtype.names:
+        return value
+    array = numpy.asarray(value)
+    clean = numpy.zeros(array.shape, array.dtype, _order(array))
+    _copy_fields(array, clean)
+    return clean[()] if isinstance(value, numpy.generic) else clean
 
 
 def encode_array(value: Any) -> JsonValue:
     """Return an array as its type, shape, order and bytes; None if text cannot say its type."""
     import numpy
 
-    array = numpy.asarray(value)
+    array = without_gaps(numpy.asarray(value))
     descr = _descr_of(array.dtype)
     if descr is None:
         return None
-    order: Literal["C", "F"] = (
-        "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-    )
-    if array.dtype.names:
-        # Bytes between fields are whatever was in memory: never stored, and no difference.
-        clean = numpy.zeros(array.shape, array.dtype, order)
-        _copy_fields(array, clean)
-        array = clean
+    order = _order(array)
     return {
         "dtype": descr,
         "shape": None if isinstance(value, numpy.generic) else list(array.shape),
@@ -61,11 +85,15 @@ def decode_array(data: Any) -> Any:
     return flat.reshape(tuple(data["shape"]), order=data["order"]).copy(order=data["order"])
 
 
+def _order(array: Any) -> Literal["C", "F"]:
+    return "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+
+
 def _descr_of(dtype: Any) -> Any:
     """Return a dtype as text and lists, or None if it would come back as another one."""
     from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
-    if dtype.itemsize == 0 or _has_metadata(dtype):
+    if dtype.itemsize == 0 or _is_special(dtype):
         return None
     try:
         descr = _as_lists(dtype_to_descr(dtype))
@@ -75,11 +103,15 @@ def _descr_of(dtype: Any) -> Any:
     return descr if again == dtype and again.type is dtype.type else None
 
 
-def _has_metadata(dtype: Any) -> bool:
+def _is_special(dtype: Any) -> bool:
+    """Tell whether a dtype has what its descr does not: metadata, alignment, a class of its own."""
+    import numpy
+
     below = [dtype[name] for name in dtype.names or ()]
     if dtype.subdtype is not None:
         below.append(dtype.subdtype[0])
-    return bool(dtype.metadata) or any(map(_has_metadata, below))
+    special = dtype.metadata or dtype.isalignedstruct or issubclass(dtype.type, numpy.record)
+    return bool(special) or any(map(_is_special, below))
 
 
 def _copy_fields(source: Any, target: Any) -> None:

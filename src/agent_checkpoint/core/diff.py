@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from agent_checkpoint.core.arrays import is_masked, is_plain, masked_content
+from agent_checkpoint.core.structures import attributes
 from agent_checkpoint.core.trouble import key_piece
 from agent_checkpoint.core.values import LEAVES
 from agent_checkpoint.records import safe_repr
@@ -38,7 +41,7 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether two values are exactly alike, types included but not the order of dicts."""
+    """Tell whether two values are exactly alike, types included, but not the order of dicts."""
     try:
         return _same(a, b)
     except RecursionError:
@@ -53,39 +56,55 @@ def _same(a: Any, b: Any) -> bool:
         return False
     if kind in _PLAIN:
         return bool(a == b)
-    if isinstance(a, float):
+    if kind is float:
         return repr(a) == repr(b)  # NaN like NaN, 0.0 unlike -0.0
-    if isinstance(a, (dict, set, frozenset)):
-        return _same_members(a, b)
-    if isinstance(a, (list, tuple, deque)):
-        alike = len(a) == len(b) and getattr(a, "maxlen", None) == getattr(b, "maxlen", None)
-        return alike and all(map(_same, a, b))
-    leaf = LEAVES.get(kind)
-    text = None if leaf is None else leaf.encode(a)
-    if leaf is not None and text is not None:
-        return _same(text, leaf.encode(b))  # == would miss a fold, a zone, a Decimal's digits
-    if hasattr(a, "dtype") and hasattr(a, "tobytes"):
+    if kind is list or kind is tuple:
+        return len(a) == len(b) and all(map(_same, a, b))
+    if kind is dict or kind is set or kind is frozenset:
+        return len(a) == len(b) and all(
+            mine is not _ABSENT
+            and theirs is not _ABSENT
+            and (kind is not dict or _same(a[mine], b[theirs]))
+            for mine, theirs in _partners(a, b)
+        )
+    if is_plain(a):
         return _same_arrays(a, b)
-    fields = _fields(a)
-    if fields is not None:
-        return _same(fields, _fields(b))
+    content = _content(a)
+    if content is not None:
+        return _same(content, _content(b))
     try:
         return bool(a == b)
     except Exception:
         return False  # a value that cannot be compared counts as changed
 
 
-def _same_members(a: Any, b: Any) -> bool:
-    if len(a) != len(b):
-        return False
-    if getattr(a, "default_factory", None) is not getattr(b, "default_factory", None):
-        return False
-    for mine, theirs in _partners(a, b):
-        if mine is _ABSENT or theirs is _ABSENT:
-            return False
-        if isinstance(a, dict) and not _same(a[mine], b[theirs]):
-            return False
-    return True
+def _content(value: Any) -> list[Any] | None:
+    """Return what a pickle of the value would hold, one level deep; None if only == can tell.
+
+    The `==` of many classes takes 1 for True, NaN for unlike itself, or compares identities; and
+    the bytes of two pickles differ by what is shared inside, though the values are alike.
+    """
+    kind: Any = type(value)
+    if kind is object or isinstance(value, type):
+        return None
+    if isinstance(value, (set, frozenset)):  # pickled as a list, in any order
+        return [set(value), attributes(value)]
+    if is_masked(value):
+        return masked_content(value)
+    try:
+        reduce: Any = copyreg.dispatch_table.get(kind)
+        reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        if isinstance(reduced, str):  # the name of a global
+            return None
+        parts: list[Any] = [*reduced, None, None, None]
+        make, args, state, items, pairs = parts[:5]
+        listed, paired = list(items or ()), list(pairs or ())
+    except Exception:
+        return None
+    empty = args in ((), (kind,)) and state is None and not listed and not paired
+    if empty and kind.__eq__ is not object.__eq__:
+        return None  # it tells nothing, but can compare
+    return [make, args, state, listed, paired if isinstance(value, OrderedDict) else dict(paired)]
 
 
 def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
@@ -120,11 +139,10 @@ def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any
 
 def _rough(key: Any) -> Any:
     """Return something equal for keys that are alike, to look only among the few that may be."""
-    if isinstance(key, tuple):
-        return (type(key), *map(_rough, key))
-    if isinstance(key, frozenset) or _fields(key) is not None:
-        return type(key)
-    return safe_repr(key)
+    kind = type(key)
+    if kind is tuple:
+        return tuple(map(_rough, key))
+    return safe_repr(key) if kind in _PLAIN or kind is float or kind in LEAVES else kind
 
 
 def _same_arrays(a: Any, b: Any) -> bool:
@@ -134,36 +152,9 @@ def _same_arrays(a: Any, b: Any) -> bool:
         return all(_same(a[name], b[name]) for name in a.dtype.names)
     if a.dtype.hasobject:  # its bytes are addresses
         return _same(a.tolist(), b.tolist())
+    if a.dtype.char in "gG":  # in a long double there are bytes without a meaning
+        return repr(a.ravel().tolist()) == repr(b.ravel().tolist())
     return bool(a.tobytes() == b.tobytes())
-
-
-def _fields(value: Any) -> dict[str, Any] | None:
-    """Return the attributes of a value that are all there is to compare; None if == knows better.
-
-    The `==` of dataclasses and the like takes 1 for True, and NaN for unlike itself.
-    """
-    kind = type(value)
-    known = dataclasses.is_dataclass(kind) or any(
-        hasattr(kind, mark) for mark in ("__attrs_attrs__", "model_construct")
-    )
-    plain = getattr(kind, "__eq__", None) is object.__eq__
-    if isinstance(value, type) or not (known or plain):
-        return None
-    slots = [
-        f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
-        for cls in kind.__mro__
-        for name in _slots(cls)
-    ]
-    if not slots and not hasattr(value, "__dict__"):
-        return None
-    fields = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**fields, **getattr(value, "__dict__", {})}
-
-
-def _slots(cls: type) -> Iterable[str]:
-    slots = cls.__dict__.get("__slots__", ())
-    names = [slots] if isinstance(slots, str) else list(slots)
-    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
@@ -187,7 +178,7 @@ def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tu
     elif isinstance(old, (list, tuple)) and type(old) is type(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
-        yield from _walk_names(path, _fields(old) or {}, _fields(new) or {}, deep, depth)
+        yield from _walk_names(path, attributes(old), attributes(new), deep, depth)
 
 
 def _walk_names(
@@ -195,10 +186,10 @@ def _walk_names(
 ) -> Iterator[tuple[str, Any, Any]]:
     for mine, theirs in _partners(old, new):
         key = theirs if mine is _ABSENT else mine
-        if depth or not isinstance(key, str):
-            name = path + key_piece(key, whole=True)
+        if depth == 0 and isinstance(key, str) and (not deep or key.isidentifier()):
+            name = key
         else:
-            name = path + key
+            name = path + key_piece(key, whole=True)
         if mine is _ABSENT:
             yield name, _ABSENT, new[theirs]
         elif theirs is _ABSENT:

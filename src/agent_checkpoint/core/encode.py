@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from agent_checkpoint.core.arrays import encode_array, is_array
+from agent_checkpoint.core.arrays import encode_array, is_array, without_gaps
 from agent_checkpoint.core.checkpointable import (
     Checkpointable,
     class_name,
@@ -23,7 +23,8 @@ from agent_checkpoint.core.checkpointable import (
 )
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.pickles import encode_pickle
-from agent_checkpoint.core.stateful import CLASS, VERSION, StateDict, is_stateful_part
+from agent_checkpoint.core.stateful import CLASS, META, VERSION, StateDict, is_stateful_part
+from agent_checkpoint.core.structures import BEYOND_FIELDS, has_hidden_content
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, key_piece, troubles
 from agent_checkpoint.core.types import type_of
 from agent_checkpoint.core.values import LEAVES, encode_float, encode_int, encode_text
@@ -170,10 +171,14 @@ class _Encoder:
                 fields = structure.encode(value)
             except Exception as error:
                 raise Trouble(f"cannot be encoded as {name} ({error!r}).") from error
-            if fields is not None:
+            if fields is not BEYOND_FIELDS:
                 return {f"$type:{name}": self.value(fields, depth + 1)}
-        array = encode_array(value) if is_array(value) else None
-        return {"$pickle": encode_pickle(value)} if array is None else {"$ndarray": array}
+        if is_array(value):
+            array = encode_array(value)
+            if array is not None:
+                return {"$ndarray": array}
+            value = without_gaps(value)
+        return {"$pickle": encode_pickle(value)}
 
 
 def _refuse_object(value: Any) -> None:
@@ -210,8 +215,15 @@ def own_state(value: Checkpointable) -> StateDict:
     """Return the captured fields of an object as its state, not copied.
 
     Raises:
-        Trouble: a field cannot be read.
+        Trouble: a field cannot be read, or the class has content that no field tells.
     """
+    cls = type(value)
+    # A class that overrides state_dict() adds that content itself, and asks here by super().
+    if has_hidden_content(cls) and not overrides(value, "state_dict"):
+        raise Trouble(
+            f"cannot be captured: {cls.__name__} is built on a class with content of its own, "
+            "which is no field. Override state_dict() and load_state_dict() to keep it."
+        )
     state = StateDict(types=hinted_types(type(value)))
     for name, item in read_fields(value).items():
         state[name] = foreign_state(item, f".{name}")
@@ -223,6 +235,8 @@ def own_state(value: Checkpointable) -> StateDict:
 def foreign_state(value: Any, piece: str) -> Any:
     """Return the state of an attribute that is a Stateful of another kind; others as they are.
 
+    A state with a member that marks our own states would be taken for one: it, too, stays as it is.
+
     Raises:
         Trouble: its `state_dict()` failed.
     """
@@ -232,7 +246,7 @@ def foreign_state(value: Any, piece: str) -> Any:
         state = _ask(value)
     except Trouble as trouble:
         raise trouble.at(piece) from trouble.__cause__
-    return StateDict(state) if isinstance(state, dict) else value
+    return StateDict(state) if isinstance(state, dict) and not META & state.keys() else value
 
 
 def _ask(value: Any) -> Any:

@@ -53,8 +53,14 @@ class LoadResult(NamedTuple):
 
 
 def is_stateful(value: Any) -> bool:
-    """Tell whether an object (not a class) is a Stateful."""
-    return isinstance(value, Stateful) and not isinstance(value, type)
+    """Tell whether an object (not a class) is a Stateful, also if it is one by `__getattr__`."""
+    # isinstance(value, Stateful) sees no __getattr__ from Python 3.12 on.
+    if isinstance(value, type):
+        return False
+    try:
+        return callable(value.state_dict) and callable(value.load_state_dict)
+    except Exception:  # a dict with attribute access may say KeyError
+        return False
 
 
 def is_stateful_part(value: Any) -> bool:

@@ -9,17 +9,47 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from enum import Enum
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
+
+_ATTRS = "__attrs_attrs__"
+
+BEYOND_FIELDS = object()
+"""What `Structure.encode` returns for a value with more than its fields: it is left to others."""
 
 
 class Structure(NamedTuple):
-    """How values of one class become fields and come back.
-
-    `encode` returns None if the value has more than its fields tell; it is then left to others.
-    """
+    """How values of one class become fields and come back."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+
+
+def has_hidden_content(cls: type) -> bool:
+    """Tell whether a class is built on one in C, a list or an exception, say, with own content."""
+    # Only such classes make their instances with a function in C.
+    return any(
+        isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
+        for base in cls.__mro__
+        if base is not object
+    )
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """Return all attributes that are set on a value, those in slots too."""
+    slots = [
+        f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
+        for cls in type(value).__mro__
+        for name in _slots(cls)
+    ]
+    found = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**found, **getattr(value, "__dict__", {})}
+
+
+def _slots(cls: type) -> list[str]:
+    slots = cls.__dict__.get("__slots__", ())
+    names = [slots] if isinstance(slots, str) else list(slots)
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def structure_of(cls: type) -> Structure | None:
@@ -30,12 +60,12 @@ def structure_of(cls: type) -> Structure | None:
         return Structure(_encode_named_tuple, lambda data: _decode_named_tuple(cls, data))
     if hasattr(cls, "model_construct") and hasattr(cls, "model_fields"):
         return Structure(_encode_pydantic, lambda data: _decode_pydantic(cls, data))
-    if any(base.__module__ == "builtins" and base is not object for base in cls.__mro__):
-        return None  # a dict or an exception, say, has content that no field tells
+    if has_hidden_content(cls):
+        return None
     if dataclasses.is_dataclass(cls):
         names = tuple(field.name for field in dataclasses.fields(cls))
-    elif hasattr(cls, "__attrs_attrs__"):
-        names = tuple(field.name for field in cls.__attrs_attrs__)
+    elif hasattr(cls, _ATTRS):
+        names = tuple(field.name for field in getattr(cls, _ATTRS))
     else:
         return None
     return Structure(lambda value: _encode_fields(names, value), lambda data: _build(cls, data))
@@ -56,9 +86,9 @@ def _decode_enum(cls: type[Enum], data: Any) -> Any:
     return cls(data["value"])
 
 
-def _encode_named_tuple(value: Any) -> dict[str, Any] | None:
+def _encode_named_tuple(value: Any) -> Any:
     if getattr(value, "__dict__", None):
-        return None  # attributes beyond the fields would be lost
+        return BEYOND_FIELDS
     return dict(zip(value._fields, value))
 
 
@@ -70,16 +100,28 @@ def _decode_named_tuple(cls: Any, data: Mapping[str, Any]) -> Any:
     )
 
 
-def _encode_fields(names: tuple[str, ...], value: Any) -> dict[str, Any] | None:
-    if set(getattr(value, "__dict__", ())) - set(names):
-        return None  # attributes beyond the fields would be lost
+def _encode_fields(names: tuple[str, ...], value: Any) -> Any:
+    extra = set(attributes(value)) - set(names)
+    if extra:
+        _check_attrs(type(value), extra)
+        return BEYOND_FIELDS
     return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
+def _check_attrs(cls: type, extra: set[str]) -> None:
+    """Refuse attributes that a pickle would lose as well: that of a slotted attrs class does."""
+    if getattr(getattr(cls, "__getstate__", None), "__name__", "") != "slots_getstate":
+        return
+    # Slots that attrs made itself are for cached properties, which are computed again.
+    cached = {name for base in cls.__mro__ if hasattr(base, _ATTRS) for name in _slots(base)}
+    if extra - cached:
+        raise ValueError(f"neither fields nor pickled by attrs: {', '.join(sorted(extra))}")
 
 
 def _build(cls: Any, data: Mapping[str, Any]) -> Any:
     defaults = _defaults(cls)
     _check_names(cls, data, defaults)
-    fresh = cls.__new__(cls)
+    fresh = object.__new__(cls)  # the class's own may take arguments
     for name, make_default in defaults.items():
         if name in data:
             object.__setattr__(fresh, name, data[name])
@@ -117,7 +159,7 @@ def _encode_pydantic(value: Any) -> dict[str, Any]:
     data: dict[str, Any] = {"fields": state["__dict__"], "set": state["__pydantic_fields_set__"]}
     if extra:
         data["extra"] = extra
-    if private:
+    if private is not None:
         data["private"] = private
     return data
 

@@ -21,6 +21,9 @@ from agent_checkpoint.store.json_text import exact_float
 
 INT_LIMIT = 2**63
 
+_FRACTION_LIMIT = 2**80_000
+"""Larger parts of a Fraction are not read: to reduce them takes time that grows as their square."""
+
 _ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
 
 
@@ -143,13 +146,21 @@ def _decode_complex(data: Any) -> complex:
 
 
 def _encode_fraction(value: Fraction) -> JsonValue:
+    if not _is_small(value.numerator, value.denominator):
+        return None
     return [encode_int(value.numerator), encode_int(value.denominator)]
 
 
 def _decode_fraction(data: Any) -> Fraction:
     # Always two: of one alone, Fraction() also reads text, and "1e999999999" takes all memory.
     numerator, denominator = (_number(part) for part in data)
+    if not _is_small(numerator, denominator):
+        raise ValueError("not a fraction that was written")
     return Fraction(numerator, denominator)
+
+
+def _is_small(numerator: int, denominator: int) -> bool:
+    return abs(numerator) < _FRACTION_LIMIT and denominator < _FRACTION_LIMIT
 
 
 def _number(data: Any) -> Any:

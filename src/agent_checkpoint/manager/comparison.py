@@ -44,5 +44,9 @@ def compare(
             changes["removed"][name] = before[name]
         else:
             for how, found in diff_states(before[name], after[name], deep=deep).items():
-                changes[how].update({f"{name}.{path}": value for path, value in found.items()})
+                changes[how].update({_below(name, path): value for path, value in found.items()})
     return changes
+
+
+def _below(part: str, path: str) -> str:
+    return part + path if path.startswith("[") else f"{part}.{path}"

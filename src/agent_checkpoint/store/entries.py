@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -120,14 +121,17 @@ def _are_texts(value: Any) -> bool:
 
 
 def _are_numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
+    return isinstance(value, dict) and all(
+        type(number) in (int, float) and abs(number) <= sys.float_info.max
+        for number in value.values()
+    )
 
 
 # A record can have a right hash and still not be ours: whoever writes one can hash it too.
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    "ts_ns": lambda value: type(value) is int and abs(value) < 10**20,
+    "ts_ns": lambda value: type(value) is int and 0 <= value < 10**20,
     "kind": _is_text,
-    "label": lambda value: value is None or isinstance(value, str),
+    "label": lambda value: value is None or _is_text(value),
     "tags": _are_texts,
     "metrics": _are_numbers,
     "parents": _are_texts,

@@ -8,6 +8,7 @@ floats whose shortest form may have an exponent, which it marks as `ExponentFloa
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
@@ -17,6 +18,9 @@ try:
     import orjson
 except ImportError:  # the extra `fast` is not installed
     orjson = None  # type: ignore[assignment]
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class ExponentFloat(float):
@@ -58,19 +62,32 @@ def read_json(data: bytes) -> JsonValue:
     """Return the value that the text stands for.
 
     Raises:
-        IntegrityError: it is not JSON, or JSON that we never write (NaN, too deep, huge numbers).
+        IntegrityError: it is not JSON in UTF-8, or JSON that we never write (NaN, lone surrogates,
+            too deep, huge numbers).
     """
     try:
-        if orjson is not None:
-            value: JsonValue = orjson.loads(data)
-        else:
-            value = json.loads(data, parse_constant=_refuse_constant)
-        return value
+        return _parse(data) if orjson is None else orjson.loads(data)  # type: ignore[no-any-return]
     except RecursionError:
         raise IntegrityError("The JSON text is nested too deeply to be one of ours.") from None
     except ValueError as error:
         # The library's message quotes no content, only the position.
         raise IntegrityError(f"Not the JSON text that was written: {error}") from None
+
+
+def _parse(data: bytes) -> JsonValue:
+    """Return the value of the text as strictly as orjson does. Raises ValueError."""
+    text = data.decode()
+    value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # fails if one stands alone
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError("a number is too large")
+    return value
 
 
 def _exponent_fragment(value: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, is_object_id, show
 from agent_checkpoint.store.entries import open_entry, read_checkpoint
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.store import Store, unknown
@@ -77,8 +77,11 @@ def gc(store: Store) -> GcReport:
     named: set[str] = set()
     for stream in store.backend.streams():
         for entry in store.backend.read(stream):
-            record = open_entry(entry.data, f"Entry {entry.seq} of {show(stream)}")
-            named.update(record.get("objects", ()))
+            where = f"Entry {entry.seq} of {show(stream)}"
+            objects = open_entry(entry.data, where).get("objects", [])
+            if not isinstance(objects, list) or not all(map(is_object_id, objects)):
+                raise IntegrityError(f"{where} does not say which objects it needs.")
+            named.update(objects)
     doomed = [info for info in store.backend.list_objects() if info.id not in named]
     store.backend.delete_objects([info.id for info in doomed])
     return GcReport(len(doomed), sum(info.size for info in doomed))
