@@ -38,5 +38,6 @@ def managers(tmp_path: Any) -> dict[str, CheckpointManager]:
     return {
         "memory": CheckpointManager(),
         "file": CheckpointManager(backend="file", path=tmp_path / "json"),
+        "sqlite": CheckpointManager(backend="sqlite", path=tmp_path / "sqlite"),
         "pickle": CheckpointManager(backend="file", path=tmp_path / "pickle", fmt="pickle"),
     }

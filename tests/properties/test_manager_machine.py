@@ -149,6 +149,15 @@ class FileMachine(ManagerMachine):
         return CheckpointManager(backend="file", path=Path(self.place.name) / "s")
 
 
+class SQLiteMachine(ManagerMachine):
+    def open(self) -> CheckpointManager:
+        return CheckpointManager(backend="sqlite", path=Path(self.place.name) / "s")
+
+    def teardown(self) -> None:
+        self.manager.close()
+        super().teardown()
+
+
 class PickleMachine(ManagerMachine):
     def open(self) -> CheckpointManager:
         return CheckpointManager(backend="file", path=Path(self.place.name) / "s", fmt="pickle")
@@ -165,4 +174,6 @@ LIMITS = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestFile = FileMachine.TestCase
 TestPickle = PickleMachine.TestCase
 TestMemory = MemoryMachine.TestCase
-TestFile.settings = TestPickle.settings = TestMemory.settings = LIMITS
+TestSQLite = SQLiteMachine.TestCase
+for machine in (TestFile, TestPickle, TestMemory, TestSQLite):
+    machine.settings = LIMITS

@@ -15,7 +15,7 @@ ENTRY_POINTS = "agent_checkpoint.backends"
 
 
 def open_backend(name: str, path: str | os.PathLike[str] | None = None) -> Backend:
-    """Open a backend of this package by its short name: `memory` or `file`.
+    """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
 
     Raises:
         InvalidInputError: the name is unknown, or a path is missing or makes no sense.
@@ -24,13 +24,19 @@ def open_backend(name: str, path: str | os.PathLike[str] | None = None) -> Backe
         if path is not None:
             raise InvalidInputError("The memory backend takes no path.")
         return _open_memory("memory://")
+    if name not in ("file", "sqlite"):
+        raise InvalidInputError(
+            f"Unknown backend {show(name)}: use 'memory', 'file', 'sqlite' or a store URL."
+        )
+    if path is None:
+        raise InvalidInputError(f'The {name} backend needs a directory: path="checkpoints".')
     if name == "file":
-        if path is None:
-            raise InvalidInputError('The file backend needs a directory: path="checkpoints".')
         from agent_checkpoint.backends.file import FileBackend
 
         return FileBackend(path)
-    raise InvalidInputError(f"Unknown backend {show(name)}: use 'memory', 'file' or a store URL.")
+    from agent_checkpoint.backends.sqlite import SQLiteBackend
+
+    return SQLiteBackend(path)
 
 
 def open_url(url: str) -> Backend:
@@ -48,8 +54,8 @@ def open_url(url: str) -> Backend:
     opener = _BUILT_IN.get(scheme) or _registered(scheme)
     if opener is None:
         raise InvalidInputError(
-            f"No backend is registered for {scheme}:// URLs. This package knows memory:// and "
-            "file://; install the one that brings another."
+            f"No backend is registered for {scheme}:// URLs. This package knows memory://, "
+            "file:// and sqlite://; install the one that brings another."
         )
     return opener(url)
 
@@ -60,19 +66,24 @@ def _open_memory(url: str) -> Backend:
     return MemoryBackend()
 
 
-def _open_file(url: str) -> Backend:
+def _open_directory(url: str) -> Backend:
     try:
         parts = urlsplit(url)
     except ValueError:  # such as file://[
         parts = urlsplit("")
     if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
         raise InvalidInputError(
-            f"{show(url)} must be file:///absolute/path, with %3f and %23 for ? and #."
+            f"{show(url)} must be {url.partition(':')[0]}:///absolute/path, with %3f and %23 for "
+            "? and #."
         )
-    return open_backend("file", unquote(parts.path))
+    return open_backend(url.partition(":")[0], unquote(parts.path))
 
 
-_BUILT_IN: dict[str, Callable[[str], Backend]] = {"memory": _open_memory, "file": _open_file}
+_BUILT_IN: dict[str, Callable[[str], Backend]] = {
+    "memory": _open_memory,
+    "file": _open_directory,
+    "sqlite": _open_directory,
+}
 
 
 def _registered(scheme: str) -> Callable[[str], Backend] | None:

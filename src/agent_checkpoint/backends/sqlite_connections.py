@@ -1,0 +1,226 @@
+"""Connections to one SQLite database: opening, checking, transactions, errors.
+
+Owns the schema and its fingerprint, durability and retry; knows no streams and no objects.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from agent_checkpoint.backends.posix import locked, os_errors, sync_directory
+from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
+
+APPLICATION_ID = 0x41434B50  # "ACKP"
+SCHEMA_VERSION = 1
+SCHEMA = (
+    "CREATE TABLE streams (id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, "
+    "last INTEGER NOT NULL)",
+    "CREATE TABLE entries (stream INTEGER NOT NULL, seq INTEGER NOT NULL, data BLOB NOT NULL, "
+    "PRIMARY KEY (stream, seq)) WITHOUT ROWID",
+    "CREATE TABLE objects (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, "
+    "size INTEGER NOT NULL, ts REAL NOT NULL, data BLOB)",
+)
+DURABILITY = {"full": "FULL", "fast": "NORMAL"}
+
+_BUSY_SECONDS = 60.0
+_TIMEOUT = 10.0
+_abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
+
+
+class Connections:
+    """A pool of connections, each used by one thread at a time; after a fork a new, empty pool."""
+
+    def __init__(self, database: Path, lock_file: Path, durability: str) -> None:
+        self.database = database
+        self.lock_file = lock_file
+        self.durability = durability
+        self._lock = threading.Lock()
+        self._idle: list[sqlite3.Connection] = []
+        self._pid = os.getpid()
+        self._suspect = False
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection | None]:
+        """Lend a connection; None if there is no database yet. Raises as `translated` does."""
+        if not self.database.exists():
+            yield None
+            return
+        with self._lent() as db:
+            yield db
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection within a transaction that is durable when the block ends.
+
+        Writers queue at the lock file, which is fair and shared by all processes.
+
+        Raises:
+            StorageError: the medium failed; nothing was committed.
+            IntegrityError: the database is damaged or not ours.
+        """
+        with os_errors(f"write to {self.database}"), locked(self.lock_file, exclusive=True):
+            self._create()
+            with self._lent() as db:
+                _begin(db)
+                try:
+                    yield db
+                    db.execute("COMMIT")
+                except BaseException:
+                    with suppress(sqlite3.Error):
+                        db.execute("ROLLBACK")
+                    raise
+
+    def close(self) -> None:
+        """Close what is not lent; what is lent is closed when it comes back."""
+        with self._lock:
+            self._after_fork()
+            idle, self._idle = self._idle, []
+        for db in idle:
+            db.close()
+
+    @contextmanager
+    def _lent(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            self._after_fork()
+            db = self._idle.pop() if self._idle else None
+        with translated(self.database, self._distrust):
+            if db is None:
+                db = self._open()
+            try:
+                yield db
+            except sqlite3.Error:
+                db.close()  # whatever state it is in, nobody uses it again
+                raise
+            except BaseException:
+                self._give_back(db)
+                raise
+            self._give_back(db)
+
+    def _give_back(self, db: sqlite3.Connection) -> None:
+        with self._lock:
+            if self._pid == os.getpid():
+                self._idle.append(db)
+
+    def _distrust(self) -> None:
+        # After an I/O error the pages in memory may not be those on the disk: start afresh, and
+        # look at the whole database before it is used again.
+        self._suspect = True
+        self.close()
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():
+            # Closing a parent's connection here would drop the parent's locks.
+            _abandoned.extend(self._idle)
+            self._idle = []
+            self._pid = os.getpid()
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            self.database, timeout=_TIMEOUT, isolation_level=None, check_same_thread=False
+        )
+        try:
+            db.execute("PRAGMA trusted_schema=OFF")
+            db.execute("PRAGMA cell_size_check=ON")
+            _check_schema(db, self.database)
+            if self._suspect:
+                _check_pages(db, self.database)
+                self._suspect = False
+            db.execute(f"PRAGMA synchronous={DURABILITY[self.durability]}")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _create(self) -> None:
+        if self.database.exists():
+            return
+        fresh = self.database.with_name("new.db")
+        for leftover in (fresh, fresh.with_name("new.db-journal")):
+            leftover.unlink(missing_ok=True)
+        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        with translated(self.database, self._distrust):
+            db = sqlite3.connect(fresh, isolation_level=None)
+            try:
+                db.execute("PRAGMA page_size=8192")
+                db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+                db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                for statement in SCHEMA:
+                    db.execute(statement)
+                db.execute("PRAGMA journal_mode=WAL")
+            finally:
+                db.close()
+        # The database appears complete, with its schema, by one rename.
+        fresh.rename(self.database)
+        sync_directory(self.database.parent)
+
+
+@contextmanager
+def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None]:
+    """Turn sqlite3's errors in the block into ours.
+
+    Raises:
+        StorageError: the medium failed; retryable if the database stayed busy.
+        IntegrityError: the database is damaged, or not one of ours.
+    """
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        text = str(error)
+        if any(sign in text for sign in ("malformed", "not a database", "corrupt")):
+            raise IntegrityError(
+                f"The database {database} is damaged ({text}). Restore it from a copy."
+            ) from error
+        if "I/O" in text:
+            on_io_error()
+        busy = "locked" in text or "busy" in text
+        advice = "Free some space; what was saved before is intact." if "full" in text else ""
+        raise StorageError(
+            f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy
+        ) from error
+
+
+def _begin(db: sqlite3.Connection) -> None:
+    """Begin to write; the lock file keeps writers out, but a checkpoint may be under way."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            db.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - jitter, not a secret
+        else:
+            return
+
+
+def _check_schema(db: sqlite3.Connection, database: Path) -> None:
+    """Refuse a database that has anything in it but our tables: it may have been prepared."""
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise IntegrityError(f"{database} is not a store of agent-checkpoint.")
+    if version > SCHEMA_VERSION:
+        raise FormatError(
+            f"{database} has schema {version}; this version knows {SCHEMA_VERSION}. "
+            "Install a newer agent-checkpoint."
+        )
+    found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+    if found != set(SCHEMA):
+        raise IntegrityError(
+            f"{database} has tables, triggers or views that are not ours, or lacks some. "
+            "Do not use it: restore it from a copy."
+        )
+
+
+def _check_pages(db: sqlite3.Connection, database: Path) -> None:
+    (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise IntegrityError(f"The database {database} is damaged ({verdict}).")
