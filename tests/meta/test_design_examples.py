@@ -1,6 +1,6 @@
 """What the design says that users type, sections 2.1 and 2.2, line by line, as far as it exists.
 
-Left out, because they are not there yet: the stores sqlite, postgresql and s3, and `Workspace`.
+Left out, because they are not there yet: the stores postgresql and s3, and `Workspace`.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from agent_checkpoint import (
     register_alias,
     register_migration,
 )
+from tests.agents import managers
 
 
 class MyAgent(Checkpointable):
@@ -55,15 +56,9 @@ def agent() -> MyAgent:
     return agent
 
 
-@pytest.fixture(params=["memory", "file", "pickle"])
+@pytest.fixture(params=["memory", "file", "pickle", "sqlite"])
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointManager]:
-    if request.param == "memory":
-        manager = CheckpointManager()
-    elif request.param == "file":
-        manager = CheckpointManager(backend="file", path=tmp_path / "ckpts")
-    else:
-        manager = CheckpointManager(backend="file", path=tmp_path / "ckpts", fmt="pickle")
-    with manager:
+    with managers(tmp_path)[request.param] as manager:
         yield manager
 
 
