@@ -1,5 +1,6 @@
 """The SQLite backend passes the shipped suite, and what is its own."""
 
+import gc
 import os
 import sqlite3
 import stat
@@ -238,6 +239,16 @@ def test_an_error_in_a_block_rolls_the_transaction_back(backend):
         db.execute("DELETE FROM entries")
         raise ZeroDivisionError
     assert len(backend.read("key/k")) == 1
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning")
+def test_a_store_that_is_dropped_is_closed(tmp_path):
+    backend = SQLiteBackend(tmp_path / "store")
+    backend.append("key/k", b"1")
+    assert (tmp_path / "store" / "store.db-wal").exists()
+    del backend
+    gc.collect()
+    assert not (tmp_path / "store" / "store.db-wal").exists()
 
 
 def test_threads_save_through_the_manager(tmp_path):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from weakref import finalize
 
 from agent_checkpoint.backends.posix import locked, os_errors, sync_directory
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
@@ -45,6 +46,9 @@ class Connections:
         self._idle: list[sqlite3.Connection] = []
         self._pid = os.getpid()
         self._suspect = False
+        # A store that is dropped without being closed lets go of its files too; not at exit, when
+        # a forked child would close its parent's.
+        finalize(self, _close_all, self._idle, self._pid).atexit = False
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -81,9 +85,7 @@ class Connections:
         """Close what is not lent; what is lent is closed when it comes back."""
         with self._lock:
             self._after_fork()
-            idle, self._idle = self._idle, []
-        for db in idle:
-            db.close()
+            _close_all(self._idle, self._pid)
 
     @contextmanager
     def _lent(self) -> Iterator[sqlite3.Connection]:
@@ -117,8 +119,7 @@ class Connections:
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
             # Closing a parent's connection here would drop the parent's locks.
-            _abandoned.extend(self._idle)
-            self._idle = []
+            _close_all(self._idle, self._pid)
             self._pid = os.getpid()
 
     def _open(self) -> sqlite3.Connection:
@@ -160,6 +161,16 @@ class Connections:
         # The database appears complete, with its schema, by one rename.
         fresh.rename(self.database)
         sync_directory(self.database.parent)
+
+
+def _close_all(idle: list[sqlite3.Connection], pid: int) -> None:
+    """Close the connections that process `pid` opened; in a child of it, only forget them."""
+    while idle:
+        db = idle.pop()
+        if pid == os.getpid():
+            db.close()
+        else:
+            _abandoned.append(db)
 
 
 @contextmanager
