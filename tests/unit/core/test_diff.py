@@ -6,6 +6,7 @@ from collections import OrderedDict, defaultdict, deque
 from dataclasses import dataclass, field
 from datetime import datetime, time, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import attrs
@@ -78,6 +79,8 @@ ALIKE = [
     (Decimal("sNaN"), Decimal("sNaN")),
     ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
     ([1, [2, (3,)]], [1, [2, (3,)]]),
+    (Path(""), Path(".")),
+    (Path("a//b"), Path("a", "b")),
     (Note(math.nan), Note(float("nan"))),
     (Plain(a=[math.nan]), Plain(a=[float("nan")])),
     (Slotted(1), Slotted(1)),
