@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -42,7 +41,8 @@ class Connections:
         self.database = database
         self.lock_file = lock_file
         self.durability = durability
-        self._lock = threading.Lock()
+        # Threads take from the list and give back to it without a lock, which a fork could leave
+        # held for ever: both are single steps.
         self._idle: list[sqlite3.Connection] = []
         self._pid = os.getpid()
         self._suspect = False
@@ -82,18 +82,17 @@ class Connections:
                     raise
 
     def close(self) -> None:
-        """Close what is not lent; what is lent is closed when it comes back."""
-        with self._lock:
-            self._after_fork()
-            _close_all(self._idle, self._pid)
+        """Close what is not lent."""
+        self._after_fork()
+        _close_all(self._idle, self._pid)
 
     @contextmanager
     def _lent(self) -> Iterator[sqlite3.Connection]:
-        with self._lock:
-            self._after_fork()
-            db = self._idle.pop() if self._idle else None
+        self._after_fork()
         with translated(self.database, self._distrust):
-            if db is None:
+            try:
+                db = self._idle.pop()
+            except IndexError:
                 db = self._open()
             try:
                 yield db
@@ -106,9 +105,12 @@ class Connections:
             self._give_back(db)
 
     def _give_back(self, db: sqlite3.Connection) -> None:
-        with self._lock:
-            if self._pid == os.getpid():
-                self._idle.append(db)
+        if self._pid != os.getpid():
+            _abandoned.append(db)  # lent in the parent, and not ours to close
+        elif db.in_transaction:
+            db.close()  # its rollback failed
+        else:
+            self._idle.append(db)
 
     def _distrust(self) -> None:
         # After an I/O error the pages in memory may not be those on the disk: start afresh, and
@@ -143,8 +145,9 @@ class Connections:
         if self.database.exists():
             return
         fresh = self.database.with_name("new.db")
-        for leftover in (fresh, fresh.with_name("new.db-journal")):
-            leftover.unlink(missing_ok=True)
+        # What a maker that died left, its log above all: SQLite would play it into the new file.
+        for end in ("", "-journal", "-wal", "-shm"):
+            fresh.with_name(fresh.name + end).unlink(missing_ok=True)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
         with translated(self.database, self._distrust):
             db = sqlite3.connect(fresh, isolation_level=None)
@@ -165,12 +168,13 @@ class Connections:
 
 def _close_all(idle: list[sqlite3.Connection], pid: int) -> None:
     """Close the connections that process `pid` opened; in a child of it, only forget them."""
-    while idle:
-        db = idle.pop()
-        if pid == os.getpid():
-            db.close()
-        else:
-            _abandoned.append(db)
+    with suppress(IndexError):  # until none is left
+        while True:
+            db = idle.pop()
+            if pid == os.getpid():
+                db.close()
+            else:
+                _abandoned.append(db)
 
 
 @contextmanager

@@ -70,8 +70,8 @@ class CheckpointManager(LineVerbs):
 
         Args:
             store: a store URL, such as `file:///var/checkpoints`, or a Backend.
-            backend: `memory`, `file`, or a Backend, instead of `store`.
-            path: the directory of the file backend.
+            backend: `memory`, `file`, `sqlite`, or a Backend, instead of `store`.
+            path: the directory of a file or SQLite store.
             fmt: how states are written: `json`, readable, or `pickle`, sealed.
 
         Raises:
