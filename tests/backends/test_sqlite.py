@@ -233,22 +233,6 @@ def test_a_forked_child_opens_its_own_connections(backend):
     assert [entry.data for entry in backend.read("key/k")] == [b"1", b"2", b"3"]
 
 
-def test_what_a_maker_that_died_left_is_not_played_into_the_new_database(backend):
-    backend.path.mkdir()
-    stale = backend.path / "new.db"
-    db = sqlite3.connect(stale, isolation_level=None)
-    db.execute("PRAGMA journal_mode=WAL")
-    db.execute("CREATE TABLE stale (x)")
-    for end in ("", "-wal"):  # as a kill leaves them: the log is not yet in the database
-        (backend.path / f"kept{end}").write_bytes(stale.with_name("new.db" + end).read_bytes())
-    db.close()
-    for end in ("", "-wal"):
-        (backend.path / f"kept{end}").rename(backend.path / f"new.db{end}")
-    assert backend.append("key/k", b"1") == 1
-    assert backend.read("key/k")[0].data == b"1"
-    assert not list(backend.path.glob("new.db*"))
-
-
 def test_an_error_in_a_block_rolls_the_transaction_back(backend):
     backend.append("key/k", b"1")
     with pytest.raises(ZeroDivisionError), backend._writing() as db:

@@ -145,7 +145,7 @@ class Connections:
         if self.database.exists():
             return
         fresh = self.database.with_name("new.db")
-        # What a maker that died left, its log above all: SQLite would play it into the new file.
+        # What a maker that died left. SQLite drops a log beside an empty file, but we need not ask.
         for end in ("", "-journal", "-wal", "-shm"):
             fresh.with_name(fresh.name + end).unlink(missing_ok=True)
         os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
