@@ -16,6 +16,7 @@ import pydantic
 
 from agent_checkpoint.core.codec import decode_state, encode_state
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.splitting import inline_tree
 
 
 def through_json(value: Any, target: Any = None) -> Any:
@@ -31,7 +32,7 @@ def through_json(value: Any, target: Any = None) -> Any:
 
 def as_json(subject: Any) -> Any:
     """Return the state of an agent or a dict as the tree that is read back from its text."""
-    return read_json(write_json(encode_state(subject, "agent")))
+    return read_json(write_json(inline_tree(encode_state(subject, "agent"))))
 
 
 def alike(a: Any, b: Any, *, ordered: bool = True) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.backends.file import FileBackend as FileBackend
     from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
     from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
+    from agent_checkpoint.core.log import Log as Log
     from agent_checkpoint.core.migrations import register_migration as register_migration
     from agent_checkpoint.core.names import register_alias as register_alias
     from agent_checkpoint.core.stateful import Stateful as Stateful
@@ -52,6 +53,7 @@ _OWNERS = {
     "backends.file": ("FileBackend",),
     "backends.memory": ("MemoryBackend",),
     "core.checkpointable": ("Checkpointable",),
+    "core.log": ("Log",),
     "core.migrations": ("register_migration",),
     "core.names": ("register_alias",),
     "core.stateful": ("Stateful",),

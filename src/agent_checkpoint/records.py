@@ -60,6 +60,10 @@ class Draft:
     label: str | None = None
     tags: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    source: Checkpoint | None = None
+    """The checkpoint that the parts are taken from as they are stored, if they are not new."""
+    token: str | None = None
+    """The import that the checkpoint belongs to, if it comes from an archive."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,17 @@ class Checkpoint:
     metrics: Mapping[str, float]
     parents: tuple[str, ...]
     parts: Mapping[str, JsonValue]
+    size: int = 0
+    """The bytes of the whole state as text, whatever of it is shared."""
 
     @property
     def id(self) -> str:
         """The self-locating name of this checkpoint."""
         return str(CheckpointId(self.key, self.ts_ns, self.seq))
+
+    def draft(self) -> Draft:
+        """Return what it was written from."""
+        return Draft(self.key, self.parts, self.kind, self.label, self.tags, self.metrics)
 
     def summary(self) -> dict[str, Any]:
         """What `history` shows: everything but the state."""
@@ -93,6 +103,11 @@ class Checkpoint:
             "parents": list(self.parents),
             "parts": list(self.parts),
         }
+
+
+def again(source: Checkpoint, key: str, kind: str) -> Draft:
+    """Return the draft of a checkpoint with the content of another one of the same store."""
+    return Draft(key, source.parts, kind=kind, label=source.label, source=source)
 
 
 def parse_checkpoint_id(text: str) -> CheckpointId | None:

@@ -64,7 +64,7 @@ def resealed(data, **changes):
 ALTERATIONS = {
     "one letter": lambda data: data.replace(b"value", b"vaIue", 1),
     "one number": lambda data: data.replace(b'"n"', b'"m"', 1),
-    "the label": lambda data: data.replace(b"null", b'"x"', 1),
+    "the time": lambda data: data.replace(b'"ts_ns"', b'"ts_nz"', 1),
     "the hash": lambda data: data[:-20] + data[-20:].replace(data[-10:-9], b"!", 1),
     "another valid hash": lambda data: data.replace(
         json.loads(data)["sha256"].encode(), b"0" * 64, 1

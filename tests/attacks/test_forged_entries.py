@@ -113,9 +113,9 @@ def test_fields_that_make_no_sense_are_refused(change: Any) -> None:
     assert [row["kind"] for row in manager.history("key")] == ["unreadable", "save"]
 
 
-@pytest.mark.parametrize("objects", [5, None, "a" * 64, {"a" * 64: 1}, [5], [["a"]], ["a"], [None]])
-def test_gc_deletes_nothing_beside_an_entry_that_names_no_objects(objects: Any) -> None:
-    manager = forged(seal_entry({**RECORD, "objects": objects}))
+@pytest.mark.parametrize("names", [5, None, "a" * 63, {"a" * 64: 1}, [5], [["a"]], ["a"], [None]])
+def test_gc_deletes_nothing_beside_an_entry_that_names_no_objects(names: Any) -> None:
+    manager = forged(seal_entry({**RECORD, "parts": {"agent": {"$ref": names}}}))
     unused = hashlib.sha256(b"unused").hexdigest()
     manager.store.backend.put_objects({unused: b"unused"})
     with pytest.raises(IntegrityError, match="2 of 'key/key'"):

@@ -1,6 +1,5 @@
 """A1: a checkpoint from elsewhere runs no code, wherever the poisoned pickle is put."""
 
-import gzip
 import hashlib
 import json
 from pathlib import Path
@@ -17,7 +16,9 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.core.codec import decode_state
 from agent_checkpoint.core.seal import make_seal
+from agent_checkpoint.store.archive import MAGIC
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.varints import write_varint
 from tests.attacks.forging import Poison, forge, next_number, pickle_tag, poisoned
 from tests.properties.values import Note
 
@@ -119,7 +120,7 @@ class TestBareFiles:
     def test_a_pickle_in_the_place_of_an_archive_is_refused(
         self, tmp_path: Path, marker: Path
     ) -> None:
-        for content in (poisoned(marker), gzip.compress(poisoned(marker) + b"\n")):
+        for content in (poisoned(marker), MAGIC + b"1\n" + poisoned(marker)):
             path = tmp_path / "archive"
             path.write_bytes(content)
             with pytest.raises(IntegrityError):
@@ -261,14 +262,11 @@ class TestArchivesFromElsewhere:
     ) -> None:
         forge(store, "agent", {"$state": {"value": pickle_tag(poisoned(marker), seal="0" * 64)}})
         entry = (store / "agent" / "2.json").read_bytes()
-        lines = [
-            write_json({"agent_checkpoint_archive": 1, "key": "agent"}) + b"\n",
-            write_json({"seq": 1, "entry": entry.decode()}) + b"\n",
-        ]
-        digest = hashlib.sha256(b"".join(lines)).hexdigest()
-        lines.append(write_json({"checkpoints": 1, "sha256": digest}) + b"\n")
+        data = MAGIC + b"1\n"
+        for kind, content in ((b"h", write_json({"key": "agent"})), (b"c", b"\1" + entry)):
+            data += kind + write_varint(len(content)) + content
         path = tmp_path / "forged.ckpt"
-        path.write_bytes(gzip.compress(b"".join(lines)))
+        path.write_bytes(data + b"z" + write_varint(32) + hashlib.sha256(data).digest())
         manager = CheckpointManager()
         manager.import_archive(path)
         assert_refused(manager)

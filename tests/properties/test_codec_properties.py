@@ -14,6 +14,7 @@ from agent_checkpoint.core.codec import decode_state, encode_state
 from agent_checkpoint.core.diff import diff_states, same
 from agent_checkpoint.store import json_text
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.splitting import inline_tree
 from tests.exact import alike, through_json
 from tests.properties.values import any_text, changed, fields, json_trees, values
 
@@ -49,7 +50,7 @@ def test_every_value_comes_back_exactly_from_json_text(value: Any) -> None:
 @ours
 @given(fields)
 def test_every_agent_comes_back_exactly_from_json_text(content: "dict[str, Any]") -> None:
-    tree = read_json(write_json(encode_state(PropertyAgent(content), "agent")))
+    tree = read_json(write_json(inline_tree(encode_state(PropertyAgent(content), "agent"))))
     fresh = PropertyAgent({})
     fresh.load_state_dict(decode_state(tree, "agent", fresh))
     assert alike(vars(fresh), content)
@@ -72,7 +73,8 @@ def test_no_value_of_the_listed_types_needs_a_pickle(value: Any) -> None:
 @given(values)
 def test_encoding_twice_gives_the_same_bytes(value: Any) -> None:
     first, second = (
-        write_json(encode_state({"value": item}, "agent")) for item in (value, through_json(value))
+        write_json(inline_tree(encode_state({"value": item}, "agent")))
+        for item in (value, through_json(value))
     )
     assert first == second
 

@@ -49,6 +49,7 @@ TAGS = [
     "$path",
     "$posixpath",
     "$windowspath",
+    "$log",
 ]
 """Every tag that the codec writes, but those of registered types."""
 
@@ -120,7 +121,20 @@ any_text = st.one_of(
 """Text with every code point, lone surrogates too."""
 
 look_alikes = st.sampled_from(
-    [*TAGS, "$", "$$", "$$tuple", "$type:Note", "__class__", "__version__"]
+    [
+        *TAGS,
+        "$ref",
+        "$list",
+        "$map",
+        "$text",
+        "$blob",
+        "$",
+        "$$",
+        "$$tuple",
+        "$type:Note",
+        "__class__",
+        "__version__",
+    ]
 )
 """Keys that look like the codec's own."""
 

@@ -5,10 +5,10 @@ Owns the only use of numpy, which is imported when a value or a checkpoint has o
 
 from __future__ import annotations
 
-import base64
 import sys
 from typing import Any, Literal
 
+from agent_checkpoint.core.values import decode_bytes, encode_bytes
 from agent_checkpoint.records import JsonValue
 
 
@@ -65,7 +65,7 @@ def encode_array(value: Any) -> JsonValue:
         "dtype": descr,
         "shape": None if isinstance(value, numpy.generic) else list(array.shape),
         "order": order,
-        "data": base64.b64encode(array.tobytes(order)).decode(),
+        "data": encode_bytes(array.tobytes(order)),
     }
 
 
@@ -78,7 +78,7 @@ def decode_array(data: Any) -> Any:
     import numpy
 
     dtype = numpy.lib.format.descr_to_dtype(_as_descr(data["dtype"]))
-    flat = numpy.frombuffer(base64.b64decode(data["data"], validate=True), dtype=dtype)
+    flat = numpy.frombuffer(decode_bytes(data["data"]), dtype=dtype)
     if data["shape"] is None:
         return flat.copy()[0]  # a structured scalar is a view, which must be writable
     # A copy, because the buffer belongs to immutable bytes.

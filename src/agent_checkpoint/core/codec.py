@@ -10,15 +10,17 @@ from typing import Any
 
 from agent_checkpoint.core.checkpointable import Checkpointable, class_name
 from agent_checkpoint.core.copying import snapshot
-from agent_checkpoint.core.decode import decode
+from agent_checkpoint.core.decode import Decoded, decode
 from agent_checkpoint.core.encode import encode, encode_as_pickle
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.loading import class_of_state, rebuild_state
+from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.names import canonical
 from agent_checkpoint.core.stateful import StateDict
 from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.store.reading import Reader
 
 FORMATS = ("json", "pickle")
 _TRIES = 5
@@ -55,6 +57,18 @@ def encode_state(subject: Any, path: str, fmt: str = "json") -> JsonValue:
 def decode_state(
     tree: JsonValue, path: str, target: Any = None, *, trust_pickle: bool = False
 ) -> Any:
+    """Return the state that was encoded, of a tree that is whole. Raises as `decode_part` does."""
+    return decode_part(tree, path, target, trust_pickle=trust_pickle).value
+
+
+def decode_part(
+    tree: JsonValue,
+    path: str,
+    target: Any = None,
+    *,
+    trust_pickle: bool = False,
+    reader: Reader | None = None,
+) -> Decoded:
     """Return the state that was encoded, for `target` to load.
 
     Args:
@@ -62,6 +76,7 @@ def decode_state(
         path: its name in messages.
         target: the object it is meant for, whose type hints vouch for types.
         trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the tree, if it comes from a store.
 
     Raises:
         StateError: the state cannot be decoded here.
@@ -81,12 +96,16 @@ def decode_state(
     def rebuild(state: StateDict) -> Any:
         return rebuild_state(state, state.types)
 
-    return decode(tree, path, scope=scope, rebuild=rebuild, trust_pickle=trust_pickle)
+    return decode(
+        tree, path, scope=scope, rebuild=rebuild, trust_pickle=trust_pickle, reader=reader
+    )
 
 
 def _encode(subject: Any, path: str, fmt: str) -> JsonValue:
     if fmt == "json" and isinstance(subject, Checkpointable):
         return encode(subject, path)  # straight from the live object: no copy is needed
+    if isinstance(subject, Log) and fmt == "json":
+        return encode(subject, path)
     if isinstance(subject, dict):
         return encode(subject, path) if fmt == "json" else _pickle_dict(subject, path)
     state = _ask(subject, path)

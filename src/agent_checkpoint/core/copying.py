@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
 from agent_checkpoint.core.encode import state_of
+from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import StateDict, is_stateful_part
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, key_piece
 from agent_checkpoint.core.values import LEAVES
 
-_SEQUENCES = frozenset({list, tuple, deque})
+_SEQUENCES = frozenset({list, tuple, deque, Log})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, StateDict})
 _ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 
@@ -90,6 +91,22 @@ def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
     return twin
 
 
+def copied(value: Any) -> Any:
+    """Return a deep copy in which nested Checkpointables are clones.
+
+    Raises:
+        Trouble: a part cannot be copied or is too deep.
+    """
+    known: dict[int, Any] = {}
+
+    def descend(item: Any, depth: int, _: Any) -> Any:
+        if isinstance(item, Checkpointable):
+            return cloned(item, known)
+        return _copy(item, depth, descend)
+
+    return descend(value, 0, None)
+
+
 def outline(value: Any, keep: Callable[[Any], Any]) -> Any:
     """Return the containers of a value with nothing in them but `keep(part)` for live parts.
 
@@ -97,7 +114,7 @@ def outline(value: Any, keep: Callable[[Any], Any]) -> Any:
     """
     if isinstance(value, Checkpointable) or is_stateful_part(value):
         return keep(value)
-    if type(value) in _SEQUENCES:
+    if type(value) in _SEQUENCES:  # a Log is a Stateful, and was kept above
         items = [outline(item, keep) for item in value]
         return items if any(item is not None for item in items) else None
     if type(value) in _MAPPINGS:
@@ -137,6 +154,8 @@ def _sequence(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
         raise trouble.at(f"[{len(done)}]") from trouble.__cause__
     if type(value) is list:
         return done
+    if type(value) is Log:
+        return Log._of(done)
     return tuple(done) if type(value) is tuple else deque(done, value.maxlen)
 
 

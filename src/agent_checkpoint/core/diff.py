@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent_checkpoint.core.arrays import is_masked, is_plain, masked_content
+from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.structures import attributes
 from agent_checkpoint.core.trouble import key_piece
 from agent_checkpoint.core.values import LEAVES
@@ -58,7 +59,7 @@ def _same(a: Any, b: Any) -> bool:
         return bool(a == b)
     if kind is float:
         return repr(a) == repr(b)  # NaN like NaN, 0.0 unlike -0.0
-    if kind is list or kind is tuple:
+    if kind is list or kind is tuple or kind is Log:
         return len(a) == len(b) and all(map(_same, a, b))
     if kind is dict or kind is set or kind is frozenset:
         return len(a) == len(b) and all(
@@ -179,7 +180,7 @@ def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tu
         yield from _walk_names(path, old, new, deep, depth)
     elif hasattr(old, "_asdict") and type(old) is type(new):
         yield from _walk_names(path, old._asdict(), new._asdict(), deep, depth)
-    elif isinstance(old, (list, tuple)) and type(old) is type(new):
+    elif isinstance(old, (list, tuple, Log)) and type(old) is type(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
         yield from _walk_names(path, attributes(old), attributes(new), deep, depth)

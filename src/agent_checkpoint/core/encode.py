@@ -22,6 +22,7 @@ from agent_checkpoint.core.checkpointable import (
     version_of,
 )
 from agent_checkpoint.core.hints import hinted_types
+from agent_checkpoint.core.log import EncodeItem, Log
 from agent_checkpoint.core.pickles import encode_pickle
 from agent_checkpoint.core.stateful import CLASS, META, VERSION, StateDict, is_stateful_part
 from agent_checkpoint.core.structures import BEYOND_FIELDS, has_hidden_content
@@ -31,6 +32,7 @@ from agent_checkpoint.core.values import LEAVES, encode_float, encode_int, encod
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.json_text import write_json
+from agent_checkpoint.store.splitting import inline_tree
 
 FACTORIES: dict[str, Any] = {
     cls.__name__: cls
@@ -63,6 +65,14 @@ def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
     """
     with troubles(path, value):
         return {"$pickle": encode_pickle(value)}
+
+
+class ItemEncoder(EncodeItem):
+    """Makes JSON of the items of a log, when they are written."""
+
+    def __call__(self, item: Any) -> JsonValue:
+        """Return an item as JSON. Raises Trouble."""
+        return _Encoder(self.types).value(item, self.depth)
 
 
 class _Encoder:
@@ -131,7 +141,7 @@ class _Encoder:
         # Sorted by their text: equal sets are equal bytes, whatever the order in memory.
         for member in value:
             _refuse_object(member)
-        members = sorted(self._items(value, depth), key=write_json)
+        members = sorted(self._items(value, depth), key=lambda tree: write_json(inline_tree(tree)))
         return {"$set" if type(value) is set else "$frozenset": members}
 
     def _deque(self, value: deque[Any], depth: int) -> JsonValue:
@@ -149,6 +159,10 @@ class _Encoder:
         if factory is not None and FACTORIES.get(str(name)) is not factory:
             return {"$pickle": encode_pickle(value)}
         return {"$defaultdict": [name, self._pairs(value, depth)]}
+
+    def _log(self, value: Log[Any], depth: int) -> JsonValue:
+        tree: Any = {"$log": value.frozen(ItemEncoder(self.types, depth))}
+        return tree  # type: ignore[no-any-return]
 
     def _state_dict(self, value: StateDict, depth: int) -> JsonValue:
         outer, self.types = self.types, value.types
@@ -240,7 +254,7 @@ def foreign_state(value: Any, piece: str) -> Any:
     Raises:
         Trouble: its `state_dict()` failed.
     """
-    if not is_stateful_part(value) or isinstance(value, Checkpointable):
+    if not is_stateful_part(value) or isinstance(value, (Checkpointable, Log)):
         return value
     try:
         state = _ask(value)
@@ -272,4 +286,5 @@ _HANDLERS: dict[type, Callable[[_Encoder, Any, int], JsonValue]] = {
     OrderedDict: _Encoder._ordered_dict,
     Counter: _Encoder._counter,
     defaultdict: _Encoder._default_dict,
+    Log: _Encoder._log,
 }

@@ -6,7 +6,7 @@ all of it is sound. Knows no JSON and no storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import MemberDescriptorType
 from typing import Any
 
@@ -19,7 +19,9 @@ from agent_checkpoint.core.checkpointable import (
     version_of,
 )
 from agent_checkpoint.core.copying import rebuilt, snapshot
+from agent_checkpoint.core.decode import Decoded
 from agent_checkpoint.core.hints import hinted_types
+from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.migrations import migrate
 from agent_checkpoint.core.names import canonical, find_class, name_of
 from agent_checkpoint.core.stateful import (
@@ -46,12 +48,13 @@ def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> Load
 
 
 def load_parts(
-    parts: Mapping[str, tuple[Any, Any]], *, strict: bool, anchors: Anchors | None = None
+    parts: Mapping[str, tuple[Any, Decoded]], *, strict: bool, anchors: Anchors | None = None
 ) -> dict[str, Any]:
     """Load several states, each into its target, all of them or none.
 
     Args:
-        parts: for each name the target, a Stateful or a dict to be filled, and its state.
+        parts: for each name the target, a Stateful or a dict to be filled, and its state, which
+            is then the target's own.
         strict: refuse states that lack fields or have unexpected ones.
         anchors: the live objects that the states were captured from: they are used again, and
             attributes that were not there then are removed.
@@ -62,15 +65,19 @@ def load_parts(
     Raises:
         StateError: as `Checkpointable.load_state_dict` does; the path begins with the name.
     """
-    plan = _Plan(anchors)
+    plan = _Plan(anchors, owns_states=True)
     results: dict[str, Any] = {}
-    for name, (target, state) in parts.items():
+    for name, (target, decoded) in parts.items():
+        state = decoded.value
         if isinstance(target, Checkpointable) and not overrides(target, "load_state_dict"):
             results[name] = plan.root(target, state, name)
+        elif isinstance(target, Log) and isinstance(state, Log):
+            results[name] = plan.log(target, decoded, name)
         elif is_stateful(target):
             plan.steps.load(target, _call(target, state, strict, results, name), name)
         elif isinstance(state, dict):
-            results[name] = plan.fill(target, _plain(state), name)
+            fresh = () if decoded.has_states else state
+            results[name] = plan.fill(target, _plain(state), fresh, name)
         else:
             raise StateMismatchError(
                 f"{name} is a dict, but its state is a {type(state).__name__}."
@@ -138,8 +145,9 @@ def _call(
 class _Plan:
     """Everything that a load will do, checked and built; nothing is done before `steps.make()`."""
 
-    def __init__(self, anchors: Anchors | None = None) -> None:
+    def __init__(self, anchors: Anchors | None = None, *, owns_states: bool = False) -> None:
         self.anchors = anchors
+        self.owns_states = owns_states
         self.steps = Assignments()
 
     def root(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
@@ -147,23 +155,41 @@ class _Plan:
         with troubles(path, state):
             return self._object(target, state, path)
 
-    def fill(self, target: dict[str, Any], state: dict[str, Any], path: str) -> LoadResult:
+    def fill(
+        self, target: dict[str, Any], state: dict[str, Any], fresh: Container[str], path: str
+    ) -> LoadResult:
         """Plan to replace what a plain dict holds; objects in it are loaded in place."""
-        fresh: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         with troubles(path, state):
             for name, value in state.items():
                 try:
                     live = self._live(target, name, target.get(name))
-                    fresh[name] = self._value(value, live, {}, path + key_piece(name))
+                    members[name] = (
+                        value
+                        if name in fresh
+                        else self._value(value, live, {}, path + key_piece(name))
+                    )
                 except Trouble as trouble:
                     raise trouble.at(key_piece(name)) from trouble.__cause__
-        self.steps.fill(target, fresh)
+        self.steps.fill(target, members)
+        return LoadResult([], [])
+
+    def log(self, target: Log[Any], decoded: Decoded, path: str) -> LoadResult:
+        """Plan to give a log the items of another."""
+        value = decoded.value
+        if decoded.has_states:
+            with troubles(path, value):
+                value = self._value(value, None, {}, path)
+        self._refill(target, value, path)
         return LoadResult([], [])
 
     def _object(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
         fields = migrate(
             _checked(target, state), class_name=class_name(target), version=version_of(target)
         )
+        fresh: Container[str] = ()
+        if self.owns_states and isinstance(state, StateDict) and fields is state:
+            fresh = state.fresh
         present = list(dict.fromkeys(target._checkpoint_fields()))
         # A captured state may hold attributes that this instance has not set yet; they belong to
         # it unless the class pins its fields. Unknown names in a hand-made state are reported only.
@@ -182,21 +208,31 @@ class _Plan:
                 if not open_ended or not _may_be_captured(target, name):
                     continue
             try:
-                nested = self._field(target, name, value, f"{path}.{name}")
+                nested = self._field(target, name, value, f"{path}.{name}", name in fresh)
             except Trouble as trouble:
                 raise trouble.at(f".{name}") from trouble.__cause__
             for ours, theirs in zip(result, nested):
                 ours.extend(f"{name}.{below}" for below in theirs)
         return result
 
-    def _field(self, target: Checkpointable, name: str, value: Any, path: str) -> LoadResult:
+    def _field(
+        self, target: Checkpointable, name: str, value: Any, path: str, is_fresh: bool
+    ) -> LoadResult:
         present = getattr(target, name, None)
         live = self._live(target, name, present)
         if isinstance(value, StateDict) and live is present and _takes(live, value):
             return self._in_place(live, value, path)
-        fresh = self._value(value, live, hinted_types(type(target)), path)
-        self.steps.set(target, name, fresh, path)
+        if not is_fresh:
+            value = self._value(value, live, hinted_types(type(target)), path)
+        if isinstance(value, Log) and isinstance(live, Log):
+            value = self._refill(live, value, path)
+        self.steps.set(target, name, value, path)
         return LoadResult([], [])
+
+    def _refill(self, live: Log[Any], value: Log[Any], path: str) -> Log[Any]:
+        """Plan to give a log that others may hold the items of another."""
+        self.steps.load(live, lambda: live._become(value), path)
+        return live
 
     def _live(self, owner: Any, name: Any, present: Any) -> Any:
         if self.anchors is None:

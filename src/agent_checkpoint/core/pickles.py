@@ -5,13 +5,13 @@ Owns the only place that unpickles; checks the seal first, always.
 
 from __future__ import annotations
 
-import base64
 import binascii
 import pickle
 from typing import Any
 
 from agent_checkpoint.core.seal import check_seal, make_seal
 from agent_checkpoint.core.trouble import Trouble, blame
+from agent_checkpoint.core.values import decode_bytes, encode_bytes
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 
@@ -32,10 +32,10 @@ def encode_pickle(value: Any) -> JsonValue:
         seal = make_seal(data)
     except StateError as error:
         raise Trouble(str(error)) from error
-    return {"data": base64.b64encode(data).decode(), "seal": seal}
+    return {"data": encode_bytes(data), "seal": seal}
 
 
-def decode_pickle(payload: JsonValue, *, trust: bool) -> Any:
+def decode_pickle(payload: Any, *, trust: bool) -> Any:
     """Return the value of a sealed pickle.
 
     Args:
@@ -45,10 +45,10 @@ def decode_pickle(payload: JsonValue, *, trust: bool) -> Any:
     Raises:
         Trouble: the seal is missing or foreign, or the pickle does not load.
     """
-    if not isinstance(payload, dict) or not isinstance(payload.get("data"), str):
+    if not isinstance(payload, dict) or not isinstance(payload.get("data"), (str, bytes)):
         raise Trouble("is damaged: not a sealed pickle.")
     try:
-        data = base64.b64decode(str(payload["data"]), validate=True)
+        data = decode_bytes(payload["data"])
     except (binascii.Error, ValueError):
         raise Trouble("is damaged: not a sealed pickle.") from None
     if not trust:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 CLASS = "__class__"
@@ -31,14 +31,22 @@ class StateDict(dict[str, Any]):
     """The state of an object, as against a user's own dict, which stays data.
 
     `types` are the classes that the type hints of the object's class name: values of theirs are
-    written field by field without being registered.
+    written field by field without being registered. `fresh` are the fields whose values were just
+    made, with no states in them: a load that owns the state may take them as they are.
     """
 
-    __slots__ = ("types",)
+    __slots__ = ("fresh", "types")
 
-    def __init__(self, *args: Any, types: Mapping[str, type] | None = None, **fields: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        types: Mapping[str, type] | None = None,
+        fresh: Collection[str] = (),
+        **fields: Any,
+    ) -> None:
         super().__init__(*args, **fields)
         self.types: Mapping[str, type] = types or {}
+        self.fresh = fresh
 
     def __reduce__(self) -> tuple[type[StateDict], tuple[dict[str, Any]]]:
         # The hints stay behind: pickles of classes would fail for local ones.

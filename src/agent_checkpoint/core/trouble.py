@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agent_checkpoint.errors import StateError
+from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.records import safe_repr
 
 MAX_DEPTH = 100
@@ -25,7 +25,7 @@ _SHOWN = 12
 class Trouble(Exception):
     """A value that cannot be walked, with the pieces of its path, innermost first."""
 
-    def __init__(self, reason: str, error: type[StateError] = StateError) -> None:
+    def __init__(self, reason: str, error: type[CheckpointError] = StateError) -> None:
         super().__init__(reason)
         self.reason = reason
         self.error = error

@@ -18,8 +18,10 @@ from zoneinfo import ZoneInfo
 
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.json_text import exact_float
+from agent_checkpoint.store.splitting import Blob
 
 INT_LIMIT = 2**63
+BLOB_FROM = 1024
 
 _FRACTION_LIMIT = 2**80_000
 """Larger parts of a Fraction are not read: to reduce them takes time that grows as their square."""
@@ -31,7 +33,7 @@ class Leaf(NamedTuple):
     """How values of one type are written; `encode` returns None for one that it cannot write."""
 
     tag: str
-    encode: Callable[[Any], JsonValue]
+    encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
 
@@ -74,12 +76,14 @@ def _decode_text(data: str) -> str:
     return data.encode("ascii").decode("unicode_escape")
 
 
-def _encode_bytes(value: bytes | bytearray) -> str:
-    return base64.b64encode(value).decode()
+def encode_bytes(value: bytes | bytearray) -> Any:
+    """Return bytes as base64, or as they are if there are many: a store keeps those apart."""
+    return Blob(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
 
 
-def _decode_bytes(data: str) -> bytes:
-    return base64.b64decode(data, validate=True)
+def decode_bytes(data: str | bytes) -> bytes:
+    """Return the bytes that `encode_bytes` was given. Raises ValueError."""
+    return data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
 
 
 def _encode_zone(zone: tzinfo | None) -> JsonValue:
@@ -181,8 +185,8 @@ def _path_leaf(cls: type[PurePath], tag: str) -> Leaf:
 NUMBERS: dict[str, Callable[[str], Any]] = {"$int": _decode_int, "$float": _decode_float}
 
 LEAVES: dict[type, Leaf] = {
-    bytes: Leaf("$bytes", _encode_bytes, _decode_bytes),
-    bytearray: Leaf("$bytearray", _encode_bytes, lambda data: bytearray(_decode_bytes(data))),
+    bytes: Leaf("$bytes", encode_bytes, decode_bytes),
+    bytearray: Leaf("$bytearray", encode_bytes, lambda data: bytearray(decode_bytes(data))),
     datetime: Leaf("$datetime", _encode_clock, lambda data: _decode_clock(datetime, data)),
     time: Leaf("$time", _encode_clock, lambda data: _decode_clock(time, data)),
     date: Leaf("$date", date.isoformat, date.fromisoformat),

@@ -8,6 +8,7 @@ from typing import Any
 from agent_checkpoint.core.diff import Changes, diff_states
 from agent_checkpoint.manager.subjects import ONLY, states_of
 from agent_checkpoint.records import JsonValue
+from agent_checkpoint.store.reading import Reader
 
 
 def compare(
@@ -17,6 +18,7 @@ def compare(
     *,
     deep: bool,
     trust_pickle: bool,
+    reader: Reader,
 ) -> Changes:
     """Return what changed between two sets of parts; with several, names begin with the part's.
 
@@ -26,12 +28,13 @@ def compare(
         targets: live objects by part, whose type hints vouch for types.
         deep: name paths inside values.
         trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts.
 
     Raises:
         StateError: a state cannot be decoded here.
     """
-    before: dict[str, Any] = states_of(old, targets, trust_pickle=trust_pickle)
-    after: dict[str, Any] = states_of(new, targets, trust_pickle=trust_pickle)
+    before: dict[str, Any] = states_of(old, targets, trust_pickle=trust_pickle, reader=reader)
+    after: dict[str, Any] = states_of(new, targets, trust_pickle=trust_pickle, reader=reader)
     if list(old) == list(new) == [ONLY]:
         return diff_states(before, after, deep=deep)
     before = {ONLY: before} if list(old) == [ONLY] else before

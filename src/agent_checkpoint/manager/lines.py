@@ -22,12 +22,17 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.aio import in_thread
 from agent_checkpoint.manager.background import BackgroundWriter
-from agent_checkpoint.records import Checkpoint, Draft, check_key, show
-from agent_checkpoint.store import archive, upkeep
+from agent_checkpoint.records import Checkpoint, again, check_key, show
+from agent_checkpoint.store import upkeep
+from agent_checkpoint.store.archive import export_archive
 from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.gc import GcReport, gc
+from agent_checkpoint.store.importing import import_archive
 from agent_checkpoint.store.lookup import find, find_seq
+from agent_checkpoint.store.purge import PurgeReport, purge
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.verify import VerifyReport, verify
 
 Self = TypeVar("Self", bound="LineVerbs")
 
@@ -80,7 +85,7 @@ class LineVerbs:
             ConflictError: the new key exists already.
         """
         source = self._find(key, checkpoint_id)
-        draft = Draft(check_key(new_key), source.parts, kind="fork", label=source.label)
+        draft = again(source, check_key(new_key), "fork")
         self._background.settle()
         try:
             return self.store.write(draft, parents=(source.id,), after=0).id
@@ -120,23 +125,53 @@ class LineVerbs:
         self._background.settle()
         return upkeep.prune(self.store, check_key(key), policy, dry_run=dry_run)
 
-    def verify(self) -> upkeep.VerifyReport:
+    def verify(self) -> VerifyReport:
         """Read every byte and compare it with its hash; the report names damaged checkpoints."""
         self._background.settle()
-        return upkeep.verify(self.store)
+        return verify(self.store)
 
-    def gc(self) -> upkeep.GcReport:
-        """Delete the objects that no checkpoint names.
+    def gc(self, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
+        """Delete the objects that no checkpoint needs, while others may go on saving.
+
+        Args:
+            dry_run: only tell what would be deleted.
+            ignore_clock: go on although objects seem to come from the future.
 
         Raises:
-            IntegrityError: a checkpoint is damaged, so nobody can tell what it names.
-            StorageError: the medium failed.
+            IntegrityError: a checkpoint is damaged, so nobody can tell what it needs.
+            StorageError: the medium failed, or the clock makes no sense.
         """
         self._background.settle()
-        return upkeep.gc(self.store)
+        return gc(self.store, dry_run=dry_run, ignore_clock=ignore_clock)
+
+    def purge(self, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
+        """Remove every checkpoint that holds a leaked secret, and every trace of it in the store.
+
+        A key whose newest checkpoint holds it goes on with a copy in which the secret is blotted
+        out. Archives, copies of the store and live agents are beyond reach; what is compressed or
+        encrypted within a state is not found.
+
+        Args:
+            secret: a text or bytes of at least four bytes.
+            dry_run: only tell what would be removed.
+
+        Raises:
+            InvalidInputError: the secret is too short, or is in the name of a key.
+            IntegrityError: something is damaged, so nobody can tell what is in it.
+            StorageError: the medium failed, or others use it right now.
+        """
+        self._background.settle()
+        return purge(self.store, secret, dry_run=dry_run)
 
     def stats(self) -> dict[str, Any]:
-        """Return the number of checkpoints and their bytes, in all and per key."""
+        """Return what there is and what it takes, in all and per key.
+
+        `logical_bytes` is what the states would take one by one, `stored_bytes` what they take as
+        they are, `dedupe_ratio` the one by the other.
+
+        Raises:
+            StorageError: the medium failed.
+        """
         self._background.settle()
         return upkeep.stats(self.store)
 
@@ -149,7 +184,7 @@ class LineVerbs:
             StorageError: the file cannot be written.
         """
         self._background.settle()
-        return archive.export_archive(self.store, path, check_key(key))
+        return export_archive(self.store, path, check_key(key))
 
     def import_archive(self, path: str | os.PathLike[str]) -> str:
         """Add the checkpoints of an exported file as a new key; return the key.
@@ -162,7 +197,7 @@ class LineVerbs:
             StorageError: the file cannot be read.
         """
         self._background.settle()
-        return archive.import_archive(self.store, path)
+        return import_archive(self.store, path)
 
     def close(self) -> None:
         """Finish background saves and let go of the store. Raises what a failed save did."""
@@ -223,6 +258,7 @@ class LineVerbs:
     aprune = in_thread(prune)
     averify = in_thread(verify)
     agc = in_thread(gc)
+    apurge = in_thread(purge)
     astats = in_thread(stats)
     aexport_archive = in_thread(export_archive)
     aimport_archive = in_thread(import_archive)
@@ -243,28 +279,36 @@ def open_store(
     store: str | Backend | None,
     backend: str | Backend | None,
     path: str | os.PathLike[str] | None,
+    **options: Any,
 ) -> Backend:
-    """Return the backend that the arguments of a manager name.
+    """Return the backend that the arguments of a manager name, with options of `open_backend`.
 
     Raises:
         InvalidInputError: they name none, or contradict each other.
     """
+    said = [option for option, value in options.items() if value is not None]
     if store is not None and (backend is not None or path is not None):
         raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
     chosen = store if store is not None else backend
     if isinstance(chosen, Backend):
         if path is not None:
             raise InvalidInputError("A path makes no sense with a Backend instance.")
+        if said:
+            raise InvalidInputError(f"Give {', '.join(said)} to the Backend instance itself.")
         return chosen
     if chosen is None and path is not None:
         raise InvalidInputError('A path needs a backend: backend="file", path=….')
     if chosen is None:
-        return open_backend("memory")
+        return open_backend("memory", **options)
     if isinstance(chosen, os.PathLike):
         raise InvalidInputError('For a directory say backend="file", path=….')
     if not isinstance(chosen, str):
         raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
-    return open_url(chosen) if "://" in chosen or store is not None else open_backend(chosen, path)
+    if "://" not in chosen and store is None:
+        return open_backend(chosen, path, **options)
+    if said:
+        raise InvalidInputError(f"Write {', '.join(said)} into the URL: …?{said[0]}=….")
+    return open_url(chosen)
 
 
 def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from agent_checkpoint.manager.subjects import (
     restore_parts,
     states_of,
 )
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue, check_key
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue, again, check_key
 from agent_checkpoint.store.lookup import find
 
 if TYPE_CHECKING:
@@ -65,20 +65,35 @@ class CheckpointManager(LineVerbs):
         backend: str | Backend | None = None,
         path: str | os.PathLike[str] | None = None,
         fmt: str = "json",
+        durability: str | None = None,
+        min_free: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         """Open a store; without arguments, one in memory.
 
         Args:
             store: a store URL, such as `file:///var/checkpoints`, or a Backend.
             backend: `memory`, `file`, `sqlite`, or a Backend, instead of `store`.
-            path: the directory of a file or SQLite store.
+            path: the directory of a file or SQLite store; without one, SQLite uses the user's own.
             fmt: how states are written: `json`, readable, or `pickle`, sealed.
+            durability: `full`, or `fast`: a loss of power may take the last saves away (SQLite).
+            min_free: refuse to save when the file system has fewer bytes free; 0 for no limit.
+            max_bytes: refuse to save when all files of the store would have more bytes than this.
 
         Raises:
             InvalidInputError: the arguments name no backend, or contradict each other.
         """
         self._fmt = check_format(fmt)
-        super().__init__(open_store(store, backend, path))
+        super().__init__(
+            open_store(
+                store,
+                backend,
+                path,
+                durability=durability,
+                min_free=min_free,
+                max_bytes=max_bytes,
+            )
+        )
 
     # -- save and load ---------------------------------------------------------------------------
 
@@ -187,7 +202,8 @@ class CheckpointManager(LineVerbs):
 
         Raises as `load` does.
         """
-        return states_of(self._find(key, checkpoint_id).parts, trust_pickle=trust_pickle)
+        found = self._find(key, checkpoint_id)
+        return states_of(found.parts, trust_pickle=trust_pickle, reader=self.store.reader())
 
     @contextmanager
     def rollback_context(self, key: str, agent: Any, *, label: str | None = None) -> Iterator[str]:
@@ -205,7 +221,7 @@ class CheckpointManager(LineVerbs):
         except Suspended:  # the work goes on later, from here
             raise
         except BaseException:
-            restore_parts(saved.parts, targets, anchors=anchors)
+            restore_parts(draft.parts, targets, anchors=anchors)
             self._record_rollback(saved)
             raise
 
@@ -303,10 +319,12 @@ class CheckpointManager(LineVerbs):
         if after is None:
             after = dict(find(self.store, key if id_b is None else id_b).parts)
         targets = {} if present is None else parts_of(agent)
-        return compare(before, after, targets, deep=deep, trust_pickle=trust_pickle)
+        reader = self.store.reader()
+        return compare(before, after, targets, deep=deep, trust_pickle=trust_pickle, reader=reader)
 
     def _restore(self, checkpoint: Checkpoint, agent: Any, **options: Unpack[LoadOptions]) -> Any:
-        return restore(checkpoint.parts, agent, where=f"The checkpoint {checkpoint.id}", **options)
+        where = f"The checkpoint {checkpoint.id}"
+        return restore(checkpoint.parts, agent, reader=self.store.reader(), where=where, **options)
 
     def _record_rollback(self, target: Checkpoint) -> None:
         # The block's own exception must propagate: what fails here is told at the next save.
@@ -315,7 +333,7 @@ class CheckpointManager(LineVerbs):
             head = self.store.head(target.key)
             if head is None or head.id != target.id:
                 # Something was saved since: the head of a key is always its present.
-                draft = Draft(target.key, target.parts, kind="rollback", label=target.label)
+                draft = again(target, target.key, "rollback")
                 self.store.write(draft, parents=(target.id,))
 
     _adiff = in_thread(_diff)

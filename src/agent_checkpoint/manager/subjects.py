@@ -11,12 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_checkpoint.core.anchors import Anchors
-from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.codec import decode_part, encode_state
 from agent_checkpoint.core.loading import load_parts
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import Draft, JsonValue, check_key, show
 from agent_checkpoint.store.json_text import exact_float
+from agent_checkpoint.store.reading import Reader
 
 ONLY = "agent"
 """The name of the part when a checkpoint is of one agent or one plain dict."""
@@ -63,6 +64,7 @@ def restore(
     *,
     strict: bool = False,
     trust_pickle: bool = False,
+    reader: Reader | None = None,
     where: str = "The checkpoint",
 ) -> Any:
     """Load saved parts into what a user passed, all of them or none.
@@ -72,6 +74,7 @@ def restore(
         subject: what to load into.
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts, if they come from a store.
         where: what the parts are of, in messages.
 
     Returns:
@@ -89,7 +92,7 @@ def restore(
             f"{', '.join(map(show, saved))}. Pass what is to be loaded by those names, as a dict; "
             f"the part {ONLY!r} alone may be passed as it is."
         )
-    results = restore_parts(saved, targets, strict=strict, trust_pickle=trust_pickle)
+    results = restore_parts(saved, targets, strict=strict, trust_pickle=trust_pickle, reader=reader)
     return results[ONLY] if targets.get(ONLY) is subject else results
 
 
@@ -99,6 +102,7 @@ def restore_parts(
     *,
     strict: bool = False,
     trust_pickle: bool = False,
+    reader: Reader | None = None,
     anchors: Anchors | None = None,
 ) -> dict[str, Any]:
     """Load saved parts into their targets, all of them or none, and return what each returned.
@@ -108,13 +112,20 @@ def restore_parts(
         targets: what to load into, by part.
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts, if they come from a store.
         anchors: the live objects that the parts were captured from, to go back exactly.
 
     Raises:
         StateError: a state cannot be decoded or loaded.
+        IntegrityError: what stands outside is missing or damaged.
     """
+    if reader is not None:
+        reader.fetch(saved[name] for name in targets)
     pairs = {
-        name: (target, decode_state(saved[name], name, target, trust_pickle=trust_pickle))
+        name: (
+            target,
+            decode_part(saved[name], name, target, trust_pickle=trust_pickle, reader=reader),
+        )
         for name, target in targets.items()
     }
     return load_parts(pairs, strict=strict, anchors=anchors)
@@ -125,6 +136,7 @@ def states_of(
     targets: Mapping[str, Any] = MappingProxyType({}),
     *,
     trust_pickle: bool = False,
+    reader: Reader | None = None,
 ) -> Any:
     """Return the saved states without objects: the state itself if there is but one agent.
 
@@ -132,12 +144,18 @@ def states_of(
         saved: the parts as JSON.
         targets: live objects by part, whose type hints vouch for types.
         trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts, if they come from a store.
 
     Raises:
         StateError: a state cannot be decoded here.
+        IntegrityError: what stands outside is missing or damaged.
     """
+    if reader is not None:
+        reader.fetch(saved.values())
     states = {
-        name: decode_state(tree, name, targets.get(name), trust_pickle=trust_pickle)
+        name: decode_part(
+            tree, name, targets.get(name), trust_pickle=trust_pickle, reader=reader
+        ).value
         for name, tree in saved.items()
     }
     return states[ONLY] if list(states) == [ONLY] else states

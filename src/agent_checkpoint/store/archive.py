@@ -1,41 +1,50 @@
 """One key as one file. Owns the archive's form; runs nothing that it reads.
 
-Gzipped lines of JSON: a header, one line a checkpoint, oldest first, and a last line with the
-count and the hash of all lines before it, so that a file that was cut or altered is noticed before
-anything is imported.
+    magic line, then frames: kind (1 byte), length (varint), content
+    h   JSON: the key
+    o   an object: its name (32 bytes) and its stored form, packed with zlib or not at all
+    c   a checkpoint: its number (varint) and its entry, after all objects that it needs
+    z   SHA-256 of all bytes before this frame; the last
+
+A file that was cut or altered is noticed before anything is imported.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import secrets
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from agent_checkpoint.errors import (
-    ConflictError,
-    FormatError,
-    IntegrityError,
-    InvalidInputError,
-    StorageError,
-)
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue, check_key, show
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
+from agent_checkpoint.records import Checkpoint, check_key, show
+from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.objects import ID_BYTES, MAX_OBJECT, Packed, make_plain, open_object
+from agent_checkpoint.store.reading import fetch_objects, names_in
+from agent_checkpoint.store.splitting import split_parts
 from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.varints import read_varint, write_varint
+from agent_checkpoint.store.writing import Memory, Writer
 
+MAGIC = b"agent-checkpoint archive "
 ARCHIVE_FORMAT = 1
-MAX_LINE = 1 << 28
-"""The longest line that is read: a crafted file must not fill the memory."""
 
-# Looked at before a line is parsed: a crafted line could take many times its size in memory.
-_HEADER_BEGINS = (b'{"agent_checkpoint_archive":',)
-_ROW_BEGINS = (b'{"seq":', b'{"checkpoints":')
+HEADER, OBJECT, CHECKPOINT, END = b"h", b"o", b"c", b"z"
+
+_MAX_FRAME = MAX_OBJECT + 4096
+"""The longest frame that is read: a crafted file must not fill the memory."""
+
+
+class Frame(NamedTuple):
+    """A piece of an archive, and where in the file its content begins."""
+
+    kind: bytes
+    start: int
+    content: bytes
 
 
 def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
@@ -48,132 +57,216 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
     """
     if next(store.entries(key, page=1), None) is None:
         raise unknown(key, store)
-    target = _path(path)
+    target = check_archive_path(path)
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(fd, "wb") as file:
-                count = _write(file, store, key)
+                count = _Export(store, key, file).run()
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(target)
         except BaseException:
             fresh.unlink(missing_ok=True)
             raise
+        directory = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
     except OSError as error:
         raise StorageError(f"Cannot write the archive {target}: {error.strerror}.") from error
     return count
 
 
-def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
-    """Add the checkpoints of an archive as a new key, and return the key.
+class _Export:
+    """One archive being written."""
 
-    The file is read twice: nothing is written before all of it is found sound.
+    def __init__(self, store: Store, key: str, file: BinaryIO) -> None:
+        self.store = store
+        self.key = key
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.done: set[str] = set()
 
-    Raises:
-        ConflictError: the key exists already.
-        IntegrityError: the file is damaged, or not an archive.
-        FormatError: a newer version wrote it.
-        StorageError: the file cannot be read, or the store cannot be written.
-    """
-    source = _path(path)
-    with _reading(source):
-        key = ""
-        for checkpoint in _checkpoints(source):
-            key = checkpoint.key
-    renamed: dict[str, str] = {}
-    written: list[int] = []
-    try:
-        with _reading(source):
-            for found in _checkpoints(source):
-                copy = store.write(
-                    Draft(key, found.parts, found.kind, found.label, found.tags, found.metrics),
-                    parents=tuple(renamed.get(parent, parent) for parent in found.parents),
-                    after=written[-1] if written else 0,
-                    ts_ns=found.ts_ns,
-                )
-                written.append(copy.seq)
-                renamed[found.id] = copy.id
-    except ConflictError as error:
-        store.remove(key, written)
-        raise ConflictError(
-            f"The key {show(key)} exists already: delete it before importing {path}."
-        ) from error
-    except BaseException:
-        store.remove(key, written)
-        raise
-    return key
-
-
-def _write(file: BinaryIO, store: Store, key: str) -> int:
-    digest = hashlib.sha256()
-    count = 0
-    with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as packed:
-
-        def line(record: JsonValue) -> None:
-            text = write_json(record) + b"\n"
-            if len(text) > MAX_LINE:
-                raise InvalidInputError(
-                    f"A checkpoint of {show(key)} takes {len(text)} bytes; an archive holds up to "
-                    f"{MAX_LINE} each."
-                )
-            digest.update(text)
-            packed.write(text)
-
-        line({"agent_checkpoint_archive": ARCHIVE_FORMAT, "key": key})
-        for entry in store.oldest_first(key):
-            read_checkpoint(key, entry.seq, entry.data)
-            line({"seq": entry.seq, "entry": entry.data.decode()})
+    def run(self) -> int:
+        self._write(MAGIC + b"%d\n" % ARCHIVE_FORMAT)
+        self._frame(HEADER, write_json({"key": self.key}))
+        count = 0
+        for entry in self.store.oldest_first(self.key):
+            checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
+            data = self._cut(checkpoint) if self.store.backend.readable else entry.data
+            self._objects(names_in(checkpoint.parts.values()))
+            self._frame(CHECKPOINT, write_varint(entry.seq) + data)
             count += 1
-        line({"checkpoints": count, "sha256": digest.hexdigest()})
-    return count
+        self._frame(END, self.digest.digest())
+        return count
+
+    def _cut(self, checkpoint: Checkpoint) -> bytes:
+        """Write the objects that a readable store has in full, and return the entry without."""
+        writer = Writer(Memory())
+        texts, _ = split_parts(checkpoint.parts, writer)
+        for name, packed in writer.pending():
+            self._object(name, packed)
+        return write_checkpoint(
+            checkpoint.draft(),
+            ts_ns=checkpoint.ts_ns,
+            parents=checkpoint.parents,
+            parts=texts,
+            size=writer.size + sum(map(len, texts.values())),
+        )
+
+    def _objects(self, names: Iterator[str]) -> None:
+        """Write objects that are not yet written, what they refer to first."""
+        levels: list[list[tuple[str, Packed]]] = []
+        wanted = set(names) - self.done
+        while wanted:
+            level = []
+            for name, found in fetch_objects(self.store.backend, wanted):
+                level.append((name, make_plain(found.kind, found.payload, found.refs)))
+            levels.append(level)
+            wanted = {ref for _, packed in level for ref in packed.refs} - self.done
+        for level in reversed(levels):
+            for name, packed in level:
+                self._object(name, packed)
+
+    def _object(self, name: str, packed: Packed) -> None:
+        if name not in self.done:
+            self.done.add(name)
+            self._frame(OBJECT, bytes.fromhex(name) + packed.stored(portable=True))
+
+    def _frame(self, kind: bytes, content: bytes) -> None:
+        if len(content) > _MAX_FRAME:
+            raise InvalidInputError(
+                f"A checkpoint of {show(self.key)} has an entry of {len(content)} bytes; an "
+                f"archive holds up to {_MAX_FRAME} each."
+            )
+        self._write(kind + write_varint(len(content)))
+        self._write(content)
+
+    def _write(self, data: bytes) -> None:
+        self.digest.update(data)
+        self.file.write(data)
 
 
-def _checkpoints(path: Path) -> Iterator[Checkpoint]:
-    digest = hashlib.sha256()
-    key: str | None = None
-    count = 0
-    last = False
-    with gzip.open(path, "rb") as file:
-        while text := file.readline(MAX_LINE):
-            expected = _ROW_BEGINS if key is not None else _HEADER_BEGINS
-            if last or not text.startswith(expected) or not text.endswith(b"\n"):
-                raise IntegrityError(f"{path} is damaged or not an archive.")
-            record = read_json(text)
-            if not isinstance(record, dict):
-                raise IntegrityError(f"{path} is damaged or not an archive.")
-            if key is None:
-                key = _header(record, path)
-            elif "sha256" in record:
-                last = record.get("checkpoints") == count
-                last = last and record["sha256"] == digest.hexdigest()
-                if not last:
-                    raise IntegrityError(f"{path} was changed after it was written.")
+class Archive:
+    """An archive that was read through once and found sound."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file through.
+
+        Raises:
+            IntegrityError: it is damaged, or not an archive.
+            FormatError: a newer version wrote it.
+            StorageError: it cannot be read.
+        """
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}
+        self.key = ""
+        with _reading(path), path.open("rb") as file:
+            self._read(file)
+
+    def checkpoints(self) -> Iterator[tuple[Checkpoint, list[str]]]:
+        """Iterate over the checkpoints, oldest first, each with the objects written before it."""
+        names: list[str] = []
+        with _reading(self.path), self.path.open("rb") as file:
+            for frame in _frames(file, self.path):
+                if frame.kind == OBJECT:
+                    names.append(frame.content[:ID_BYTES].hex())
+                elif frame.kind == CHECKPOINT:
+                    yield self._checkpoint(frame), names
+                    names = []
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The names of all objects, what they refer to first."""
+        return self._places
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the stored form of objects of the archive, as a backend does."""
+        return dict(self.objects(name for name in ids if name in self._places))
+
+    def objects(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Iterate over objects of the archive in their stored form."""
+        with _reading(self.path), self.path.open("rb") as file:
+            for name in names:
+                start, size = self._places[name]
+                file.seek(start)
+                yield name, file.read(size)
+
+    def _read(self, file: BinaryIO) -> None:
+        digest = hashlib.sha256()
+        last = False
+        for frame in _frames(file, self.path, digest):
+            if last or (frame.kind == HEADER) == bool(self.key):
+                raise self._damaged()
+            if frame.kind == HEADER:
+                self.key = self._header(frame.content)
+            elif frame.kind == OBJECT:
+                self._object(frame)
+            elif frame.kind == CHECKPOINT:
+                lost = set(names_in(self._checkpoint(frame).parts.values())) - self._places.keys()
+                if lost:
+                    raise self._damaged()
             else:
-                seq, data = record.get("seq"), record.get("entry")
-                if not isinstance(seq, int) or not isinstance(data, str):
-                    raise IntegrityError(f"{path} is damaged: a line is no checkpoint.")
-                yield read_checkpoint(key, seq, data.encode("utf-8", "replace"))
-                count += 1
-            digest.update(text)
-    if not last:
-        raise IntegrityError(f"{path} is not a whole archive: its end is missing.")
+                last = frame.kind == END
+        if not last:
+            raise IntegrityError(f"{self.path} is not a whole archive: its end is missing.")
+
+    def _header(self, content: bytes) -> str:
+        record = read_json(content)
+        if not isinstance(record, dict):
+            raise self._damaged()
+        return check_key(record.get("key"))
+
+    def _object(self, frame: Frame) -> None:
+        name, stored = frame.content[:ID_BYTES].hex(), frame.content[ID_BYTES:]
+        if not self._places.keys() >= set(open_object(name, stored).refs):
+            raise self._damaged()
+        self._places[name] = (frame.start + ID_BYTES, len(stored))
+
+    def _checkpoint(self, frame: Frame) -> Checkpoint:
+        seq, start = read_varint(frame.content, 0)
+        return read_checkpoint(self.key, seq, frame.content[start:])
+
+    def _damaged(self) -> IntegrityError:
+        return IntegrityError(f"{self.path} is damaged or not an archive.")
 
 
-def _header(record: dict[str, JsonValue], path: Path) -> str:
-    version, key = record.get("agent_checkpoint_archive"), record.get("key")
-    if not isinstance(version, int) or not isinstance(key, str):
+def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
+    """Iterate over the frames of a file; the last is only given if its hash is right."""
+    line = file.readline(len(MAGIC) + 20)
+    version = line[len(MAGIC) : -1]
+    if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
         raise IntegrityError(f"{path} is not an archive of agent-checkpoint.")
-    if version > ARCHIVE_FORMAT:
+    if int(version) > ARCHIVE_FORMAT:
         raise FormatError(
-            f"{path} is an archive of format {version}; this version reads up to "
+            f"{path} is an archive of format {int(version)}; this version reads up to "
             f"{ARCHIVE_FORMAT}. Install a newer agent-checkpoint."
         )
-    return check_key(key)
+    before = line
+    while kind := file.read(1):
+        size = kind
+        while len(size) < 10 and (size == kind or size[-1] >= 0x80):
+            size += file.read(1) or b"\0"
+        length, _ = read_varint(size, 1)
+        if length > _MAX_FRAME:
+            raise IntegrityError(f"{path} is damaged: a frame of {length} bytes is too long.")
+        start = file.tell()
+        content = file.read(length)
+        if len(content) < length:
+            raise IntegrityError(f"{path} is not a whole archive: its end is missing.")
+        if digest is not None:
+            digest.update(before)
+            if kind == END and content != digest.digest():
+                raise IntegrityError(f"{path} was changed after it was written.")
+            before = size + content
+        yield Frame(kind, start, content)
 
 
-def _path(path: str | os.PathLike[str]) -> Path:
+def check_archive_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of an archive. Raises InvalidInputError."""
     try:
         found = Path(path)
         os.fsencode(found)
@@ -188,7 +281,5 @@ def _path(path: str | os.PathLike[str]) -> Path:
 def _reading(path: Path) -> Iterator[None]:
     try:
         yield
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise IntegrityError(f"{path} is damaged or not an archive ({error}).") from None
     except OSError as error:
         raise StorageError(f"Cannot read the archive {path}: {error.strerror}.") from error

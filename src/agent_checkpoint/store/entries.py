@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_checkpoint.errors import FormatError, IntegrityError
@@ -70,19 +70,53 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
     return record
 
 
-def write_checkpoint(draft: Draft, *, ts_ns: int, parents: tuple[str, ...], indent: bool) -> bytes:
-    """Return the entry of a checkpoint."""
-    record: dict[str, JsonValue] = {
-        "key": draft.key,
-        "ts_ns": ts_ns,
-        "kind": draft.kind,
-        "label": draft.label,
-        "tags": list(draft.tags),
-        "metrics": dict(draft.metrics),
-        "parents": list(parents),
-        "parts": dict(draft.parts),
-    }
-    return seal_entry(record, indent=indent)
+def write_checkpoint(
+    draft: Draft,
+    *,
+    ts_ns: int,
+    parents: tuple[str, ...],
+    parts: Mapping[str, bytes],
+    size: int,
+) -> bytes:
+    """Return the entry of a checkpoint whose parts are JSON texts.
+
+    What says nothing is left out: entries are many, and most are small.
+
+    Args:
+        draft: all of it but the parts.
+        ts_ns: when it was made.
+        parents: the ids it comes from.
+        parts: the JSON text of each part.
+        size: the bytes of the whole state as text.
+    """
+    record: dict[str, JsonValue] = {"agent_checkpoint": FORMAT, "key": draft.key, "ts_ns": ts_ns}
+    details = [*_details(draft, parents), ("size", size)]
+    record.update({name: value for name, value in details if value != _DEFAULTS[name]})
+    members = (b"%b:%b" % (write_json(name), text) for name, text in parts.items())
+    body = write_json(record)[:-1] + b',"parts":{' + b",".join(members) + b"}"
+    return body + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
+
+
+def write_readable(
+    draft: Draft, *, ts_ns: int, parents: tuple[str, ...], parts: Mapping[str, JsonValue]
+) -> bytes:
+    """Return the entry of a checkpoint for people to read: indented, with the state in full."""
+    record: dict[str, JsonValue] = {"key": draft.key, "ts_ns": ts_ns}
+    record.update(_details(draft, parents))
+    if draft.token is None:
+        del record["import"]
+    return seal_entry({**record, "parts": dict(parts)}, indent=True)
+
+
+def _details(draft: Draft, parents: tuple[str, ...]) -> list[tuple[str, JsonValue]]:
+    return [
+        ("kind", draft.kind),
+        ("label", draft.label),
+        ("tags", list(draft.tags)),
+        ("metrics", dict(draft.metrics)),
+        ("parents", list(parents)),
+        ("import", draft.token),
+    ]
 
 
 def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
@@ -93,7 +127,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         FormatError: a newer version wrote it.
     """
     where = f"The checkpoint {show(f'{key}@{seq}')}"
-    record = open_entry(data, where)
+    record = {**_DEFAULTS, **open_entry(data, where)}
     if record.get("key") != key:
         raise IntegrityError(f"{where} belongs to the key {show(record.get('key'))}.")
     wrong = [name for name, is_right in _FIELDS.items() if not is_right(record.get(name))]
@@ -109,6 +143,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         metrics=record["metrics"],
         parents=tuple(record["parents"]),
         parts=record["parts"],
+        size=record["size"] or len(data),
     )
 
 
@@ -136,4 +171,15 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "metrics": _are_numbers,
     "parents": _are_texts,
     "parts": lambda value: isinstance(value, dict),
+    "size": lambda value: type(value) is int and 0 <= value < 2**63,
+}
+
+_DEFAULTS: dict[str, Any] = {
+    "kind": "save",
+    "label": None,
+    "tags": [],
+    "metrics": {},
+    "parents": [],
+    "import": None,
+    "size": 0,
 }

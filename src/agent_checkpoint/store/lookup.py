@@ -6,6 +6,7 @@ Owns the short forms and the walk back through history; writes nothing.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from itertools import islice
 
@@ -18,6 +19,7 @@ from agent_checkpoint.records import (
     show,
 )
 from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.tombstones import purged_at
 
 SAME_CONTENT = frozenset({"rollback", "fork"})
 """Kinds of checkpoints that repeat their first parent, and count as it when walking back."""
@@ -135,6 +137,10 @@ def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | N
 
 
 def _missing(store: Store, text: str) -> NotFoundError:
+    when = purged_at(store, text)
+    if when is not None:
+        day = time.strftime("%Y-%m-%d", time.gmtime(when))
+        return NotFoundError(f"The checkpoint {show(text)} was purged on {day}.")
     place = parse_checkpoint_id(text) or _SHORT.fullmatch(text)
     key = "" if place is None else place.key if isinstance(place, CheckpointId) else place["key"]
     if _may_be_key(key) and next(store.entries(key, page=1), None) is not None:

@@ -7,21 +7,54 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, NotFoundError
-from agent_checkpoint.records import Checkpoint, Draft, Entry, check_key, show
+from agent_checkpoint.errors import (
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    MissingObjectsError,
+    NotFoundError,
+)
+from agent_checkpoint.records import Checkpoint, Draft, Entry, JsonValue, check_key, show
 from agent_checkpoint.store.entries import (
     FORMAT,
     open_entry,
     read_checkpoint,
     seal_entry,
     write_checkpoint,
+    write_readable,
 )
+from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.objects import missing
+from agent_checkpoint.store.reading import Reader, names_in
+from agent_checkpoint.store.splitting import inline_parts, split_parts
+from agent_checkpoint.store.writing import Memory, Writer
 
 _FORMAT_STREAM = "meta/format"
+IMPORT_STREAM = "meta/import"
 _KEY_PREFIX = "key/"
+_IMPORTED = b'"import":'
+_TRIES = 5
+
+
+class Import(NamedTuple):
+    """An import under way, or one that was killed."""
+
+    seq: int
+    key: str
+    token: str
+    ts_ns: int
+
+
+class _Appended(NamedTuple):
+    """What `append` made of a draft."""
+
+    seq: int
+    parts: dict[str, JsonValue]
+    size: int
 
 
 class Store:
@@ -30,6 +63,7 @@ class Store:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._format_allows: set[str] = set()
+        self._memory: Memory = WeakKeyDictionary()
 
     def write(
         self,
@@ -53,12 +87,12 @@ class Store:
             StorageError: the medium failed; nothing was acknowledged.
         """
         stream = _stream(draft.key)
-        self._check_format(writing=True)
+        self.check_format(writing=True)
         if parents is None:
             parents = self._readable_head(draft.key)
         ts_ns = time.time_ns() if ts_ns is None else ts_ns
-        entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, indent=self.backend.readable)
-        seq = self.backend.append(stream, entry, after=after)
+        append = self._append_readable if self.backend.readable else self._append_objects
+        seq, parts, size = append(stream, draft, ts_ns, parents, after)
         return Checkpoint(
             key=draft.key,
             seq=seq,
@@ -68,8 +102,13 @@ class Store:
             tags=draft.tags,
             metrics=draft.metrics,
             parents=parents,
-            parts=draft.parts,
+            parts=parts,
+            size=size,
         )
+
+    def reader(self) -> Reader:
+        """Return a reader of what stands outside of the entries."""
+        return Reader(self.backend)
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.
@@ -83,8 +122,8 @@ class Store:
 
     def read(self, key: str, seq: int) -> Checkpoint | None:
         """Return the checkpoint with this number, or None. Raises as `head` does."""
-        self._check_format()
-        entries = self.backend.read(_stream(key), after=seq - 1, before=seq + 1)
+        self.check_format()
+        entries = self._visible(self.backend.read(_stream(key), after=seq - 1, before=seq + 1))
         return read_checkpoint(key, seq, entries[0].data) if entries else None
 
     def newest_first(
@@ -99,21 +138,21 @@ class Store:
 
     def entries(self, key: str, *, before: int | None = None, page: int = 100) -> Iterator[Entry]:
         """Iterate over the raw entries of a key, newest first. Raises FormatError, StorageError."""
-        self._check_format()
+        self.check_format()
         stream = _stream(key)
         while True:
             found = self.backend.read(stream, before=before, limit=page, newest_first=True)
-            yield from found
+            yield from self._visible(found)
             if len(found) < page:
                 return
             before = found[-1].seq
 
     def oldest_first(self, key: str, *, page: int = 100) -> Iterator[Entry]:
         """Iterate over the raw entries of a key in order. Raises FormatError, StorageError."""
-        self._check_format()
+        self.check_format()
         after = 0
         while found := self.backend.read(_stream(key), after=after, limit=page):
-            yield from found
+            yield from self._visible(found)
             after = found[-1].seq
 
     def list_keys(self, prefix: str = "") -> list[str]:
@@ -123,7 +162,41 @@ class Store:
             StorageError: the medium failed.
         """
         names = self.backend.streams(_KEY_PREFIX + prefix)
-        return sorted(name[len(_KEY_PREFIX) :] for name in names)
+        keys = {name[len(_KEY_PREFIX) :] for name in names}
+        for found in self.imports():
+            if found.key in keys and next(self.entries(found.key, page=1), None) is None:
+                keys.remove(found.key)
+        return sorted(keys)
+
+    def imports(self) -> list[Import]:
+        """Return the imports that are under way, or were killed.
+
+        Raises:
+            IntegrityError: the record of one is damaged.
+            StorageError: the medium failed.
+        """
+        found = []
+        for entry in self.backend.read(IMPORT_STREAM):
+            record = open_entry(entry.data, f"The record {entry.seq} of an import")
+            token, ts_ns = str(record.get("token")), int(record.get("ts_ns") or 0)
+            found.append(Import(entry.seq, str(record.get("key")), token, ts_ns))
+        return found
+
+    def imported(self, key: str, token: str) -> list[int]:
+        """Return the numbers of the checkpoints that an import has written so far.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        entries = self.backend.read(_stream(key))
+        return [entry.seq for entry in entries if token.encode() in entry.data]
+
+    def _visible(self, entries: list[Entry]) -> list[Entry]:
+        """Return the entries without those of imports that are not finished."""
+        if not any(_IMPORTED in entry.data for entry in entries):
+            return entries
+        tokens = [found.token.encode() for found in self.imports()]
+        return [entry for entry in entries if not any(token in entry.data for token in tokens)]
 
     def remove(self, key: str, seqs: Iterable[int]) -> None:
         """Remove checkpoints of a key for good.
@@ -132,8 +205,44 @@ class Store:
             FormatError: the store is of a newer format.
             StorageError: the medium failed.
         """
-        self._check_format(writing=True)
+        self.check_format(writing=True)
         self.backend.remove(_stream(key), seqs)
+
+    def _append_readable(
+        self, stream: str, draft: Draft, ts_ns: int, parents: tuple[str, ...], after: int | None
+    ) -> _Appended:
+        parts = inline_parts(draft.parts)
+        entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
+        return _Appended(self.backend.append(stream, entry, after=after), parts, len(entry))
+
+    def _append_objects(
+        self, stream: str, draft: Draft, ts_ns: int, parents: tuple[str, ...], after: int | None
+    ) -> _Appended:
+        for attempt in range(_TRIES):
+            writer = Writer(self._memory, trust_memory=attempt == 0)
+            if draft.source is None:
+                texts, roots = split_parts(draft.parts, writer)
+                size = writer.size + sum(map(len, texts.values()))
+            else:
+                texts = {name: write_json(tree) for name, tree in draft.parts.items()}
+                roots, size = tuple(names_in(draft.parts.values())), draft.source.size
+            entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
+            objects, requires = writer.flush(self.backend, roots)
+            try:
+                seq = self.backend.append(
+                    stream, entry, after=after, objects=objects, requires=requires
+                )
+            except MissingObjectsError as error:
+                # gc took away what nothing needed when it looked: write it again.
+                if draft.source is not None:
+                    raise missing(error.ids) from error
+                if attempt == _TRIES - 1:
+                    raise
+            else:
+                writer.committed()
+                parts = {name: read_json(text) for name, text in texts.items()}
+                return _Appended(seq, parts, size)
+        raise AssertionError("unreachable: the loop returns or raises")
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # A newest entry that cannot be read must not stop an agent from saving.
@@ -155,7 +264,14 @@ class Store:
         entries = self.backend.read(_FORMAT_STREAM, limit=1, newest_first=True)
         return open_entry(entries[0].data, "The format record of the store") if entries else None
 
-    def _check_format(self, *, writing: bool = False) -> None:
+    def check_format(self, *, writing: bool = False) -> None:
+        """Make sure that this version may read, or write, the store.
+
+        Raises:
+            FormatError: the store is of a newer format.
+            IntegrityError: the format record is damaged, and the store is to be written.
+            StorageError: the medium failed.
+        """
         need = "write" if writing else "read"
         if need in self._format_allows:
             return

@@ -1,107 +1,60 @@
-"""Looking after a store: verify, gc, stats, prune.
+"""Looking after a store: what it takes, and what to keep of a key.
 
-Owns no format; changes nothing but by removing what nothing needs.
+Owns no format; changes nothing but by removing what nobody wants kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
-from agent_checkpoint.records import Checkpoint, is_object_id, show
-from agent_checkpoint.store.entries import open_entry, read_checkpoint
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.reachability import mark, reach
+from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.store import Store, unknown
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One checkpoint that does not read back, and why."""
-
-    checkpoint: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """What `verify` looked at and what it found."""
-
-    checkpoints: int
-    problems: Sequence[Problem]
-
-    @property
-    def ok(self) -> bool:
-        """Whether everything reads back."""
-        return not self.problems
-
-
-def verify(store: Store) -> VerifyReport:
-    """Read every byte of every checkpoint and compare it with its hash.
-
-    Raises:
-        StorageError: the medium failed.
-    """
-    count = 0
-    problems: list[Problem] = []
-    try:
-        store.read_format()
-    except (IntegrityError, FormatError) as error:
-        problems.append(Problem("meta/format", str(error)))
-    for key in store.list_keys():
-        for entry in store.entries(key):
-            count += 1
-            try:
-                read_checkpoint(key, entry.seq, entry.data)
-            except (IntegrityError, FormatError) as error:
-                problems.append(Problem(f"{key}@{entry.seq}", str(error)))
-    return VerifyReport(count, tuple(problems))
-
-
-@dataclass(frozen=True)
-class GcReport:
-    """What `gc` deleted."""
-
-    objects: int
-    bytes: int
-
-
-def gc(store: Store) -> GcReport:
-    """Delete the objects that no entry of any stream names.
-
-    Raises:
-        IntegrityError: an entry is damaged, so nobody can tell what it names.
-        StorageError: the medium failed.
-    """
-    named: set[str] = set()
-    for stream in store.backend.streams():
-        for entry in store.backend.read(stream):
-            where = f"Entry {entry.seq} of {show(stream)}"
-            objects = open_entry(entry.data, where).get("objects", [])
-            if not isinstance(objects, list) or not all(map(is_object_id, objects)):
-                raise IntegrityError(f"{where} does not say which objects it needs.")
-            named.update(objects)
-    doomed = [info for info in store.backend.list_objects() if info.id not in named]
-    store.backend.delete_objects([info.id for info in doomed])
-    return GcReport(len(doomed), sum(info.size for info in doomed))
-
-
 def stats(store: Store) -> dict[str, Any]:
-    """Return how many checkpoints there are and how many bytes they take, in all and per key.
+    """Return what there is and what it takes, in all and per key.
+
+    `logical_bytes` is what the states would take one by one, `stored_bytes` what they take as they
+    are, `dedupe_ratio` the one by the other. Objects that several keys share count for each of
+    them, and once in all.
 
     Raises:
         StorageError: the medium failed.
     """
+    sizes = {info.id: info.size for info in store.backend.list_objects()}
+    seen: dict[str, tuple[str, ...]] = {}
     keys: dict[str, dict[str, int]] = {}
+    entries = 0
     for key in store.list_keys():
-        sizes = [len(entry.data) for entry in store.entries(key)]
-        keys[key] = {"checkpoints": len(sizes), "bytes": sum(sizes)}
-    objects = [info.size for info in store.backend.list_objects()]
+        row = keys[key] = {"checkpoints": 0, "logical_bytes": 0, "stored_bytes": 0}
+        roots: set[str] = set()
+        for entry in store.entries(key):
+            row["checkpoints"] += 1
+            row["stored_bytes"] += len(entry.data)
+            entries += len(entry.data)
+            try:
+                checkpoint = read_checkpoint(key, entry.seq, entry.data)
+            except (IntegrityError, FormatError):
+                continue  # verify() tells
+            row["logical_bytes"] += checkpoint.size
+            roots.update(names_in(checkpoint.parts.values()))
+        with suppress(IntegrityError, FormatError):  # verify() tells
+            mark(store.backend, roots, seen)
+        row["stored_bytes"] += sum(sizes.get(name, 0) for name in reach(roots, seen))
+    stored = entries + sum(sizes.values())
+    logical = sum(row["logical_bytes"] for row in keys.values())
     return {
         "checkpoints": sum(row["checkpoints"] for row in keys.values()),
-        "stored_bytes": sum(row["bytes"] for row in keys.values()) + sum(objects),
-        "objects": len(objects),
+        "logical_bytes": logical,
+        "stored_bytes": stored,
+        "dedupe_ratio": logical / stored if stored else 1.0,
+        "objects": len(sizes),
         "keys": keys,
     }
 

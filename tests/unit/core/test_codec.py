@@ -719,6 +719,7 @@ SURELY_WRONG = {
     ],
     "$complex": [None, 5, "1j", [], [1], ["1", "2"], [1, 2, 3], [{"$tuple": []}, 1]],
     "$uuid": [None, 5, "", "1234", []],
+    "$log": [None, 5, "x", {}, {"$list": "x"}, {"$ref": 5}],
     "$path": [None, 5, [], {}, {"$str": 5}, {"$bytes": ""}],
     "$posixpath": [None, 5, [], {}],
     "$windowspath": [None, 5, [], {}],

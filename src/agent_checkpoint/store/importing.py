@@ -1,0 +1,135 @@
+"""An archive into a store, all of it or nothing.
+
+Owns the record of imports under way; knows nothing of the archive's form.
+
+The entries of an import carry its token. As long as the stream `meta/import` names that token they
+do not exist for readers; removing the name is the one step that makes all of them appear. What a
+killed import leaves is out of sight, and goes with the next import of that key, or with gc.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterable
+
+from agent_checkpoint.errors import ConflictError, IntegrityError
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
+from agent_checkpoint.store.archive import Archive, check_archive_path
+from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.reading import Reader, whole
+from agent_checkpoint.store.store import IMPORT_STREAM, Import, Store
+
+_BATCH = 1 << 25
+_TRIES = 5
+_FORGOTTEN_NS = 24 * 3600 * 10**9
+
+
+def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
+    """Add the checkpoints of an archive as a new key, and return the key.
+
+    Raises:
+        ConflictError: the key exists already.
+        IntegrityError: the file is damaged, or not an archive.
+        FormatError: a newer version wrote it.
+        StorageError: the file cannot be read, or the store cannot be written.
+    """
+    archive = Archive(check_archive_path(path))
+    key = archive.key
+    store.check_format(writing=True)
+    if next(store.entries(key, page=1), None) is not None:
+        raise _exists(key, path)
+    _drop(store, [found for found in store.imports() if found.key == key])
+    token = secrets.token_hex(16)
+    record: dict[str, JsonValue] = {"key": key, "token": token, "ts_ns": time.time_ns()}
+    begun = store.backend.append(IMPORT_STREAM, seal_entry(record))
+    written: list[int] = []
+    renamed: dict[str, str] = {}
+    try:
+        for found, names in archive.checkpoints():
+            copy = _write(store, archive, found, names, token, renamed, written)
+            written.append(copy.seq)
+            renamed[found.id] = copy.id
+    except ConflictError as error:
+        _take_back(store, key, written, begun)
+        raise _exists(key, path) from error
+    except BaseException:
+        _take_back(store, key, written, begun)
+        raise
+    store.backend.remove(IMPORT_STREAM, [begun])
+    return key
+
+
+def drop_forgotten(store: Store) -> None:
+    """Remove what imports left that were begun long ago and never finished.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    oldest = time.time_ns() - _FORGOTTEN_NS
+    _drop(store, [found for found in store.imports() if found.ts_ns < oldest])
+
+
+def _write(
+    store: Store,
+    archive: Archive,
+    found: Checkpoint,
+    names: list[str],
+    token: str,
+    renamed: dict[str, str],
+    written: list[int],
+) -> Checkpoint:
+    parts = found.parts
+    if store.backend.readable:
+        reader = Reader(archive)
+        reader.fetch(parts.values())
+        parts = {name: whole(tree, reader) for name, tree in parts.items()}
+    draft = Draft(
+        found.key,
+        parts,
+        found.kind,
+        found.label,
+        found.tags,
+        found.metrics,
+        source=found,
+        token=token,
+    )
+    parents = tuple(renamed.get(parent, parent) for parent in found.parents)
+    after = written[-1] if written else 0
+    for attempt in range(_TRIES):
+        if not store.backend.readable:
+            _put_objects(store, archive, names if attempt == 0 else archive.names)
+        try:
+            return store.write(draft, parents=parents, after=after, ts_ns=found.ts_ns)
+        except IntegrityError:  # gc took them away before the checkpoint named them
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable: the loop returns or raises")
+
+
+def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> None:
+    batch: dict[str, bytes] = {}
+    size = 0
+    for name, stored in archive.objects(names):
+        batch[name] = stored
+        size += len(stored)
+        if size > _BATCH:
+            store.backend.put_objects(batch)
+            batch, size = {}, 0
+    if batch:
+        store.backend.put_objects(batch)
+
+
+def _drop(store: Store, imports: list[Import]) -> None:
+    for found in imports:
+        _take_back(store, found.key, store.imported(found.key, found.token), found.seq)
+
+
+def _take_back(store: Store, key: str, written: list[int], begun: int) -> None:
+    store.remove(key, written)
+    store.backend.remove(IMPORT_STREAM, [begun])
+
+
+def _exists(key: str, path: str | os.PathLike[str]) -> ConflictError:
+    return ConflictError(f"The key {show(key)} exists already: delete it before importing {path}.")

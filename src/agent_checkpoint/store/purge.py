@@ -1,0 +1,193 @@
+"""Taking a leaked secret out of a store. Owns finding it and leaving tombstones.
+
+What holds the secret is removed, not rewritten: names are hashes of content. A key whose present
+holds it goes on with a copy in which the secret is blotted out. Copies of the store, archives and
+live agents are beyond reach.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_checkpoint.backends.base import Scrubs
+from agent_checkpoint.errors import IntegrityError, InvalidInputError
+from agent_checkpoint.records import Checkpoint, Draft, show
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.gc import gc
+from agent_checkpoint.store.json_text import write_json
+from agent_checkpoint.store.objects import Object
+from agent_checkpoint.store.reachability import mark, reach, read_whole
+from agent_checkpoint.store.reading import names_in, whole
+from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.tombstones import bury
+
+BLOT = "[purged]"
+SHORTEST = 4
+
+_SHORTEST_CODED = 8
+_PIECES = re.compile(rb'"\$(?:text|blob)":\[([^\]]*)\]')
+_NAME = re.compile(rb"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class PurgeReport:
+    """What `purge` removed, or would have: ids of checkpoints, and by what heads were replaced."""
+
+    checkpoints: Sequence[str]
+    objects: int
+    replaced: dict[str, str] = field(default_factory=dict)
+
+
+def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
+    """Remove every checkpoint that holds the secret, and every trace of it from the store's files.
+
+    Args:
+        store: where.
+        secret: a text or bytes of at least four bytes.
+        dry_run: only tell what would be removed.
+
+    Raises:
+        InvalidInputError: the secret is too short to look for, or is in the name of a key.
+        IntegrityError: something is damaged, so nobody can tell what is in it.
+        StorageError: the medium failed, or others use it so that it cannot be scrubbed.
+    """
+    needles = _needles(secret)
+    store.check_format(writing=not dry_run)
+    _refuse_names(store, needles)
+    found = _Search(store, needles)
+    if dry_run:
+        return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
+    replaced = {}
+    for key, head in found.heads.items():
+        fresh = _blotted(store, head, needles)
+        if fresh is not None:
+            replaced[key] = store.write(fresh, parents=(head.id,)).id
+    if found.checkpoints:
+        bury(store, [item.id for item in found.checkpoints])
+    for item in found.checkpoints:
+        store.remove(item.key, [item.seq])
+    gc(store, ignore_clock=True)
+    # Also if nothing was found: an earlier purge may have been killed before this.
+    if isinstance(store.backend, Scrubs):
+        store.backend.scrub()
+    return PurgeReport([item.id for item in found.checkpoints], len(found.objects), replaced)
+
+
+class _Search:
+    """What holds the secret: objects, checkpoints, and those of them that are the head of a key."""
+
+    def __init__(self, store: Store, needles: Sequence[bytes]) -> None:
+        self.objects = _tainted(store, needles)
+        self.checkpoints: list[Checkpoint] = []
+        self.heads: dict[str, Checkpoint] = {}
+        seen: dict[str, tuple[str, ...]] = {}
+        for key in store.list_keys():
+            for place, entry in enumerate(store.entries(key)):
+                checkpoint = read_checkpoint(key, entry.seq, entry.data)
+                roots = set(names_in(checkpoint.parts.values()))
+                mark(store.backend, roots, seen)
+                if _holds(entry.data, needles) or self.objects & reach(roots, seen):
+                    self.checkpoints.append(checkpoint)
+                    if place == 0:
+                        self.heads[key] = checkpoint
+
+
+def _needles(secret: str | bytes) -> list[bytes]:
+    """Return the forms in which a secret may stand in the store: as it is, as JSON, as base64."""
+    if not isinstance(secret, (str, bytes)):
+        raise InvalidInputError(f"A secret is text or bytes, not {type(secret).__name__}.")
+    plain = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
+    if len(plain) < SHORTEST:
+        raise InvalidInputError(
+            f"A secret of less than {SHORTEST} bytes would be found everywhere."
+        )
+    found = [plain]
+    with suppress(UnicodeDecodeError):  # then no text has it
+        found.append(write_json(plain.decode())[1:-1])
+    for shift, start in ((0, 0), (1, 2), (2, 3)):
+        # Three bytes are four letters: what depends on the neighbours is left out.
+        coded = base64.b64encode(b"\0" * shift + plain)[start:-4]
+        if len(coded) >= _SHORTEST_CODED:
+            found.append(coded)
+    return list(dict.fromkeys(found))
+
+
+def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
+    return any(needle in data for needle in needles)
+
+
+def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
+    named = [name for name in store.backend.streams() if _holds(name.encode(), needles)]
+    if named:
+        raise InvalidInputError(
+            f"The secret is in the name of {show(named[0])}. The names of streams stay, so that no "
+            "number is used twice: export what is needed, and start a new store."
+        )
+
+
+def _tainted(store: Store, needles: Sequence[bytes]) -> set[str]:
+    """Return the names of the objects that hold the secret, or a piece of it."""
+    found: set[str] = set()
+    neighbours: set[tuple[str, str]] = set()
+    for name, item in _sound(store, [info.id for info in store.backend.list_objects()]):
+        if _holds(item.payload, needles):
+            found.add(name)
+        neighbours |= _neighbours(item.payload)
+    for key in store.list_keys():
+        for entry in store.entries(key):
+            neighbours |= _neighbours(entry.data)
+    longest = max(map(len, needles))
+    for pair in neighbours:  # a long text is cut anywhere, also within the secret
+        (_, left), (_, right) = _sound(store, pair)
+        if _holds(left.payload[-longest:] + right.payload[:longest], needles):
+            found.update(pair)
+    return found
+
+
+def _neighbours(data: bytes) -> set[tuple[str, str]]:
+    """Return the names of pieces that follow on each other, as a JSON text lists them."""
+    pairs: set[tuple[str, str]] = set()
+    for match in _PIECES.finditer(data):
+        names = [name.decode() for name in _NAME.findall(match[1])]
+        pairs.update(zip(names, names[1:]))
+    return pairs
+
+
+def _sound(store: Store, names: Sequence[str]) -> Iterator[tuple[str, Object]]:
+    for name, found in read_whole(store.backend, names):
+        if isinstance(found, str):
+            raise IntegrityError(
+                f"{found} Nobody can tell what is in it: purge what is sound first."
+            )
+        yield name, found
+
+
+def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
+    """Return the head with the secret blotted out; None where it stands in more than texts."""
+    reader = store.reader()
+    reader.fetch(head.parts.values())
+    text = needles[0].decode("utf-8", "replace")
+    parts = {
+        name: _replace(inline_tree(whole(tree, reader)), text) for name, tree in head.parts.items()
+    }
+    label = None if head.label is None else head.label.replace(text, BLOT)
+    tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
+    draft = Draft(head.key, parts, "purge", label, tags, head.metrics)
+    left = write_json([label, list(tags), dict(head.metrics), parts])
+    return None if _holds(left, needles) else draft
+
+
+def _replace(tree: Any, text: str) -> Any:
+    if isinstance(tree, str):
+        return tree.replace(text, BLOT)
+    if isinstance(tree, list):
+        return [_replace(item, text) for item in tree]
+    if isinstance(tree, dict):
+        return {key.replace(text, BLOT): _replace(item, text) for key, item in tree.items()}
+    return tree

@@ -1,0 +1,75 @@
+"""What entries need. Owns following references from entries to objects; changes nothing.
+
+Entries of every stream may refer to objects, by the tags of `splitting` in their `parts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.store.objects import End, Object, open_object
+from agent_checkpoint.store.reading import fetch_objects, names_in
+
+
+def roots_of(record: dict[str, Any], where: str) -> set[str]:
+    """Return the names of the objects that the record of an entry refers to.
+
+    Raises:
+        IntegrityError: a reference is malformed; `where` names the entry in the message.
+    """
+    parts = record.get("parts", {})
+    try:
+        return set(names_in(parts.values()))
+    except (IntegrityError, AttributeError):
+        raise IntegrityError(f"{where} does not say which objects it needs.") from None
+
+
+def mark(backend: Backend, roots: Iterable[str], seen: dict[str, tuple[str, ...]]) -> None:
+    """Add to `seen` all that can be reached from the roots, each with what it refers to.
+
+    Ends are not read. What is in `seen` already is not followed again.
+
+    Raises:
+        IntegrityError: an object is missing or damaged, so nobody can tell what it refers to.
+        FormatError: this installation cannot unpack one.
+        StorageError: the medium failed.
+    """
+    wanted = {name for name in roots if name not in seen}
+    while wanted:
+        below: set[str] = set()
+        ends = {name for name in wanted if type(name) is End}
+        seen.update((name, ()) for name in ends)
+        for name, found in fetch_objects(backend, wanted - ends):
+            seen[name] = found.refs
+            below.update(found.refs)
+        wanted = {name for name in below if name not in seen}
+
+
+def reach(roots: Iterable[str], seen: Mapping[str, tuple[str, ...]]) -> set[str]:
+    """Return what can be reached from the roots, of what `mark` has seen."""
+    found: set[str] = set()
+    wanted = set(roots)
+    while wanted:
+        found |= wanted
+        wanted = {ref for name in wanted for ref in seen.get(name, ())} - found
+    return found
+
+
+def read_whole(backend: Backend, names: Iterable[str]) -> Iterator[tuple[str, Object | str]]:
+    """Iterate over objects, giving the reason instead of one that is missing or damaged.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    for name in names:
+        try:
+            found = backend.get_objects([name])
+            if name in found:
+                yield name, open_object(name, found[name])
+            else:
+                yield name, f"The object {name} is missing."
+        except (IntegrityError, FormatError) as error:
+            yield name, str(error)

@@ -1,0 +1,204 @@
+"""What was cut out of a state, read back. Owns fetching objects and the bounds of that.
+
+Knows the tags of `splitting`, and nothing of what the JSON in the objects means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue, is_object_id
+from agent_checkpoint.store.json_text import read_json
+from agent_checkpoint.store.objects import (
+    BLOB,
+    STATE_KINDS,
+    TEXT,
+    Object,
+    missing,
+    open_object,
+)
+from agent_checkpoint.store.sequences import read_sequence
+from agent_checkpoint.store.splitting import Large
+
+MAX_STATE = 1 << 33
+"""A state of more bytes than this is not read: small objects can stand for any number (8 GiB)."""
+
+TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
+
+_BATCH = 256
+
+
+class ObjectSource(Protocol):
+    """Where objects are read from: a backend, or an archive."""
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return those of the objects that exist, by id."""
+
+
+class Reader:
+    """Gives what stands outside of the entries; every byte is checked against its name."""
+
+    def __init__(self, source: ObjectSource) -> None:
+        self._source = source
+        self._objects: dict[str, Object] = {}
+        self._left = MAX_STATE
+
+    def fetch(self, trees: Iterable[JsonValue]) -> None:
+        """Read all objects that stored trees need, level by level.
+
+        Raises:
+            IntegrityError: one is missing or damaged.
+            FormatError: this installation cannot unpack one.
+            StorageError: the medium failed.
+        """
+        wanted = set(names_in(trees))
+        while wanted:
+            below: set[str] = set()
+            for name, found in fetch_objects(self._source, wanted):
+                self._objects[name] = found
+                if found.kind in STATE_KINDS:
+                    below.update(found.refs)
+            wanted = below - self._objects.keys()
+
+    def text(self, name: Any) -> bytes:
+        """Return the JSON text that `$ref` names. Raises IntegrityError."""
+        return self._take(self._get(name, TEXT).payload)
+
+    def arrays(self, name: Any) -> Iterator[bytes]:
+        """Iterate over the JSON arrays that `$list` or `$map` names. Raises IntegrityError."""
+        return map(self._take, read_sequence(_checked(name), self._get))
+
+    def blob(self, names: Any) -> bytes:
+        """Return the bytes that `$blob` or `$text` names. Raises IntegrityError."""
+        if not isinstance(names, list):
+            raise IntegrityError("It is damaged: not a list of pieces.")
+        return b"".join(self._take(self._get(name, BLOB).payload) for name in names)
+
+    def tree(self, tag: str, payload: Any) -> Any:
+        """Return what a tag stands for as a tree, whose parts may be tags again.
+
+        Raises:
+            IntegrityError: the objects are not what the tag says.
+        """
+        if tag == "$ref":
+            return read_json(self.text(payload))
+        if tag == "$text":
+            return _decoded(self.blob(payload))
+        if tag == "$blob":
+            return self.blob(payload)
+        items = [item for text in self.arrays(payload) for item in read_array(text)]
+        return items if tag == "$list" else as_members(items)
+
+    def _get(self, name: Any, kind: bytes | None = None) -> Object:
+        found = self._objects.get(_checked(name))
+        if found is None:
+            raise missing([name])
+        if kind is not None and found.kind != kind:
+            raise IntegrityError(f"The object {name} is not of the kind that its use needs.")
+        return found
+
+    def _take(self, data: bytes) -> bytes:
+        self._left -= len(data)
+        if self._left < 0:
+            raise IntegrityError(f"The state has more than {MAX_STATE} bytes.")
+        return data
+
+
+def whole(tree: Any, reader: Reader | None) -> Any:
+    """Return a tree in which nothing is cut out; bytes are bytes, or base64 if they were text.
+
+    Raises:
+        IntegrityError: the objects are not what the tags say, or there is no reader.
+    """
+    if isinstance(tree, Large):
+        return tree.inline()
+    if isinstance(tree, list):
+        return [whole(item, reader) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    tag = tag_of(tree)
+    if tag is None:
+        return {key: whole(item, reader) for key, item in tree.items()}
+    if reader is None:
+        raise IntegrityError("It refers to objects of a store, and there is none.")
+    found = reader.tree(tag, tree[tag])
+    return found if isinstance(found, (str, bytes)) else whole(found, reader)
+
+
+def tag_of(tree: Any) -> str | None:
+    """Return the tag of `splitting` that a tree is, if it is one."""
+    if isinstance(tree, dict) and len(tree) == 1:
+        (tag,) = tree
+        if tag in TAGS:
+            return str(tag)
+    return None
+
+
+def names_in(trees: Iterable[Any]) -> Iterator[str]:
+    """Iterate over the names of objects that stored trees refer to. Raises IntegrityError."""
+    stack = list(trees)
+    while stack:
+        tree = stack.pop()
+        if isinstance(tree, list):
+            stack += tree
+        elif isinstance(tree, dict):
+            tag = tag_of(tree)
+            if tag is None:
+                stack += tree.values()
+            else:
+                names = tree[tag]
+                yield from map(_checked, names if isinstance(names, list) else [names])
+
+
+def fetch_objects(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+    """Iterate over objects, each checked against its name.
+
+    Raises:
+        IntegrityError: one is missing or damaged.
+        FormatError: this installation cannot unpack one.
+        StorageError: the medium failed.
+    """
+    wanted = list(names)
+    for at in range(0, len(wanted), _BATCH):
+        batch = wanted[at : at + _BATCH]
+        found = source.get_objects(batch)
+        lost = [name for name in batch if name not in found]
+        if lost:
+            raise missing(lost)
+        for name in batch:
+            yield name, open_object(name, found[name])
+
+
+def read_array(text: bytes) -> list[Any]:
+    """Return the items of a JSON array. Raises IntegrityError."""
+    items = read_json(text)
+    if not isinstance(items, list):
+        raise IntegrityError("A part of a list is no list.")
+    return items
+
+
+def as_members(items: list[Any]) -> dict[str, Any]:
+    """Return the object that a sequence of its members is. Raises IntegrityError."""
+    members: dict[str, Any] = {}
+    for item in items:
+        if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
+            raise IntegrityError("A part of an object is no member.")
+        members[item[0]] = item[1]
+    if len(members) != len(items):
+        raise IntegrityError("An object has a member twice.")
+    return members
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise IntegrityError("A text is not UTF-8.") from None
+
+
+def _checked(name: Any) -> str:
+    if not is_object_id(name):
+        raise IntegrityError("It is damaged: not the name of an object.")
+    return str(name)

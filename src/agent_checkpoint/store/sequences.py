@@ -1,0 +1,212 @@
+"""Long lists as a tree of objects whose cuts depend on content. Owns the shape; knows no items.
+
+An item is a JSON text. Items are gathered into leaves, leaves into nodes; where a leaf or node ends
+is decided by what is in it, so the same items make the same objects wherever they stand, and an
+append, a trim at the front or an edit in the middle makes few new ones.
+
+    leaf    a JSON array of items, about LEAF bytes
+    node    refers to about FAN_OUT leaves or nodes, in order
+    spine   refers to all nodes and leaves that no node holds yet, in order
+    tail    the items after the last whole leaf: the newest few of them, with references to the
+            earlier tails and to the spine. An append makes one new tail, not a new leaf
+
+The tails of one leaf are numbered from 1. Number j refers to j-1 and to that number with its lowest
+one bits cleared, one after another: few references, and all is found in few steps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.store.objects import LEAF, NODE, SPINE, TAIL, End, Object
+from agent_checkpoint.store.varints import read_varint, write_varint
+
+LEAF_BYTES = 16384
+SMALLEST_LEAF = LEAF_BYTES // 8
+LARGEST_LEAF = 8 * LEAF_BYTES
+SEGMENT_BYTES = 512
+FAN_OUT = 32
+LARGEST_FAN_OUT = 8 * FAN_OUT
+
+Put = Callable[[bytes, bytes, Sequence[str]], str]
+"""Keeps an object to be written: kind, payload, references; returns its name."""
+
+
+class SequenceBuilder:
+    """Makes the objects of one list, item by item; can be copied, and go on from there."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.bytes = 0
+        self._levels: list[list[tuple[str, int]]] = []
+        self._spine: str | None = None
+        self._open_bytes = 0
+        self._begin_leaf()
+
+    def copy(self) -> SequenceBuilder:
+        """Return a builder that goes on from here on its own."""
+        twin = SequenceBuilder()
+        twin.count, twin.bytes, twin._spine = self.count, self.bytes, self._spine
+        twin._levels = [list(level) for level in self._levels]
+        twin._texts, twin._refs = list(self._texts), list(self._refs)
+        twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
+        twin._ends, twin._tails = list(self._ends), list(self._tails)
+        return twin
+
+    @property
+    def at_leaf_start(self) -> bool:
+        """Whether all items so far are in whole leaves."""
+        return not self._texts
+
+    @property
+    def text(self) -> bytes:
+        """The items as one JSON array, as long as no leaf is whole."""
+        return _array(self._texts)
+
+    @property
+    def refs(self) -> list[str]:
+        """The names of the objects that `text` refers to."""
+        return _flat(self._refs)
+
+    def add(self, text: bytes, refs: Sequence[str], put: Put) -> None:
+        """Add an item, with the names of the objects that its text refers to."""
+        self._texts.append(text)
+        self._refs.append(refs)
+        size = len(text) + 1
+        self.count += 1
+        self.bytes += size
+        self._leaf_bytes += size
+        self._open_bytes += size
+        # As likely as the item is long, so that leaves are about as large whatever the items are.
+        ends = zlib.crc32(text) * LEAF_BYTES < size << 32 and self._leaf_bytes >= SMALLEST_LEAF
+        if ends or self._leaf_bytes >= LARGEST_LEAF:
+            self._end_leaf(put)
+        elif self._open_bytes >= SEGMENT_BYTES:
+            self._ends.append(len(self._texts))
+            self._open_bytes = 0
+
+    def finish(self, put: Put) -> str:
+        """Return the name of the object that stands for all items so far; more may be added."""
+        if not self._texts:
+            return self._spine_name(put)
+        for number in range(len(self._tails) + 1, len(self._ends) + 1):
+            self._tails.append(self._put_tail(number, self._ends[number - 1], put))
+        if self._open_bytes:
+            return self._put_tail(len(self._ends) + 1, len(self._texts), put)
+        return self._tails[-1]
+
+    def _begin_leaf(self) -> None:
+        self._texts: list[bytes] = []
+        self._refs: list[Sequence[str]] = []
+        self._leaf_bytes = 0
+        self._open_bytes = 0  # of the items after the last end of a tail
+        self._ends: list[int] = []
+        self._tails: list[str] = []
+
+    def _end_leaf(self, put: Put) -> None:
+        refs = _flat(self._refs)
+        leaf = put(LEAF, _array(self._texts), refs)
+        child, count = leaf if refs else End(leaf), len(self._texts)
+        self._begin_leaf()
+        self._spine = None
+        for group in self._levels:
+            group.append((child, count))
+            if len(group) < 2 or (int(child[-8:], 16) % FAN_OUT and len(group) < LARGEST_FAN_OUT):
+                return
+            count = sum(below for _, below in group)
+            child = put(NODE, write_varint(count), [name for name, _ in group])
+            group.clear()
+        self._levels.append([(child, count)])
+
+    def _spine_name(self, put: Put) -> str:
+        if self._spine is None:
+            # The higher a level, the earlier its items.
+            names = [name for level in reversed(self._levels) for name, _ in level]
+            self._spine = put(SPINE, write_varint(self.count - len(self._texts)), names)
+        return self._spine
+
+    def _put_tail(self, number: int, end: int, put: Put) -> str:
+        start = self._ends[number - 2] if number > 1 else 0
+        before = self.count - len(self._texts)
+        refs = [self._tails[earlier - 1] for earlier in _earlier(number)]
+        if before:
+            refs.append(self._spine_name(put))
+        refs += _flat(self._refs[start:end])
+        head = write_varint(number) + write_varint(before)
+        return put(TAIL, head + _array(self._texts[start:end]), refs)
+
+
+def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[bytes]:
+    """Iterate over the JSON arrays that together are the list, in order.
+
+    Args:
+        root: the name that `finish` returned.
+        get: returns an object by its name.
+
+    Raises:
+        IntegrityError: the objects do not make up a list.
+    """
+    found = get(root)
+    if found.kind != TAIL:
+        yield from _below(root, get)
+        return
+    segments: dict[int, bytes] = {}
+    names = [root]
+    spine: tuple[str | None, int] | None = None
+    while names:
+        tail = get(names.pop())
+        number, before, text = _read_tail(tail)
+        if number in segments:
+            continue
+        segments[number] = text
+        earlier = len(list(_earlier(number)))
+        names += tail.refs[:earlier]
+        own = (tail.refs[earlier] if before else None, before)
+        if spine is not None and spine != own:
+            raise IntegrityError(f"The list {root} is malformed: its ends belong to two lists.")
+        spine = own
+    if sorted(segments) != list(range(1, len(segments) + 1)):
+        raise IntegrityError(f"The list {root} is malformed: a part of its end is missing.")
+    if spine is not None and spine[0] is not None:
+        yield from _below(spine[0], get)
+    for number in range(1, len(segments) + 1):
+        yield segments[number]
+
+
+def _below(name: str, get: Callable[[str], Object]) -> Iterator[bytes]:
+    stack = [name]
+    while stack:
+        found = get(stack.pop())
+        if found.kind == LEAF:
+            yield found.payload
+        elif found.kind in (NODE, SPINE):
+            stack += reversed(found.refs)
+        else:
+            raise IntegrityError(f"The list {name} is malformed: it refers to what is no list.")
+
+
+def _read_tail(tail: Object) -> tuple[int, int, bytes]:
+    if tail.kind != TAIL:
+        raise IntegrityError("The end of a list refers to what is no list.")
+    number, at = read_varint(tail.payload, 0)
+    before, at = read_varint(tail.payload, at)
+    if number < 1 or len(tail.refs) < len(list(_earlier(number))) + bool(before):
+        raise IntegrityError("The end of a list lacks references.")
+    return number, before, tail.payload[at:]
+
+
+def _earlier(number: int) -> Iterator[int]:
+    number -= 1
+    while number:
+        yield number
+        number &= number - 1
+
+
+def _array(texts: Sequence[bytes]) -> bytes:
+    return b"[" + b",".join(texts) + b"]"
+
+
+def _flat(refs: Sequence[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for some in refs for name in some))

@@ -1,0 +1,31 @@
+"""Which checkpoints were purged. Owns the stream that says so; removes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.records import JsonValue
+from agent_checkpoint.store.entries import open_entry, seal_entry
+from agent_checkpoint.store.store import Store
+
+_STREAM = "meta/purged"
+
+
+def bury(store: Store, ids: Sequence[str]) -> None:
+    """Leave a tombstone for checkpoints that are about to be purged. Raises StorageError."""
+    record: dict[str, JsonValue] = {"ts_ns": time.time_ns(), "checkpoints": list(ids)}
+    store.backend.append(_STREAM, seal_entry(record))
+
+
+def purged_at(store: Store, checkpoint_id: str) -> float | None:
+    """Return when a checkpoint was purged, in seconds; None if it was not. Raises StorageError."""
+    for entry in store.backend.read(_STREAM):
+        try:
+            record = open_entry(entry.data, "A tombstone")
+        except (IntegrityError, FormatError):
+            continue  # it says nothing any more
+        if checkpoint_id in record.get("checkpoints", ()):
+            return float(record["ts_ns"]) / 1e9
+    return None

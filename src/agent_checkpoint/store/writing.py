@@ -1,0 +1,100 @@
+"""The objects of one checkpoint, from the moment they are made until its entry is written.
+
+Owns telling new objects from those that are stored already; knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.store.objects import Packed, make_object
+
+_NOT_WORTH_ASKING = 16384
+"""Up to so many bytes are written without asking first which of them are stored."""
+
+_BATCH = 1 << 25
+"""More bytes than this are stored ahead of the entry, in batches: they need not fit a commit."""
+
+
+Memory = WeakKeyDictionary[Any, Any]
+
+
+class Writer:
+    """Collects objects; `flush` finds out what of them has to be written."""
+
+    def __init__(self, memory: Memory, *, trust_memory: bool = True) -> None:
+        """Begin a checkpoint.
+
+        Args:
+            memory: what the store is known to have, by whom; kept as long as they live.
+            trust_memory: whether what was stored by an earlier checkpoint may be referred to
+                without being made again.
+        """
+        self.memory = memory
+        self.trust_memory = trust_memory
+        self.size = 0
+        """Bytes of the state as text that stand outside of the entry: what it would take alone."""
+        self._pending: dict[str, Packed] = {}
+        self._committed: list[Callable[[], object]] = []
+
+    def put(self, kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> str:
+        """Keep an object to be written, and return its name.
+
+        Raises:
+            IntegrityError: it is larger than an object may be.
+        """
+        name, packed = make_object(kind, payload, refs)
+        self._pending[name] = packed
+        return name
+
+    def pending(self) -> Iterable[tuple[str, Packed]]:
+        """Return the objects that were put, by name; what they refer to comes first."""
+        return self._pending.items()
+
+    def on_commit(self, call: Callable[[], object]) -> None:
+        """Have something called once the entry is durable."""
+        self._committed.append(call)
+
+    def committed(self) -> None:
+        """Tell those who asked that the entry is durable."""
+        for call in self._committed:
+            call()
+
+    def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
+        """Return the objects that the entry must bring, and the names of those that must be there.
+
+        Where an object is stored, all that it refers to is stored too: gc deletes in that order.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        new, requires = self._sort_out(backend, roots)
+        stored: dict[str, bytes] = {}
+        size = 0
+        for name, packed in self._pending.items():  # what is referred to comes first
+            if name in new:
+                stored[name] = packed.stored()
+                size += len(stored[name])
+                if size > _BATCH:
+                    backend.put_objects(stored)
+                    requires.update(stored)
+                    stored, size = {}, 0
+        return stored, requires
+
+    def _sort_out(self, backend: Backend, roots: Iterable[str]) -> tuple[set[str], set[str]]:
+        new: set[str] = set()
+        requires: set[str] = set()
+        ask = sum(len(packed.plain) for packed in self._pending.values()) > _NOT_WORTH_ASKING
+        wanted = set(roots)
+        while wanted:
+            known = {name for name in wanted if name not in self._pending}
+            if ask:
+                known = wanted - backend.missing_objects(wanted - known)
+            requires |= known
+            new |= wanted - known
+            below = {ref for name in wanted - known for ref in self._pending[name].refs}
+            wanted = below - new - requires
+        return new, requires
