@@ -251,6 +251,21 @@ def test_a_damaged_last_stops_appends_and_says_what_to_do(backend, content):
     assert backend.append("key/a", b"x") == 4
 
 
+def test_objects_go_in_the_given_order(backend, monkeypatch):
+    """Not in one step: whoever dies in between has deleted parents before what they name."""
+    names = [hashlib.sha256(b"%d" % number).hexdigest() for number in range(20)]
+    backend.put_objects(dict.fromkeys(names, b"x"))
+    gone = []
+    usual = type(backend.path).unlink
+    monkeypatch.setattr(
+        type(backend.path),
+        "unlink",
+        lambda path, **options: gone.append(path.name) or usual(path, **options),
+    )
+    backend.delete_objects(iter(names))
+    assert gone == names
+
+
 # -- leftovers of writers that died ---------------------------------------------------------------
 
 

@@ -28,16 +28,16 @@ def backend(tmp_path):
 
 def after_each_listing(monkeypatch, action):
     """Do something between the listing of a stream and the reading of its files."""
-    usual = file_module._numbers
+    usual = file_module.numbers
 
     def numbers(folder):
         found = usual(folder)
         with monkeypatch.context() as patch:
-            patch.setattr(file_module, "_numbers", usual)
+            patch.setattr(file_module, "numbers", usual)
             action()
         return found
 
-    monkeypatch.setattr(file_module, "_numbers", numbers)
+    monkeypatch.setattr(file_module, "numbers", numbers)
 
 
 @pytest.mark.parametrize("choice", [{}, {"limit": 1, "newest_first": True}, {"after": 0}])

@@ -49,7 +49,15 @@ def test_backends_by_url(tmp_path):
         ("file:/var/checkpoints", "not a store URL"),
         ("file://", "must be file:///absolute/path"),
         ("file://elsewhere/path", "must be file:///absolute/path"),
-        ("file:///path?durability=fast", "must be file:///absolute/path"),
+        ("file:///path?durability=fast", "The file backend has no durability."),
+        ("sqlite:///path?durability=slow", "durability is 'full' or 'fast', not 'slow'"),
+        ("sqlite:///path?durability=fast&durability=full", "given twice"),
+        ("sqlite:///path?speed=9", "'speed=9' is not an option"),
+        ("sqlite:///a?b/c", "a ? in the path is written %3f"),
+        ("sqlite:///path?max_bytes=lots", "'max_bytes=lots' must be a number of bytes"),
+        ("sqlite:///path?max_bytes=0", "max_bytes counts bytes"),
+        ("sqlite:///path?min_free=-1", "min_free counts bytes"),
+        ("sqlite://?durability=fast", "must be sqlite:///absolute/path"),
         ("file:///path#2", "must be file:///absolute/path"),
         ("file://[", "must be file:///absolute/path"),
         ("file:///a%00b", "NUL"),
@@ -60,6 +68,75 @@ def test_urls_that_open_nothing(url, message):
     with pytest.raises(InvalidInputError) as caught:
         open_url(url)
     assert message in str(caught.value)
+
+
+def level(backend):
+    """SQLite's own word for the durability: 2 is FULL, 1 is NORMAL."""
+    backend.append("key/a", b"entry")
+    with backend._connections.reading() as db:
+        (found,) = db.execute("PRAGMA synchronous").fetchone()
+    backend.close()
+    return found
+
+
+def test_durability_is_an_option(tmp_path):
+    assert level(open_backend("sqlite", tmp_path / "a")) == 2
+    assert level(open_backend("sqlite", tmp_path / "b", durability="full")) == 2
+    assert level(open_backend("sqlite", tmp_path / "c", durability="fast")) == 1
+    assert level(open_url(f"sqlite://{tmp_path}/d?durability=fast")) == 1
+    assert level(open_url(f"sqlite://{tmp_path}/e")) == 2
+
+
+@pytest.mark.parametrize("name", ["file", "sqlite"])
+def test_limits_are_options(tmp_path, name):
+    backend = open_backend(name, tmp_path)
+    assert (backend._limits.min_free, backend._limits.max_bytes) == (None, None)
+    backend = open_backend(name, tmp_path, min_free=0, max_bytes=5)
+    assert (backend._limits.min_free, backend._limits.max_bytes) == (0, 5)
+    backend = open_url(f"{name}://{tmp_path}?min_free=7&max_bytes=8")
+    assert (backend._limits.min_free, backend._limits.max_bytes) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("memory", {"durability": "full"}),
+        ("memory", {"min_free": 0}),
+        ("memory", {"max_bytes": 1}),
+        ("file", {"durability": "full"}),
+        ("sqlite", {"durability": "none"}),
+        ("file", {"min_free": "16 MB"}),
+        ("sqlite", {"max_bytes": True}),
+        ("sqlite", {"max_bytes": 0}),
+    ],
+)
+def test_options_that_make_no_sense(tmp_path, name, options):
+    path = None if name == "memory" else tmp_path
+    with pytest.raises(InvalidInputError, match=next(iter(options))):
+        open_backend(name, path, **options)
+    with pytest.raises(InvalidInputError, match=next(iter(options))):
+        CheckpointManager(backend=name, path=path, **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manager_takes_the_options(tmp_path):
+    manager = CheckpointManager(
+        backend="sqlite", path=tmp_path, durability="fast", min_free=1, max_bytes=10**9
+    )
+    limits = manager.store.backend._limits
+    assert (limits.min_free, limits.max_bytes) == (1, 10**9)
+    assert level(manager.store.backend) == 1
+    manager.close()
+
+
+@pytest.mark.parametrize("options", [{"durability": "fast"}, {"min_free": 0}, {"max_bytes": 9}])
+def test_a_manager_takes_no_options_beside_a_url_or_an_instance(tmp_path, options):
+    with pytest.raises(InvalidInputError, match=r"Write \w+ into the URL"):
+        CheckpointManager(f"sqlite://{tmp_path}", **options)
+    with pytest.raises(InvalidInputError, match="to the Backend instance itself"):
+        CheckpointManager(FileBackend(tmp_path), **options)
+    with pytest.raises(InvalidInputError, match="The memory backend has no"):
+        CheckpointManager(**options)
 
 
 def test_a_password_in_a_url_is_not_repeated():

@@ -112,7 +112,7 @@ def test_durability_is_what_was_asked_for(tmp_path, durability, level):
     backend.append("key/k", b"1")
     with backend._connections.reading() as db:
         assert db.execute("PRAGMA synchronous").fetchone() == (level,)
-        assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert db.execute("PRAGMA journal_mode").fetchone() == (b"wal",)
         assert db.execute("PRAGMA page_size").fetchone() == (8192,)
         assert db.execute("PRAGMA trusted_schema").fetchone() == (0,)
     backend.close()

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -143,3 +144,45 @@ def test_the_machine_finds_a_broken_backend(broken):
                 verbosity=Verbosity.quiet,
             ),
         )
+
+
+class Early(MemoryBackend):
+    """Takes the ids before it keeps writers out."""
+
+    def delete_objects(self, ids):
+        super().delete_objects(list(ids))
+
+
+class Eager(MemoryBackend):
+    """Deletes each object when its id comes."""
+
+    def delete_objects(self, ids):
+        with self._lock:
+            for name in ids:
+                self._objects.pop(name, None)
+
+
+class Late(MemoryBackend):
+    """Lets writers in between the last id and the deletion."""
+
+    def delete_objects(self, ids):
+        with self._lock:
+            doomed = list(ids)
+        time.sleep(0.1)
+        super().delete_objects(doomed)
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (Early, "test_no_append_commits_while_ids_are_taken"),
+        (Early, "test_no_put_commits_while_ids_are_taken"),
+        (Late, "test_no_append_commits_while_ids_are_taken"),
+        (Late, "test_no_put_commits_while_ids_are_taken"),
+        (Eager, "test_reading_from_inside_sees_all_that_is_committed"),
+        (Eager, "test_ids_that_raise_delete_nothing"),
+    ],
+)
+def test_the_suite_finds_a_broken_sweep(broken, test):
+    with pytest.raises(AssertionError):
+        getattr(BackendTests(), test)(broken())

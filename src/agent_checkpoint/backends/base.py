@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Protocol, runtime_checkable
 
 from agent_checkpoint.records import Entry, ObjectInfo
 
@@ -62,8 +62,18 @@ class Backend(ABC):
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects; ids that are not stored are ignored.
 
+        `ids` may be a generator. It is consumed, to its end and before anything is deleted, while
+        no `append` or `put_objects` of any process can commit. From inside it the same thread may
+        call the methods that read (read, streams, list_objects, get_objects, missing_objects) on
+        the same backend; they see all that is committed. So gc can look again at what is newer.
+        Where nothing was ever stored it may not be consumed at all. If it raises, nothing is
+        deleted.
+
+        The objects go in one transaction or in the given order, so that an object which names
+        others can be made to go before them.
+
         Raises:
-            StorageError: the medium failed; some of the objects may be gone.
+            StorageError: the medium failed; the first of the objects may be gone.
         """
 
     @abstractmethod
@@ -135,3 +145,18 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; closing twice does nothing."""
+
+
+@runtime_checkable
+class Scrubs(Protocol):
+    """A backend whose medium may still hold the bytes of what was deleted, and can lose them."""
+
+    def scrub(self) -> None:
+        """Make bytes that were deleted unreadable in every file of the medium.
+
+        It may rewrite all that is stored. Saving waits for it, reading goes on.
+
+        Raises:
+            StorageError: others use the medium right now (then it is retryable), or it failed;
+                deleted bytes may still be readable.
+        """

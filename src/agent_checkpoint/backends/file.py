@@ -2,8 +2,7 @@
 
 Owns the directory layout; knows nothing of what the bytes mean.
 
-    <path>/session_1/17.json     entry 17 of the stream key/session_1
-    <path>/session_1/last        the highest number that was removed, so that none is used again
+    <path>/session_1/17.json     entry 17 of the stream key/session_1; see `file_numbers`
     <path>/objects/ab/ab12…      an object
     <path>/.tmp/…                files being written; linked into place when they are durable
     <path>/.lock, .gate          shared by writers, exclusive for what deletes
@@ -15,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +21,13 @@ from typing import ClassVar
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend
 from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
+from agent_checkpoint.backends.file_numbers import (
+    entry_file,
+    keep_number,
+    newest_and_next,
+    numbers,
+)
+from agent_checkpoint.backends.limits import Limits
 from agent_checkpoint.backends.posix import (
     check_path,
     is_regular,
@@ -49,9 +54,6 @@ from agent_checkpoint.records import (
     show,
 )
 
-_ENTRY_FILE = re.compile(r"([1-9][0-9]{0,17})\.json")
-_LAST_FILE = re.compile(rb"[0-9]{1,18}\n?")
-_NUMBERS_END = 10**18
 _SMALL_FILE = 2048
 _MOST_LISTINGS = 100
 
@@ -61,11 +63,18 @@ class FileBackend(Backend):
 
     readable: ClassVar[bool] = True
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Use the directory `path`, which is made at the first write.
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        min_free: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        """Use the directory `path`, which is made at the first write, within the `Limits`.
 
         Raises:
-            InvalidInputError: the path exists and is not a directory, or cannot be one.
+            InvalidInputError: the path exists and is not a directory, or cannot be one; or a
+                limit is not a number of bytes.
             StorageError: the file system refuses to tell.
         """
         given = check_path(path)
@@ -73,6 +82,7 @@ class FileBackend(Backend):
             self.path = given.absolute()
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+        self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
@@ -84,6 +94,7 @@ class FileBackend(Backend):
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Write the objects. Raises InvalidInputError and StorageError."""
+        self._limits.check(objects)
         with os_errors(f"write objects to {self.path}"):
             self._prepare()
             with locked(self._lock_file, exclusive=False):
@@ -129,8 +140,9 @@ class FileBackend(Backend):
                 return
             self._prepare()
             with locked(self._lock_file, exclusive=True):
+                doomed = [name for name in ids if is_object_id(name)]
                 sweep(self._tmp)
-                for name in filter(is_object_id, ids):
+                for name in doomed:
                     refuse_link(self._object_file(name).parent)
                     self._object_file(name).unlink(missing_ok=True)
 
@@ -150,6 +162,7 @@ class FileBackend(Backend):
         Raises ConflictError, MissingObjectsError and StorageError.
         """
         folder = self._folder(stream)
+        self._limits.check(objects, entry)
         with os_errors(f"append to {show(stream)} in {self.path}"):
             self._prepare()
             with locked(self._lock_file, exclusive=False):
@@ -189,13 +202,13 @@ class FileBackend(Backend):
             for _ in range(_MOST_LISTINGS):
                 found: list[Entry] = []
                 vanished = False
-                for seq in sorted(_numbers(folder), reverse=newest_first):
+                for seq in sorted(numbers(folder), reverse=newest_first):
                     if limit is not None and len(found) >= limit:
                         break
                     if (before is None or seq < before) and (after is None or seq > after):
                         data = known.get(seq)
                         with suppress(FileNotFoundError):
-                            data = data or read_regular(folder / f"{seq}.json")
+                            data = data or read_regular(entry_file(folder, seq))
                         vanished = vanished or data is None
                         if data is not None:
                             known[seq] = data
@@ -218,22 +231,19 @@ class FileBackend(Backend):
             self._prepare()
             with locked(self._lock_file, exclusive=True):
                 sweep(self._tmp)
-                present = _numbers(folder)
+                present = numbers(folder)
                 doomed = present & set(seqs)
                 if not doomed:
                     return
-                # Oldest first: if this is interrupted the head is still the head, and on a full
-                # disk the older ones make room for the file `last`.
+                # Oldest first: if this is interrupted the head is still the head.
                 *older, newest = sorted(doomed)
                 for seq in older:
-                    (folder / f"{seq}.json").unlink()
-                if newest == max(present) and newest > _last_removed(folder):
+                    entry_file(folder, seq).unlink()
+                if newest == max(present):
                     if older:
                         sync_directory(folder)
-                    # Durable before the entry goes: a number is never given out again.
-                    os.replace(write_new(self._tmp, b"%d\n" % newest), folder / "last")
-                    sync_directory(folder)
-                (folder / f"{newest}.json").unlink()
+                    keep_number(folder, self._tmp, newest)
+                entry_file(folder, newest).unlink()
                 sync_directory(folder)
 
     def streams(self, prefix: str = "") -> Iterator[str]:
@@ -244,7 +254,7 @@ class FileBackend(Backend):
                     continue
                 folder = Path(item.path)
                 name = self._stream_of(folder)
-                if name is not None and name.startswith(prefix) and _numbers(folder):
+                if name is not None and name.startswith(prefix) and numbers(folder):
                     yield name
 
     def close(self) -> None:
@@ -309,41 +319,13 @@ class FileBackend(Backend):
 
     def _link_next(self, stream: str, folder: Path, written: Path, after: int | None) -> int:
         while True:
-            names = _numbered(folder)
-            newest = max((seq for seq in names if names[seq]), default=0)
+            newest, free = newest_and_next(folder)
             if after is not None and after != newest:
                 raise ConflictError(
                     f"The stream {show(stream)} is at entry {newest}, not at {after}."
                 )
-            seq = max(_last_removed(folder), *names, 0) + 1
-            if seq >= _NUMBERS_END:
-                raise OSError(f"{folder} holds a number that was not given out here")
             try:
-                os.link(written, folder / f"{seq}.json")
+                os.link(written, entry_file(folder, free))
             except FileExistsError:
                 continue
-            return seq
-
-
-def _numbered(folder: Path) -> dict[int, bool]:
-    # By number, whether it is an entry; what else bears such a name is not ours to read or remove.
-    if folder.is_symlink():
-        return {}
-    matches = ((item, _ENTRY_FILE.fullmatch(item.name)) for item in scan(folder))
-    return {int(match[1]): item.is_file(follow_symlinks=False) for item, match in matches if match}
-
-
-def _numbers(folder: Path) -> set[int]:
-    return {seq for seq, is_entry in _numbered(folder).items() if is_entry}
-
-
-def _last_removed(folder: Path) -> int:
-    try:
-        text = read_regular(folder / "last", _SMALL_FILE)
-    except FileNotFoundError:
-        return 0
-    if text is None or _LAST_FILE.fullmatch(text) is None:
-        raise OSError(
-            f"{folder / 'last'} is damaged; write into it the highest number that this stream had"
-        )
-    return int(text)
+            return free

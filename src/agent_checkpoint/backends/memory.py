@@ -48,9 +48,9 @@ class MemoryBackend(Backend):
         return iter(found)
 
     def delete_objects(self, ids: Iterable[str]) -> None:
-        """Delete the objects."""
+        """Delete the objects; nobody else reads or writes meanwhile."""
         with self._lock:
-            for name in ids:
+            for name in list(ids):  # all of them first: if the iterable raises, none is deleted
                 self._objects.pop(name, None)
 
     def append(

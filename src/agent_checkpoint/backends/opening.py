@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from agent_checkpoint.backends.base import Backend
@@ -14,33 +15,55 @@ ENTRY_POINTS = "agent_checkpoint.backends"
 """Packages register a URL scheme here: the name is the scheme, the value a `(url) -> Backend`."""
 
 
-def open_backend(name: str, path: str | os.PathLike[str] | None = None) -> Backend:
+def open_backend(
+    name: str,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    durability: str | None = None,
+    min_free: int | None = None,
+    max_bytes: int | None = None,
+) -> Backend:
     """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
 
+    Args:
+        name: which backend.
+        path: the directory of a file or SQLite store; SQLite has a default, `default_store`.
+        durability: `full` or `fast`, of an SQLite store.
+        min_free: how many bytes to leave free on the file system; as for `Limits`.
+        max_bytes: how many bytes all files of the store may have together; any if not said.
+
     Raises:
-        InvalidInputError: the name is unknown, or a path is missing or makes no sense.
+        InvalidInputError: the name is unknown, a path is missing or makes no sense, or the
+            backend has no such option.
     """
+    limits = _said(min_free=min_free, max_bytes=max_bytes)
     if name == "memory":
         if path is not None:
             raise InvalidInputError("The memory backend takes no path.")
+        _refuse(name, {**_said(durability=durability), **limits})
         return _open_memory("memory://")
-    if name not in ("file", "sqlite"):
-        raise InvalidInputError(
-            f"Unknown backend {show(name)}: use 'memory', 'file', 'sqlite' or a store URL."
-        )
-    if path is None:
-        raise InvalidInputError(f'The {name} backend needs a directory: path="checkpoints".')
     if name == "file":
+        _refuse(name, _said(durability=durability))
+        if path is None:
+            raise InvalidInputError('The file backend needs a directory: path="checkpoints".')
         from agent_checkpoint.backends.file import FileBackend
 
-        return FileBackend(path)
-    from agent_checkpoint.backends.sqlite import SQLiteBackend
+        return FileBackend(path, **limits)
+    if name == "sqlite":
+        from agent_checkpoint.backends.places import default_store
+        from agent_checkpoint.backends.sqlite import SQLiteBackend
 
-    return SQLiteBackend(path)
+        place = default_store() if path is None else path
+        return SQLiteBackend(place, **_said(durability=durability), **limits)
+    raise InvalidInputError(
+        f"Unknown backend {show(name)}: use 'memory', 'file', 'sqlite' or a store URL."
+    )
 
 
 def open_url(url: str) -> Backend:
     """Open the backend that a store URL names, such as `file:///var/checkpoints`.
+
+    Options of `open_backend` follow a question mark: `sqlite:///var/store?durability=fast`.
 
     Raises:
         InvalidInputError: the text is not a URL, or no installed package knows its scheme.
@@ -67,18 +90,46 @@ def _open_memory(url: str) -> Backend:
 
 
 def _open_directory(url: str) -> Backend:
+    scheme = url.partition(":")[0]
     try:
         parts = urlsplit(url)
     except ValueError:  # such as file://[
         parts = urlsplit("")
-    if parts.netloc not in ("", "localhost") or not parts.path or parts.query or parts.fragment:
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.fragment:
         raise InvalidInputError(
-            f"{show(url)} must be {url.partition(':')[0]}:///absolute/path, with %3f and %23 for "
-            "? and #."
+            f"{show(url)} must be {scheme}:///absolute/path, with %3f and %23 for ? and #."
         )
-    return open_backend(url.partition(":")[0], unquote(parts.path))
+    return open_backend(scheme, unquote(parts.path), **_options(parts.query))
 
 
+def _options(query: str) -> dict[str, Any]:
+    """Return the options of a URL. Raises InvalidInputError for what is not one."""
+    options: dict[str, Any] = {}
+    for item in query.split("&") if query else ():
+        option, _, value = item.partition("=")
+        if option not in _OPTIONS or option in options:
+            raise InvalidInputError(
+                f"{show(item)} is not an option of a store URL, or was given twice. There are "
+                f"{', '.join(_OPTIONS)}; a ? in the path is written %3f."
+            )
+        try:
+            options[option] = _OPTIONS[option](value)
+        except ValueError:
+            raise InvalidInputError(f"{show(item)} must be a number of bytes.") from None
+    return options
+
+
+def _said(**options: Any) -> dict[str, Any]:
+    """Return the options that were given; the backend's defaults hold for the others."""
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _refuse(name: str, options: dict[str, Any]) -> None:
+    if options:
+        raise InvalidInputError(f"The {name} backend has no {', '.join(options)}.")
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {"durability": str, "min_free": int, "max_bytes": int}
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {
     "memory": _open_memory,
     "file": _open_directory,

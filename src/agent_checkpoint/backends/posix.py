@@ -20,6 +20,7 @@ from pathlib import Path
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.records import show
 
+_FULL = {errno.ENOSPC, errno.EDQUOT}
 _PASSING = {errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ESTALE}
 _ADVICE = {
     errno.ENOSPC: "Free some space; what was saved before is intact.",
@@ -71,6 +72,37 @@ def os_errors(action: str) -> Iterator[None]:
         raise StorageError(
             f"Cannot {action}: {reason}. {advice}".strip(), retryable=error.errno in _PASSING
         ) from error
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether the error says that there is no room left."""
+    return error.errno in _FULL
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes can still be written at a path, which need not exist yet.
+
+    Raises:
+        OSError: the file system refuses to tell.
+    """
+    return disk_room(path)[0]
+
+
+def disk_room(path: Path) -> tuple[int, int]:
+    """Return how many bytes the file system of a path has free, and how many in all.
+
+    Raises:
+        OSError: the file system refuses to tell.
+    """
+    while True:
+        try:
+            found = os.statvfs(path)
+        except (FileNotFoundError, NotADirectoryError):
+            if path == path.parent:
+                raise
+            path = path.parent
+        else:
+            return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
 
 
 @contextmanager

@@ -5,7 +5,8 @@ Owns the directory layout, the schema and the transactions; knows nothing of wha
     <path>/store.db              streams, and objects up to LOOSE_FROM bytes (WAL mode)
     <path>/objects/ab/ab12…      larger objects, durable before the commit that names them
     <path>/.tmp/…                files being written
-    <path>/.lock                 held alone by whoever writes
+    <path>/.lock, .gate          held alone by whoever writes
+    <path>/.reserve              room for deleting when the disk is full
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.backends.limits import Limits
 from agent_checkpoint.backends.mounts import network_file_system
 from agent_checkpoint.backends.posix import (
     check_path,
     link_new,
-    locked,
     make_own_directory,
     os_errors,
     read_regular,
@@ -31,7 +31,19 @@ from agent_checkpoint.backends.posix import (
     sweep,
     sync_directory,
 )
+from agent_checkpoint.backends.reserve import Reserve
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
+from agent_checkpoint.backends.sqlite_rows import (
+    HIGHEST,
+    add_entry,
+    entries,
+    newest_entry,
+    object_infos,
+    present_objects,
+    stored_objects,
+    stream_names,
+)
+from agent_checkpoint.backends.sqlite_space import Space
 from agent_checkpoint.errors import ConflictError, InvalidInputError, MissingObjectsError
 from agent_checkpoint.records import (
     Entry,
@@ -46,23 +58,30 @@ from agent_checkpoint.records import (
 LOOSE_FROM = 100_000
 """Objects of this many bytes and more are files of their own: SQLite would copy them twice."""
 
-_BATCH = 500  # ids in one statement
-_HIGHEST = 2**63 - 1
-
 
 class SQLiteBackend(Backend):
     """Objects and streams in a directory; correct with many threads and processes."""
 
-    def __init__(self, path: str | os.PathLike[str], *, durability: str = "full") -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        durability: str = "full",
+        min_free: int | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
         """Use the directory `path`, which is made at the first write.
 
         Args:
             path: where the store is, or will be.
             durability: `full`: what was acknowledged survives a loss of power. `fast`: it
                 survives a crash of the process; a loss of power may take the last saves away.
+            min_free: as for `Limits`.
+            max_bytes: as for `Limits`.
 
         Raises:
-            InvalidInputError: the path is not a directory, or on a network file system.
+            InvalidInputError: the path is not a directory, or on a network file system; or an
+                option makes no sense.
         """
         self.path = check_path(path).absolute()
         if durability not in DURABILITY:
@@ -76,15 +95,22 @@ class SQLiteBackend(Backend):
                 f"{self.path} is on a network file system ({network}), where SQLite cannot lock. "
                 "Use a local directory, a PostgreSQL or object store, or the file backend."
             )
+        self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
-        self._lock_file = self.path / ".lock"
-        self._connections = Connections(self.path / "store.db", self._lock_file, durability)
+        self._connections = Connections(
+            self.path / "store.db",
+            self.path / ".lock",
+            durability,
+            Reserve(self.path / ".reserve", self._tmp, self.path / "store.db"),
+        )
+        self._space = Space(self._connections)
 
     # -- objects ---------------------------------------------------------------------------------
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Store the objects. Raises InvalidInputError and StorageError."""
+        self._limits.check(objects)
         with self._writing() as db:
             self._put(db, objects)
 
@@ -93,11 +119,11 @@ class SQLiteBackend(Backend):
         found: dict[str, bytes] = {}
         loose: list[str] = []
         with self._connections.reading() as db:
-            for name, data in _select(db, "id, data", ids):
-                if data is None:
-                    loose.append(name)
-                else:
+            for name, data in () if db is None else stored_objects(db, ids):
+                if isinstance(data, bytes):
                     found[name] = data
+                elif data is None:
+                    loose.append(name)
         with os_errors(f"read objects of {self.path}"):
             for name in loose:
                 with suppress(FileNotFoundError):
@@ -110,38 +136,29 @@ class SQLiteBackend(Backend):
         """Return those of the ids that are not stored. Raises StorageError."""
         wanted = set(ids)
         with self._connections.reading() as db:
-            return wanted - self._present(db, wanted)
+            return wanted if db is None else wanted - present_objects(db, wanted)
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over the objects as they are when each page is read. Raises StorageError."""
         after = 0
         while True:
             with self._connections.reading() as db:
-                rows = (
-                    []
-                    if db is None
-                    else db.execute(
-                        "SELECT number, lower(hex(id)), size, ts FROM objects WHERE number > ? "
-                        "ORDER BY number LIMIT 10000",
-                        (after,),
-                    ).fetchall()
-                )
-            if not rows:
+                page = [] if db is None else object_infos(db, after)
+            if not page:
                 return
-            after = rows[-1][0]
-            for _, name, size, ts in rows:
-                yield ObjectInfo(name, size, ts)
+            after, _ = page[-1]
+            for _, info in page:
+                yield info
 
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects while nobody writes. Raises StorageError."""
-        doomed = [bytes.fromhex(name) for name in ids if is_object_id(name)]
-        with self._connections.reading() as db:
-            if db is None:
-                return
-        with self._writing() as db:
-            db.executemany("DELETE FROM objects WHERE id = ?", [(name,) for name in doomed])
-        with os_errors(f"delete objects of {self.path}"), locked(self._lock_file, exclusive=True):
+        if not self._connections.database.exists():
+            return
+        with self._alone():
+            doomed = [(bytes.fromhex(name),) for name in ids if is_object_id(name)]
+            self._space.delete("DELETE FROM objects WHERE id = ?", doomed)
             self._sweep()
+            self._space.shrink()
 
     # -- streams ---------------------------------------------------------------------------------
 
@@ -158,28 +175,20 @@ class SQLiteBackend(Backend):
 
         Raises ConflictError, MissingObjectsError and StorageError.
         """
-        name = check_stream(stream).encode()
+        check_stream(stream)
+        self._limits.check(objects, entry)
         with self._writing() as db:
-            row = db.execute("SELECT id, last FROM streams WHERE name = ?", (name,)).fetchone()
-            number, last = row or (None, 0)
             if after is not None:
-                newest = _newest(db, number)
+                newest = newest_entry(db, stream)
                 if after != newest:
                     raise ConflictError(
                         f"The stream {show(stream)} is at entry {newest}, not at {after}."
                     )
-            missing = set(requires) - self._present(db, requires)
+            missing = set(requires) - present_objects(db, requires)
             if missing:
                 raise MissingObjectsError(missing)
             self._put(db, objects)
-            if number is None:
-                number = db.execute(
-                    "INSERT INTO streams (name, last) VALUES (?, 1)", (name,)
-                ).lastrowid
-            else:
-                db.execute("UPDATE streams SET last = ? WHERE id = ?", (last + 1, number))
-            db.execute("INSERT INTO entries VALUES (?, ?, ?)", (number, last + 1, bytes(entry)))
-        return int(last + 1)
+            return add_entry(db, stream, bytes(entry))
 
     def read(
         self,
@@ -190,53 +199,45 @@ class SQLiteBackend(Backend):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> list[Entry]:
-        """Return the chosen entries. Raises StorageError."""
+        """Return the chosen entries, a damaged one without its data. Raises StorageError."""
         if not is_stream(stream):
             return []
-        order = "DESC" if newest_first else "ASC"
         with self._connections.reading() as db:
             if db is None:
                 return []
-            rows = db.execute(
-                "SELECT seq, data FROM entries WHERE stream = (SELECT id FROM streams "  # noqa: S608
-                f"WHERE name = ?) AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?",
-                (
-                    stream.encode(),
-                    -1 if after is None else _clamp(after),
-                    _HIGHEST if before is None else _clamp(before),
-                    -1 if limit is None else max(0, limit),
-                ),
+            return entries(
+                db, stream, before=before, after=after, limit=limit, newest_first=newest_first
             )
-            return [Entry(seq, data) for seq, data in rows]
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
         """Remove entries; the stream's last number stays known. Raises StorageError."""
         if not is_stream(stream):
             return
-        with self._connections.reading() as db:
-            if db is None:
-                return
-        with self._writing() as db:
-            db.executemany(
+        if not self._connections.database.exists():
+            return
+        name = stream.encode()
+        with self._alone():
+            # Oldest first: if it takes several transactions the head stays the head.
+            doomed = [(name, seq) for seq in sorted(set(seqs)) if 0 < seq < HIGHEST]
+            self._space.delete(
                 "DELETE FROM entries WHERE stream = (SELECT id FROM streams WHERE name = ?) "
                 "AND seq = ?",
-                [(stream.encode(), seq) for seq in seqs if 0 < seq < _HIGHEST],
+                doomed,
             )
+            self._space.shrink()
 
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams with entries, as at the call. Raises StorageError."""
-        wanted = prefix.encode("utf-8", "surrogatepass")
         with self._connections.reading() as db:
-            rows = (
-                []
-                if db is None
-                else db.execute(
-                    "SELECT name FROM streams WHERE substr(name, 1, ?) = ? AND EXISTS "
-                    "(SELECT 1 FROM entries WHERE stream = streams.id)",
-                    (len(wanted), wanted),
-                ).fetchall()
-            )
-        return iter([bytes(name).decode() for (name,) in rows])
+            return iter([] if db is None else stream_names(db, prefix))
+
+    def scrub(self) -> None:
+        """Rewrite the database without what was deleted, and sweep. Raises StorageError."""
+        if not self._connections.database.exists():
+            return
+        with self._alone():
+            self._sweep()
+            self._space.scrub()
 
     def close(self) -> None:
         """Close the connections; a later call opens new ones."""
@@ -245,12 +246,20 @@ class SQLiteBackend(Backend):
     # -- how it is done --------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _alone(self) -> Iterator[None]:
         with os_errors(f"write to {self.path}"):
             make_own_directory(self._tmp)
             make_own_directory(self._objects)
-            with self._connections.writing() as db:
+            with self._connections.alone():
+                yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._alone():
+            self._space.settle()
+            with self._connections.transaction() as db:
                 yield db
+            self._connections.reserve.keep()
 
     def _put(self, db: sqlite3.Connection, objects: Mapping[str, bytes]) -> None:
         now = time.time()
@@ -286,31 +295,3 @@ class SQLiteBackend(Backend):
             names = [item.name for item in scan(Path(folder.path)) if is_object_id(item.name)]
             for name in self.missing_objects(names):
                 os.unlink(os.path.join(folder.path, name))
-
-    def _present(self, db: sqlite3.Connection | None, ids: Iterable[str]) -> set[str]:
-        return {name for (name,) in _select(db, "id", ids)}
-
-
-def _select(
-    db: sqlite3.Connection | None, columns: str, ids: Iterable[str]
-) -> Iterator[tuple[Any, ...]]:
-    names = [bytes.fromhex(name) for name in ids if is_object_id(name)]
-    if db is None:
-        return
-    for start in range(0, len(names), _BATCH):
-        batch = names[start : start + _BATCH]
-        marks = ",".join("?" * len(batch))
-        rows = db.execute(f"SELECT {columns} FROM objects WHERE id IN ({marks})", batch)  # noqa: S608
-        for name, *rest in rows:
-            yield (name.hex(), *rest)
-
-
-def _newest(db: sqlite3.Connection, number: int | None) -> int:
-    if number is None:
-        return 0
-    row = db.execute("SELECT max(seq) FROM entries WHERE stream = ?", (number,)).fetchone()
-    return row[0] or 0
-
-
-def _clamp(seq: int) -> int:
-    return max(-1, min(seq, _HIGHEST))

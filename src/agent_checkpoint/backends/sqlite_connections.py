@@ -14,7 +14,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from weakref import finalize
 
-from agent_checkpoint.backends.posix import locked, os_errors, sync_directory
+from agent_checkpoint.backends.posix import (
+    free_bytes,
+    is_full,
+    locked,
+    os_errors,
+    sync_directory,
+)
+from agent_checkpoint.backends.reserve import Reserve
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
 
 APPLICATION_ID = 0x41434B50  # "ACKP"
@@ -22,24 +29,30 @@ SCHEMA_VERSION = 1
 SCHEMA = (
     "CREATE TABLE streams (id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, "
     "last INTEGER NOT NULL)",
-    "CREATE TABLE entries (stream INTEGER NOT NULL, seq INTEGER NOT NULL, data BLOB NOT NULL, "
-    "PRIMARY KEY (stream, seq)) WITHOUT ROWID",
+    "CREATE TABLE entries (stream INTEGER NOT NULL, seq INTEGER NOT NULL, "
+    "mark INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (stream, seq)) WITHOUT ROWID",
     "CREATE TABLE objects (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, "
     "size INTEGER NOT NULL, ts REAL NOT NULL, data BLOB)",
 )
 DURABILITY = {"full": "FULL", "fast": "NORMAL"}
 
+PAGE_BYTES = 8192
+LOG_BYTES = 8 << 20
+"""When the log has this many bytes SQLite moves it into the database, and cuts it to that size."""
+
 _BUSY_SECONDS = 60.0
 _TIMEOUT = 10.0
+_LITTLE = 64 << 10  # bytes free: the disk is as good as full
 _abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
 
 
 class Connections:
     """A pool of connections, each used by one thread at a time; after a fork a new, empty pool."""
 
-    def __init__(self, database: Path, lock_file: Path, durability: str) -> None:
+    def __init__(self, database: Path, lock_file: Path, durability: str, reserve: Reserve) -> None:
         self.database = database
         self.lock_file = lock_file
+        self.reserve = reserve
         self.durability = durability
         # Threads take from the list and give back to it without a lock, which a fork could leave
         # held for ever: both are single steps.
@@ -56,30 +69,41 @@ class Connections:
         if not self.database.exists():
             yield None
             return
-        with self._lent() as db:
+        with self.lent() as db:
             yield db
 
     @contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection within a transaction that is durable when the block ends.
+    def alone(self) -> Iterator[None]:
+        """Keep every other writer out, of any thread and process, and have a database.
 
         Writers queue at the lock file, which is fair and shared by all processes.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        with os_errors(f"write to {self.database}"), locked(self.lock_file, exclusive=True):
+            self._create()
+            yield
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection within a transaction that is durable when the block ends.
+
+        Only for who is `alone`.
 
         Raises:
             StorageError: the medium failed; nothing was committed.
             IntegrityError: the database is damaged or not ours.
         """
-        with os_errors(f"write to {self.database}"), locked(self.lock_file, exclusive=True):
-            self._create()
-            with self._lent() as db:
-                _begin(db)
-                try:
-                    yield db
-                    db.execute("COMMIT")
-                except BaseException:
-                    with suppress(sqlite3.Error):
-                        db.execute("ROLLBACK")
-                    raise
+        with self.lent() as db:
+            _begin(db)
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
 
     def close(self) -> None:
         """Close what is not lent."""
@@ -87,7 +111,8 @@ class Connections:
         _close_all(self._idle, self._pid)
 
     @contextmanager
-    def _lent(self) -> Iterator[sqlite3.Connection]:
+    def lent(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection, outside a transaction. Raises as `translated` does."""
         self._after_fork()
         with translated(self.database, self._distrust):
             try:
@@ -125,6 +150,17 @@ class Connections:
             self._pid = os.getpid()
 
     def _open(self) -> sqlite3.Connection:
+        try:
+            return self._connect()
+        except sqlite3.OperationalError:
+            # Even to read, SQLite needs room for the memory that its processes share.
+            # A share of the reserve is enough, and leaves the rest for who deletes.
+            with os_errors(f"look at {self.database}"):
+                if free_bytes(self.database) > _LITTLE or not self.reserve.give_share():
+                    raise
+            return self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
         db = sqlite3.connect(
             self.database, timeout=_TIMEOUT, isolation_level=None, check_same_thread=False
         )
@@ -136,6 +172,13 @@ class Connections:
                 _check_pages(db, self.database)
                 self._suspect = False
             db.execute(f"PRAGMA synchronous={DURABILITY[self.durability]}")
+            db.execute(f"PRAGMA wal_autocheckpoint={LOG_BYTES // PAGE_BYTES}")
+            db.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
+            # Overwrites what is deleted where that costs nothing; ON would write every page that
+            # becomes free, which a full disk has no room for. Some SQLites have it on by default.
+            db.execute("PRAGMA secure_delete=FAST")
+            # A flipped bit can make text of a blob; whoever reads checks the bytes.
+            db.text_factory = bytes
         except BaseException:
             db.close()
             raise
@@ -152,7 +195,7 @@ class Connections:
         with translated(self.database, self._distrust):
             db = sqlite3.connect(fresh, isolation_level=None)
             try:
-                db.execute("PRAGMA page_size=8192")
+                db.execute(f"PRAGMA page_size={PAGE_BYTES}")
                 db.execute("PRAGMA auto_vacuum=INCREMENTAL")
                 db.execute(f"PRAGMA application_id={APPLICATION_ID}")
                 db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
@@ -200,6 +243,19 @@ def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None
         raise StorageError(
             f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy
         ) from error
+
+
+def was_full(error: StorageError, database: Path) -> bool:
+    """Tell whether an operation failed because there was no room left.
+
+    Raises:
+        OSError: the file system refuses to tell.
+    """
+    cause = error.__cause__
+    if isinstance(cause, OSError):
+        return is_full(cause)
+    # With no room for the log's first bytes SQLite speaks of an I/O error, or cannot open a file.
+    return "full" in str(cause) or (not error.retryable and free_bytes(database) <= _LITTLE)
 
 
 def _begin(db: sqlite3.Connection) -> None:

@@ -30,6 +30,10 @@ class Assignments:
         """Plan to call `load`, which changes a Stateful by its own method."""
         self._steps.append(lambda: _load(target, load, path))
 
+    def do(self, step: Callable[[], Undo]) -> None:
+        """Plan a step that returns how it is taken back."""
+        self._steps.append(step)
+
     def fill(self, target: dict[str, Any], state: dict[str, Any]) -> None:
         """Plan to replace what a plain dict holds."""
         self._steps.append(lambda: _fill(target, state))

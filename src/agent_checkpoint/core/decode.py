@@ -22,11 +22,8 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.store.json_text import read_json
 from agent_checkpoint.store.reading import TAGS as STORED_TAGS
-from agent_checkpoint.store.reading import Reader, read_array, tag_of, whole
+from agent_checkpoint.store.reading import Reader, has_no_tags, tag_of, whole
 from agent_checkpoint.store.splitting import Large
-
-_TAG = b'"$'
-"""What every tag in a JSON text begins with: a text without it is the value itself."""
 
 Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
 """Gives the hinted types for a nested state, by its class name and the types hinted around it."""
@@ -103,8 +100,8 @@ class _Decoder:
     def items(self, tree: Any) -> list[Any]:
         done: list[Any] = []
         if tag_of(tree) == "$list":
-            for text in self.stored.arrays(tree["$list"]):
-                self._add(done, read_array(text), is_plain=_TAG not in text)
+            for trees, is_plain in self.stored.arrays(tree["$list"]):
+                self._add(done, trees, is_plain=is_plain)
         else:
             self._add(done, self.listed(tree), is_plain=False)
         return done
@@ -186,7 +183,7 @@ class _Decoder:
             return self.items({tag: payload})
         if tag == "$ref":
             text = self.stored.text(payload)
-            return self.value(read_json(text)) if _TAG in text else read_json(text)
+            return read_json(text) if has_no_tags(text) else self.value(read_json(text))
         found = self.stored.tree(tag, payload)
         return self.object(found) if tag == "$map" else found
 

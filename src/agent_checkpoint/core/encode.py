@@ -118,10 +118,13 @@ class _Encoder:
                 return {"$dict": self._pairs(value, depth)}
         done: dict[str, JsonValue] = {}
         for key, item in value.items():
-            try:
-                done["$" + key if key[:1] == "$" else key] = self.value(item, depth)
-            except Trouble as trouble:
-                raise trouble.at(key_piece(key)) from trouble.__cause__
+            kind = type(item)
+            if not ((kind is str and item.isascii()) or kind is bool or item is None):
+                try:
+                    item = self.value(item, depth)
+                except Trouble as trouble:
+                    raise trouble.at(key_piece(key)) from trouble.__cause__
+            done["$" + key if key[:1] == "$" else key] = item
         return done
 
     def _pairs(self, value: Mapping[Any, Any], depth: int) -> JsonValue:

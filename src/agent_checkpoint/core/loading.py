@@ -180,7 +180,7 @@ class _Plan:
         if decoded.has_states:
             with troubles(path, value):
                 value = self._value(value, None, {}, path)
-        self._refill(target, value, path)
+        self._refill(target, value)
         return LoadResult([], [])
 
     def _object(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
@@ -225,13 +225,13 @@ class _Plan:
         if not is_fresh:
             value = self._value(value, live, hinted_types(type(target)), path)
         if isinstance(value, Log) and isinstance(live, Log):
-            value = self._refill(live, value, path)
+            value = self._refill(live, value)
         self.steps.set(target, name, value, path)
         return LoadResult([], [])
 
-    def _refill(self, live: Log[Any], value: Log[Any], path: str) -> Log[Any]:
+    def _refill(self, live: Log[Any], value: Log[Any]) -> Log[Any]:
         """Plan to give a log that others may hold the items of another."""
-        self.steps.load(live, lambda: live._become(value), path)
+        self.steps.do(lambda: live._become(value))
         return live
 
     def _live(self, owner: Any, name: Any, present: Any) -> Any:

@@ -144,9 +144,12 @@ class Log(Sequence[T]):
         self._views.add(items)
         return items
 
-    def _become(self, other: Log[T]) -> None:
+    def _become(self, other: Log[T]) -> Callable[[], None]:
+        """Take over the items of a log that nobody else uses; return how to take that back."""
+        before = dict(vars(self))
         self._items = other._items
         self._begin_anew()
+        return lambda: vars(self).update(before)
 
     def _begin_anew(self) -> None:
         self._identity = _Identity()

@@ -43,7 +43,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
         IntegrityError: an entry or object is damaged, so nobody can tell what it needs.
         StorageError: the medium failed, or the clock makes no sense.
     """
-    store.check_format(writing=not dry_run)
+    store.check_format()
     if not dry_run:
         drop_forgotten(store)
     marks = _Marks(store.backend)
@@ -54,6 +54,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
     doomed = present.keys() - marks.seen.keys()
     if not doomed or dry_run:
         return _report(present, doomed)
+    store.check_format(writing=True)
     order = _parents_first(store.backend, doomed)
     swept: set[str] = set()
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, is_object_id
+from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.json_text import read_json
 from agent_checkpoint.store.objects import (
     BLOB,
@@ -40,8 +41,9 @@ class ObjectSource(Protocol):
 class Reader:
     """Gives what stands outside of the entries; every byte is checked against its name."""
 
-    def __init__(self, source: ObjectSource) -> None:
+    def __init__(self, source: ObjectSource, cache: Cache | None = None) -> None:
         self._source = source
+        self._cache = Cache() if cache is None else cache
         self._objects: dict[str, Object] = {}
         self._left = MAX_STATE
 
@@ -55,20 +57,36 @@ class Reader:
         """
         wanted = set(names_in(trees))
         while wanted:
-            below: set[str] = set()
-            for name, found in fetch_objects(self._source, wanted):
-                self._objects[name] = found
-                if found.kind in STATE_KINDS:
-                    below.update(found.refs)
-            wanted = below - self._objects.keys()
+            kept = {name: self._cache.get(name) for name in wanted}
+            found = {name: item for name, item in kept.items() if item is not None}
+            for name, item in fetch_objects(self._source, wanted - found.keys()):
+                found[name] = item
+                self._cache.put_object(name, item)
+            self._objects.update(found)
+            refs = [item.refs for item in found.values() if item.kind in STATE_KINDS]
+            wanted = set().union(*refs) - self._objects.keys()
 
     def text(self, name: Any) -> bytes:
         """Return the JSON text that `$ref` names. Raises IntegrityError."""
         return self._take(self._get(name, TEXT).payload)
 
-    def arrays(self, name: Any) -> Iterator[bytes]:
-        """Iterate over the JSON arrays that `$list` or `$map` names. Raises IntegrityError."""
-        return map(self._take, read_sequence(_checked(name), self._get))
+    def arrays(self, name: Any) -> Iterator[tuple[list[Any], bool]]:
+        """Iterate over the arrays that `$list` or `$map` names, and whether each is without tags.
+
+        Raises:
+            IntegrityError: the objects do not make up a list.
+        """
+        for part, text in read_sequence(_checked(name), self._get):
+            self._take(text)
+            items = self._cache.get_array(part)
+            if items is not None:
+                yield items, True
+                continue
+            items = read_array(text)
+            is_plain = has_no_tags(text)
+            if is_plain:
+                items = self._cache.put_array(part, items, len(text))
+            yield items, is_plain
 
     def blob(self, names: Any) -> bytes:
         """Return the bytes that `$blob` or `$text` names. Raises IntegrityError."""
@@ -88,7 +106,7 @@ class Reader:
             return _decoded(self.blob(payload))
         if tag == "$blob":
             return self.blob(payload)
-        items = [item for text in self.arrays(payload) for item in read_array(text)]
+        items = [item for array, _ in self.arrays(payload) for item in array]
         return items if tag == "$list" else as_members(items)
 
     def _get(self, name: Any, kind: bytes | None = None) -> Object:
@@ -169,6 +187,11 @@ def fetch_objects(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[
             raise missing(lost)
         for name in batch:
             yield name, open_object(name, found[name])
+
+
+def has_no_tags(text: bytes) -> bool:
+    """Tell whether a JSON text has no tag in it for sure: its value is then what it parses to."""
+    return b"$" not in text
 
 
 def read_array(text: bytes) -> list[Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.records import JsonValue
@@ -115,13 +116,23 @@ def _text(value: Any, limit: int, writer: Writer, refs: list[str]) -> bytes:
         pieces = [value[at : at + PIECE].encode() for at in range(0, len(value), PIECE)]
         return _put_pieces("$text", pieces, writer, refs)
     if isinstance(value, list):
-        builder = SequenceBuilder()
-        for item in value:
-            add_item(item, builder, writer)
-        return put_list(builder, writer, refs)
+        return _list(value, writer, refs)
     if isinstance(value, dict):
         return _dict(value, limit, writer, refs)
     return value.store(writer, refs) if isinstance(value, Large) else write_json(value)
+
+
+def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
+    builder = SequenceBuilder()
+    texts: list[bytes] = []
+    with suppress(TypeError):  # there is a Large in it
+        texts = list(map(write_json, value))
+    if texts and max(map(len, texts)) <= IN_OBJECT:
+        builder.extend(texts, writer.put)
+    else:
+        for item in value:
+            add_item(item, builder, writer)
+    return put_list(builder, writer, refs)
 
 
 def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) -> bytes:

@@ -19,6 +19,7 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.records import Checkpoint, Draft, Entry, JsonValue, check_key, show
+from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.entries import (
     FORMAT,
     open_entry,
@@ -64,6 +65,7 @@ class Store:
         self.backend = backend
         self._format_allows: set[str] = set()
         self._memory: Memory = WeakKeyDictionary()
+        self._cache = Cache()
 
     def write(
         self,
@@ -108,7 +110,7 @@ class Store:
 
     def reader(self) -> Reader:
         """Return a reader of what stands outside of the entries."""
-        return Reader(self.backend)
+        return Reader(self.backend, self._cache)
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.

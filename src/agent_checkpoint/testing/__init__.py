@@ -34,6 +34,7 @@ _WITH_ASSERTS = (
     "append_tests",
     "backend_machine",
     "concurrency_tests",
+    "deletion_tests",
     "name_tests",
     "object_tests",
     "read_tests",

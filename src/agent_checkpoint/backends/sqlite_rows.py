@@ -1,0 +1,140 @@
+"""The rows of an SQLite store: how entries and objects are asked for and checked.
+
+Owns the queries, and the mark that binds an entry to its place; knows no files, no transactions and
+no locks. SQLite has no checksums: what is read may have any type and value, so nothing is taken on
+trust.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import Entry, ObjectInfo, is_object_id, show
+
+HIGHEST = 2**63 - 1
+
+_BATCH = 500  # ids in one statement
+_PAGE = 10_000
+
+
+def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
+    """Insert an entry under the stream's next number, and return that.
+
+    Raises:
+        IntegrityError: the row of the stream is damaged.
+    """
+    name = stream.encode()
+    row = db.execute("SELECT id, last FROM streams WHERE name = ?", (name,)).fetchone()
+    if row is None:
+        number, seq = (
+            db.execute("INSERT INTO streams (name, last) VALUES (?, 1)", (name,)).lastrowid,
+            1,
+        )
+    else:
+        number, last = row
+        if type(last) is not int or not 0 < last < HIGHEST - 1:
+            raise IntegrityError(f"The stream {show(stream)} is damaged: its last number is lost.")
+        seq = last + 1
+        db.execute("UPDATE streams SET last = ? WHERE id = ?", (seq, number))
+    db.execute(
+        "INSERT INTO entries (stream, seq, mark, data) VALUES (?, ?, ?, ?)",
+        (number, seq, _mark(zlib.crc32(name), seq, data), data),
+    )
+    return seq
+
+
+def newest_entry(db: sqlite3.Connection, stream: str) -> int:
+    """Return the number of the newest entry, 0 if there is none."""
+    (found,) = db.execute(
+        "SELECT max(seq) FROM entries WHERE stream = (SELECT id FROM streams WHERE name = ?)",
+        (stream.encode(),),
+    ).fetchone()
+    return found or 0
+
+
+def entries(
+    db: sqlite3.Connection,
+    stream: str,
+    *,
+    before: int | None,
+    after: int | None,
+    limit: int | None,
+    newest_first: bool,
+) -> list[Entry]:
+    """Return the chosen entries; one whose row was damaged has no data."""
+    name = stream.encode()
+    order = "DESC" if newest_first else "ASC"
+    rows = db.execute(
+        "SELECT seq, mark, data FROM entries WHERE stream = (SELECT id FROM streams "  # noqa: S608
+        f"WHERE name = ?) AND seq > ? AND seq < ? ORDER BY seq {order} LIMIT ?",
+        (
+            name,
+            -1 if after is None else _clamp(after),
+            HIGHEST if before is None else _clamp(before),
+            -1 if limit is None else max(0, limit),
+        ),
+    )
+    of_name = zlib.crc32(name)
+    return [Entry(int(seq), _checked(of_name, seq, mark, data)) for seq, mark, data in rows]
+
+
+def stream_names(db: sqlite3.Connection, prefix: str) -> list[str]:
+    """Return the names of the streams that have entries and begin with the prefix."""
+    wanted = prefix.encode("utf-8", "surrogatepass")
+    rows = db.execute(
+        "SELECT name FROM streams WHERE substr(name, 1, ?) = ? AND EXISTS "
+        "(SELECT 1 FROM entries WHERE stream = streams.id)",
+        (len(wanted), wanted),
+    )
+    # A damaged name is shown as well as can be; its entries do not fit it and read as damaged.
+    return [name.decode("utf-8", "replace") for (name,) in rows if isinstance(name, bytes)]
+
+
+def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectInfo]]:
+    """Return the next page of objects, each with the number to go on after."""
+    rows = db.execute(
+        "SELECT number, id, size, ts FROM objects WHERE number > ? AND length(id) = 32 "
+        "ORDER BY number LIMIT ?",
+        (after, _PAGE),
+    )
+    return [(number, ObjectInfo(bytes(name).hex(), size, ts)) for number, name, size, ts in rows]
+
+
+def stored_objects(db: sqlite3.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Iterate over those of the objects that exist: id, and data or None if it is a file."""
+    return _select(db, "id, data", ids)
+
+
+def present_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
+    """Return those of the ids that are stored."""
+    return {name for (name,) in _select(db, "id", ids)}
+
+
+def _select(db: sqlite3.Connection, columns: str, ids: Iterable[str]) -> Iterator[Any]:
+    names = [bytes.fromhex(name) for name in ids if is_object_id(name)]
+    for start in range(0, len(names), _BATCH):
+        batch = names[start : start + _BATCH]
+        marks = ",".join("?" * len(batch))
+        rows = db.execute(f"SELECT {columns} FROM objects WHERE id IN ({marks})", batch)  # noqa: S608
+        for name, *rest in rows:
+            yield (name.hex(), *rest)
+
+
+def _mark(of_name: int, seq: int, data: bytes) -> int:
+    # A flipped bit in a key would show an entry under another number or in another stream, whole
+    # and with a right hash of its own.
+    return zlib.crc32(data, zlib.crc32(b"/%d/" % seq, of_name))
+
+
+def _checked(of_name: int, seq: object, mark: object, data: object) -> bytes:
+    if type(seq) is int and isinstance(data, bytes) and _mark(of_name, seq, data) == mark:
+        return data
+    return b""
+
+
+def _clamp(seq: int) -> int:
+    return max(-1, min(seq, HIGHEST))

@@ -1,0 +1,173 @@
+"""The room that an SQLite store takes: deleting without any, giving it back, leaving no trace.
+
+Owns vacuum, checkpoints of the log and the use of the reserve; knows no streams and no objects.
+Every method is for who is `alone` with the database.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from agent_checkpoint.backends.posix import free_bytes
+from agent_checkpoint.backends.sqlite_connections import (
+    LOG_BYTES,
+    PAGE_BYTES,
+    Connections,
+    was_full,
+)
+from agent_checkpoint.errors import StorageError
+
+_WORTH_IT = 128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs
+_FIRST_STEP, _LONGEST_STEP = 32, 4096  # pages moved in one transaction
+_SHRINK_SECONDS = 2.0
+_PATIENCE = 0.2  # seconds to wait for those who read
+_SCRUB_PATIENCE = 5.0
+_LONGEST_LOG = 4 * LOG_BYTES
+_TIGHT = 1 << 20  # bytes free on the disk: then every page counts, and also what the log takes
+_MOST_PENDING = 1 << 20  # bytes by which the database has still to grow; half of the reserve
+
+
+class Space:
+    """Gives back what was deleted, and deletes also where there is no room to write."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._log = connections.database.with_name(connections.database.name + "-wal")
+        self._log_bound = _LONGEST_LOG
+
+    def delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Run a deleting statement for all rows, in one transaction.
+
+        A deletion has to be written, too. Where that fails because the disk is full the reserve is
+        given up, and the rows are deleted in order, in as many transactions as the room allows.
+
+        Raises:
+            StorageError: the medium failed; the first of the rows may be gone.
+        """
+        size = len(rows)
+        try:
+            self._delete(statement, rows)
+        except StorageError as error:
+            if not was_full(error, self._connections.database):
+                raise
+        else:
+            return
+        self._connections.reserve.give_up()
+        done = 0
+        while done < len(rows):
+            with suppress(StorageError), self._connections.lent() as db, _waiting(db, _PATIENCE):
+                _empty_log(db)
+            try:
+                self._delete(statement, rows[done : done + size])
+            except StorageError as error:
+                if size == 1 or not was_full(error, self._connections.database):
+                    raise
+                size //= 2
+            else:
+                done += size
+
+    def shrink(self) -> None:
+        """Give free pages back to the file system, for a few seconds at most.
+
+        What cannot be given back now, because others read, is left for the next time.
+
+        Raises:
+            IntegrityError: the database is damaged.
+        """
+        try:
+            self._give_back()
+        except StorageError as error:
+            if was_full(error, self._connections.database):
+                self._connections.reserve.give_up()
+                with suppress(StorageError):
+                    self._give_back()
+
+    def settle(self) -> None:
+        """Keep the log and what is pending in it within bounds; called before each commit.
+
+        What is new grows the database only when the log is moved into it. There may be room for
+        that in the log but not in the database: then the disk is full, and nothing more is taken.
+        Else the reserve would not be enough to empty the log, and so to make room at all.
+
+        Raises:
+            StorageError: the medium failed, or is full.
+            IntegrityError: the database is damaged.
+        """
+        with self._connections.lent() as db:
+            (pages,) = db.execute("PRAGMA page_count").fetchone()
+            size = self._connections.database.stat().st_size
+            if pages * PAGE_BYTES - size > _MOST_PENDING:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            self._bound_log(db)
+
+    def _bound_log(self, db: sqlite3.Connection) -> None:
+        # SQLite begins the log anew only when nobody reads from it. Where readers overlap without
+        # a gap that is never; waiting a moment for those of now makes it so.
+        size = self._log.stat().st_size if self._log.exists() else 0
+        if size > self._log_bound:
+            self._log_bound = size + _LONGEST_LOG  # if it is busy do not wait again at every write
+            with _waiting(db, _PATIENCE):
+                if _empty_log(db):
+                    self._log_bound = _LONGEST_LOG
+
+    def scrub(self) -> None:
+        """Write the database anew without what was deleted, and empty the log.
+
+        Raises:
+            StorageError: somebody reads, or the medium failed.
+        """
+        with self._connections.lent() as db, _waiting(db, _SCRUB_PATIENCE):
+            done = _empty_log(db)  # before the work: who reads now would make it useless
+            if done:
+                db.execute("PRAGMA secure_delete=ON")
+                db.execute("VACUUM")
+                db.execute("PRAGMA secure_delete=FAST")
+                done = _empty_log(db)
+        if not done:
+            raise StorageError(
+                f"Cannot scrub {self._connections.database}: others read from it right now. Try "
+                "again when they are done.",
+                retryable=True,
+            )
+
+    def _give_back(self) -> None:
+        end = time.monotonic() + _SHRINK_SECONDS
+        with self._connections.lent() as db:
+            tight = free_bytes(self._connections.database) < _TIGHT
+            if _free_pages(db) < _WORTH_IT and not tight:
+                return
+            with _waiting(db, _PATIENCE):
+                step = _FIRST_STEP
+                # The log is emptied between the steps: on a full disk each makes room for the next.
+                while _empty_log(db) and _free_pages(db) and time.monotonic() < end:
+                    # Not `execute`, which takes only the first step of it, a single page.
+                    db.executescript(f"PRAGMA incremental_vacuum({step})")
+                    step = min(2 * step, _LONGEST_STEP)
+
+    def _delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        with self._connections.transaction() as db:
+            db.executemany(statement, rows)
+
+
+@contextmanager
+def _waiting(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
+    """Wait for others as long as this within the block; after an error nobody uses `db` again."""
+    (usual,) = db.execute("PRAGMA busy_timeout").fetchone()
+    db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
+    yield
+    db.execute(f"PRAGMA busy_timeout={usual}")
+
+
+def _empty_log(db: sqlite3.Connection) -> bool:
+    """Move the log into the database and cut it to nothing; tell whether nobody was in the way."""
+    (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    return not busy
+
+
+def _free_pages(db: sqlite3.Connection) -> int:
+    (count,) = db.execute("PRAGMA freelist_count").fetchone()
+    return int(count)

@@ -1,0 +1,107 @@
+"""The options of the fault tests, and what they share.
+
+`--full-faults` (as `make faults` does) breaks the store at every point; otherwise a sample is taken,
+always the same one, that leaves `make test` fast. The summary tells how many faults were tried.
+"""
+
+import os
+import random
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.crash.fault_process import FaultProcess
+from tests.crash.scenarios import make_archive, make_store
+
+_COUNTED = "faults"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--full-faults", action="store_true", help="break the store at every point")
+
+
+def pytest_terminal_summary(terminalreporter):
+    tried = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            for name, (kind, number) in getattr(report, "user_properties", ()):
+                if name == _COUNTED and getattr(report, "when", None) == "call":
+                    tried[kind] = tried.get(kind, 0) + number
+    if tried:
+        terminalreporter.section("faults tried")
+        for kind, number in sorted(tried.items()):
+            terminalreporter.write_line(f"{number:7,}  {kind}")
+        terminalreporter.write_line(f"{sum(tried.values()):7,}  in all")
+
+
+@pytest.fixture(scope="session")
+def full_faults(request):
+    """Whether to try every fault."""
+    return request.config.getoption("--full-faults", default=False)
+
+
+@pytest.fixture
+def tried(record_property):
+    """Call it with a kind of fault and the number that were tried."""
+
+    def count(kind, number=1):
+        if number:
+            record_property(_COUNTED, (kind, number))
+
+    return count
+
+
+@pytest.fixture
+def sample(full_faults):
+    """Return all points in a full run; otherwise a few, spread evenly over them."""
+
+    def choose(points, few):
+        points = list(points)
+        if full_faults or len(points) <= few:
+            return points
+        places = random.Random(few).sample(range(len(points) - 1), few - 1)
+        return [points[place] for place in sorted(places)] + points[-1:]
+
+    return choose
+
+
+def _memory_disk():
+    # A fault is injected, not waited for: the disk need not be a real one, and memory is fast.
+    place = Path("/dev/shm")
+    return place if place.is_dir() and os.access(place, os.W_OK) else None
+
+
+@pytest.fixture(scope="session")
+def session_scratch():
+    place = Path(tempfile.mkdtemp(prefix="agent-checkpoint-faults-", dir=_memory_disk()))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def scratch(session_scratch):
+    """An empty directory, in memory where that is possible."""
+    place = Path(tempfile.mkdtemp(dir=session_scratch))
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def pristine(session_scratch):
+    """A store to copy before it is broken, and an archive of another: see `scenarios`."""
+    place = session_scratch / "pristine"
+    make_store(place / "store")
+    make_archive(place / "packed.ckpt", place / "other")
+    return place
+
+
+@pytest.fixture(scope="session")
+def fault_process(session_scratch):
+    """Runs functions of `scenarios` in processes that break."""
+    place = session_scratch / "runs"
+    place.mkdir()
+    process = FaultProcess("tests.crash.scenarios", place)
+    yield process
+    process.close()
