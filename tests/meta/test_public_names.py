@@ -8,7 +8,7 @@ import pytest
 
 import agent_checkpoint
 
-# From the design's list: Workspace, Log, Session, External, tool and explore are not there yet.
+# From the design's list: Workspace, Session, External, tool and explore are not there yet.
 PUBLIC = [
     "Backend",
     "CheckpointError",
@@ -27,6 +27,7 @@ PUBLIC = [
     "KeepLatest",
     "KeepNewerThan",
     "KeepTagged",
+    "Log",
     "MemoryBackend",
     "MigrationError",
     "NotFoundError",

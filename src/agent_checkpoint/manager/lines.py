@@ -27,7 +27,7 @@ from agent_checkpoint.store import upkeep
 from agent_checkpoint.store.archive import export_archive
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import GcReport, gc
-from agent_checkpoint.store.importing import import_archive
+from agent_checkpoint.store.importing import drop_dead, import_archive
 from agent_checkpoint.store.lookup import find, find_seq
 from agent_checkpoint.store.purge import PurgeReport, purge
 from agent_checkpoint.store.retention import Policy
@@ -87,6 +87,7 @@ class LineVerbs:
         source = self._find(key, checkpoint_id)
         draft = again(source, check_key(new_key), "fork")
         self._background.settle()
+        drop_dead(self.store)  # what a killed import left is in the way, and out of sight
         try:
             return self.store.write(draft, parents=(source.id,), after=0).id
         except ConflictError as error:

@@ -24,6 +24,7 @@ from agent_checkpoint.records import Checkpoint, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.objects import ID_BYTES, MAX_OBJECT, Packed, make_plain, open_object
+from agent_checkpoint.store.reachability import children_first, mark
 from agent_checkpoint.store.reading import fetch_objects, names_in
 from agent_checkpoint.store.splitting import split_parts
 from agent_checkpoint.store.store import Store, unknown
@@ -119,17 +120,12 @@ class _Export:
 
     def _objects(self, names: Iterator[str]) -> None:
         """Write objects that are not yet written, what they refer to first."""
-        levels: list[list[tuple[str, Packed]]] = []
-        wanted = set(names) - self.done
-        while wanted:
-            level = []
-            for name, found in fetch_objects(self.store.backend, wanted):
-                level.append((name, make_plain(found.kind, found.payload, found.refs)))
-            levels.append(level)
-            wanted = {ref for _, packed in level for ref in packed.refs} - self.done
-        for level in reversed(levels):
-            for name, packed in level:
-                self._object(name, packed)
+        roots = list(names)
+        seen: dict[str, tuple[str, ...]] = dict.fromkeys(self.done, ())
+        mark(self.store.backend, roots, seen)
+        order = [name for name in children_first(roots, seen) if name not in self.done]
+        for name, found in fetch_objects(self.store.backend, order):
+            self._object(name, make_plain(found.kind, found.payload, found.refs))
 
     def _object(self, name: str, packed: Packed) -> None:
         if name not in self.done:

@@ -15,7 +15,7 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import ObjectInfo, show
 from agent_checkpoint.store.entries import open_entry
-from agent_checkpoint.store.importing import drop_forgotten
+from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.reachability import mark, read_whole, roots_of
 from agent_checkpoint.store.store import Store
 
@@ -45,7 +45,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
     """
     store.check_format()
     if not dry_run:
-        drop_forgotten(store)
+        drop_dead(store)
     marks = _Marks(store.backend)
     marks.go_on()
     present = {info.id: info for info in store.backend.list_objects()}

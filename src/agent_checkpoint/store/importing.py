@@ -4,26 +4,30 @@ Owns the record of imports under way; knows nothing of the archive's form.
 
 The entries of an import carry its token. As long as the stream `meta/import` names that token they
 do not exist for readers; removing the name is the one step that makes all of them appear. What a
-killed import leaves is out of sight, and goes with the next import of that key, or with gc.
+killed import leaves is out of sight, and goes with the next import, fork, purge or gc that notices
+that the process is gone.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.reading import Reader, whole
-from agent_checkpoint.store.store import IMPORT_STREAM, Import, Store
+from agent_checkpoint.store.store import IMPORT_STREAM, Store
 
 _BATCH = 1 << 25
 _TRIES = 5
 _FORGOTTEN_NS = 24 * 3600 * 10**9
+_running: set[str] = set()  # the tokens of this process's own imports
 
 
 def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
@@ -38,12 +42,30 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     archive = Archive(check_archive_path(path))
     key = archive.key
     store.check_format(writing=True)
+    drop_dead(store)
     if next(store.entries(key, page=1), None) is not None:
         raise _exists(key, path)
-    _drop(store, [found for found in store.imports() if found.key == key])
     token = secrets.token_hex(16)
-    record: dict[str, JsonValue] = {"key": key, "token": token, "ts_ns": time.time_ns()}
-    begun = store.backend.append(IMPORT_STREAM, seal_entry(record))
+    record: dict[str, JsonValue] = {
+        "key": key,
+        "token": token,
+        "ts_ns": time.time_ns(),
+        "process": _this_process(),
+    }
+    entry = seal_entry(record, indent=store.backend.readable)
+    _running.add(token)
+    try:
+        begun = store.backend.append(IMPORT_STREAM, entry)
+        _import(store, archive, path, token, begun)
+    finally:
+        _running.discard(token)
+    return key
+
+
+def _import(
+    store: Store, archive: Archive, path: str | os.PathLike[str], token: str, begun: int
+) -> None:
+    key = archive.key
     written: list[int] = []
     renamed: dict[str, str] = {}
     try:
@@ -51,6 +73,8 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
             copy = _write(store, archive, found, names, token, renamed, written)
             written.append(copy.seq)
             renamed[found.id] = copy.id
+        if store.newest(key) != written[-1]:
+            raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
     except ConflictError as error:
         _take_back(store, key, written, begun)
         raise _exists(key, path) from error
@@ -58,17 +82,48 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
         _take_back(store, key, written, begun)
         raise
     store.backend.remove(IMPORT_STREAM, [begun])
-    return key
 
 
-def drop_forgotten(store: Store) -> None:
-    """Remove what imports left that were begun long ago and never finished.
+def drop_dead(store: Store) -> None:
+    """Remove what imports left whose process is gone, or that were begun more than a day ago.
 
     Raises:
+        IntegrityError: the record of an import is damaged.
         StorageError: the medium failed.
     """
     oldest = time.time_ns() - _FORGOTTEN_NS
-    _drop(store, [found for found in store.imports() if found.ts_ns < oldest])
+    for found in store.imports():
+        is_ours = found.process == _this_process()
+        is_dead = found.token not in _running if is_ours else _is_gone(found.process)
+        if is_dead or found.ts_ns < oldest:
+            _take_back(store, found.key, store.imported(found.key, found.token), found.seq)
+
+
+def _this_process() -> str:
+    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _is_gone(process: str) -> bool:
+    """Tell whether a process has ended for sure: one of another machine may always be alive."""
+    host, _, rest = process.rpartition("/")[0].rpartition("/")
+    started = process.rpartition("/")[2]
+    if host != socket.gethostname() or not rest.isdigit():
+        return False
+    try:
+        os.kill(int(rest), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return started != _started(int(rest))
+
+
+def _started(pid: int) -> str:
+    """Return when a process was started: a number may be used again. Empty where none can tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _write(
@@ -119,11 +174,6 @@ def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> None:
             batch, size = {}, 0
     if batch:
         store.backend.put_objects(batch)
-
-
-def _drop(store: Store, imports: list[Import]) -> None:
-    for found in imports:
-        _take_back(store, found.key, store.imported(found.key, found.token), found.seq)
 
 
 def _take_back(store: Store, key: str, written: list[int], begun: int) -> None:

@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.backends.base import Scrubs
-from agent_checkpoint.errors import IntegrityError, InvalidInputError
+from agent_checkpoint.errors import ConflictError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, Draft, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import gc
+from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
 from agent_checkpoint.store.objects import Object
 from agent_checkpoint.store.reachability import mark, reach, read_whole
@@ -54,12 +55,17 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
 
     Raises:
         InvalidInputError: the secret is too short to look for, or is in the name of a key.
+        ConflictError: a key is being imported.
         IntegrityError: something is damaged, so nobody can tell what is in it.
         StorageError: the medium failed, or others use it so that it cannot be scrubbed.
     """
     needles = _needles(secret)
     store.check_format(writing=not dry_run)
     _refuse_names(store, needles)
+    if not dry_run:
+        drop_dead(store)  # they are out of sight
+    if store.imports():
+        raise ConflictError("A key is being imported: purge when that is done.")
     found = _Search(store, needles)
     if dry_run:
         return PurgeReport([item.id for item in found.checkpoints], len(found.objects))

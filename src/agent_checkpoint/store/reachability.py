@@ -58,6 +58,22 @@ def reach(roots: Iterable[str], seen: Mapping[str, tuple[str, ...]]) -> set[str]
     return found
 
 
+def children_first(roots: Iterable[str], seen: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Iterate over what can be reached from the roots, each after all that it refers to."""
+    done: set[str] = set()
+    stack = [(name, False) for name in roots]
+    while stack:
+        name, is_open = stack.pop()
+        if name in done:
+            continue
+        if is_open:
+            done.add(name)
+            yield name
+        else:
+            stack.append((name, True))
+            stack += [(ref, False) for ref in seen.get(name, ()) if ref not in done]
+
+
 def read_whole(backend: Backend, names: Iterable[str]) -> Iterator[tuple[str, Object | str]]:
     """Iterate over objects, giving the reason instead of one that is missing or damaged.
 

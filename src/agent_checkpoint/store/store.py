@@ -48,6 +48,7 @@ class Import(NamedTuple):
     key: str
     token: str
     ts_ns: int
+    process: str
 
 
 class _Appended(NamedTuple):
@@ -179,10 +180,24 @@ class Store:
         """
         found = []
         for entry in self.backend.read(IMPORT_STREAM):
-            record = open_entry(entry.data, f"The record {entry.seq} of an import")
-            token, ts_ns = str(record.get("token")), int(record.get("ts_ns") or 0)
-            found.append(Import(entry.seq, str(record.get("key")), token, ts_ns))
+            where = f"The record {entry.seq} of an import"
+            record = open_entry(entry.data, where)
+            texts = [record.get(name) for name in ("key", "token", "process")]
+            ts_ns = record.get("ts_ns")
+            if type(ts_ns) is not int or not all(isinstance(text, str) and text for text in texts):
+                raise IntegrityError(f"{where} lacks what such a record has.")
+            key, token, process = map(str, texts)
+            found.append(Import(entry.seq, key, token, ts_ns, process))
         return found
+
+    def newest(self, key: str) -> int:
+        """Return the number of the newest entry of a key, seen or not; 0 if there is none.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        entries = self.backend.read(_stream(key), limit=1, newest_first=True)
+        return entries[0].seq if entries else 0
 
     def imported(self, key: str, token: str) -> list[int]:
         """Return the numbers of the checkpoints that an import has written so far.

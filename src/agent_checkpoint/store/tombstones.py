@@ -16,7 +16,7 @@ _STREAM = "meta/purged"
 def bury(store: Store, ids: Sequence[str]) -> None:
     """Leave a tombstone for checkpoints that are about to be purged. Raises StorageError."""
     record: dict[str, JsonValue] = {"ts_ns": time.time_ns(), "checkpoints": list(ids)}
-    store.backend.append(_STREAM, seal_entry(record))
+    store.backend.append(_STREAM, seal_entry(record, indent=store.backend.readable))
 
 
 def purged_at(store: Store, checkpoint_id: str) -> float | None:
@@ -26,6 +26,7 @@ def purged_at(store: Store, checkpoint_id: str) -> float | None:
             record = open_entry(entry.data, "A tombstone")
         except (IntegrityError, FormatError):
             continue  # it says nothing any more
-        if checkpoint_id in record.get("checkpoints", ()):
-            return float(record["ts_ns"]) / 1e9
+        ids, ts_ns = record.get("checkpoints"), record.get("ts_ns")
+        if isinstance(ids, list) and checkpoint_id in ids and type(ts_ns) is int:
+            return ts_ns / 1e9
     return None
