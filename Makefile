@@ -3,11 +3,12 @@
 
 PYTHON ?= python3
 VENV := .venv
+BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check cov bench build matrix clean
+.PHONY: help demo test faults check cov bench build matrix clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +18,9 @@ demo: $(VENV)/.package  ## Show what the library does, on a small agent
 
 test: $(VENV)/.test  ## Run every test
 	$(BIN)/python -m pytest -n auto
+
+faults: $(VENV)/.test  ## Break the stores at every point: kills, bad disks, lost power, damage
+	$(BIN)/python -m pytest -n auto tests/crash --full-faults
 
 check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/ruff check
@@ -31,8 +35,9 @@ cov: $(VENV)/.test  ## Run every test and fail under 95 % branch coverage
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report --fail-under=95
 
-bench: $(VENV)/.package  ## Measure, and print the figures beside their targets
-	$(BIN)/python bench/import_time.py
+bench: $(BENCH)/.bench  ## Measure beside the peers, against the targets (QUICK=1, ONLY=P7,P8, KEEP=1)
+	$(BENCH)/bin/python -m bench.run \
+	  $(if $(QUICK),--quick) $(if $(ONLY),--only $(ONLY)) $(if $(KEEP),--keep)
 
 build: $(VENV)/.package  ## Build the wheel into dist/
 	rm -rf dist
@@ -43,7 +48,7 @@ matrix: build  ## Test the built wheel on every Python found here
 	$(BIN)/python scripts/test-wheel dist/*.whl
 
 clean:  ## Remove everything that make has made
-	rm -rf $(VENV) dist build .coverage .coverage.* htmlcov
+	rm -rf $(VENV) $(BENCH) bench/results dist build .coverage .coverage.* htmlcov
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -66,4 +71,15 @@ $(VENV)/.test: $(VENV)/.package
 
 $(VENV)/.check: $(VENV)/.test
 	$(PIP) install --group check
+	@touch $@
+
+# The peers bring much with them: they have an environment of their own.
+
+$(BENCH)/.bench: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "The peers need Python 3.10 or newer, '$(PYTHON)' is older: name one with PYTHON=…" >&2; exit 1; }
+	@$(PYTHON) -m venv $(BENCH) || { rm -rf $(BENCH); exit 1; }
+	@echo "Setting up $(BENCH): once, for about a minute."
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check -qq install --upgrade 'pip>=25.1'
+	@$(BENCH)/bin/python -m pip --disable-pip-version-check -qq install --editable '.[fast]' --group bench
 	@touch $@

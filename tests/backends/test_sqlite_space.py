@@ -230,7 +230,7 @@ def test_scrubbed_bytes_are_in_no_file(backend):
     orphan = backend.path / "objects" / "cd" / ("cd" * 32)
     orphan.parent.mkdir(exist_ok=True)
     orphan.write_bytes(MARKER)
-    assert "store.db" in files_with(backend.path)
+    assert any(name.startswith("store.db") for name in files_with(backend.path))
     backend.scrub()
     assert files_with(backend.path) == []
     assert log_size(backend) == 0

@@ -22,7 +22,7 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"(\.\.\.)?')
 
 @dataclass(frozen=True)
 class Operation:
-    """A call that succeeded: its name, texts as bytes, other arguments as they are written."""
+    """A call: its name, texts as bytes, other arguments as they are written; -1 if it failed."""
 
     name: str
     texts: tuple
@@ -35,7 +35,7 @@ class Operation:
 
 
 def read_operations(text):
-    """The calls of a log, in order; those that failed did nothing and are left out.
+    """The calls of a log, in order. Those that failed did nothing and are left out, but for syncs.
 
     Raises ValueError for a line that is not understood: a call that is passed over in silence
     would make the disk that is rebuilt a wrong one.
@@ -47,10 +47,12 @@ def _read(line):
     if re.match(r"^(?:\d+ +)?(\+\+\+|---)", line):  # an exit, a signal
         return []
     match = _LINE.match(line)
+    if match is None and line.endswith("<unfinished ...>"):  # killed there; `?` is another form
+        return []
     if match is None:
         raise ValueError(f"not understood: {line[:200]}")
     name, arguments, result, _ = match.groups()
-    if result in ("?", "-1"):
+    if result == "?" or (result == "-1" and name not in ("fsync", "fdatasync")):
         return []
     texts = []
 

@@ -1,19 +1,23 @@
 """The options of the fault tests, and what they share.
 
-`--full-faults` (as `make faults` does) breaks the store at every point; otherwise a sample is taken,
-always the same one, that leaves `make test` fast. The summary tells how many faults were tried.
+`--full-faults` (as `make faults` does) breaks the store at every point; otherwise a sample is
+taken, always the same one, that leaves `make test` fast. The summary tells how many were tried.
 """
 
 import os
 import random
 import shutil
 import tempfile
+from functools import partial
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import pytest
 
 from tests.crash.fault_process import FaultProcess
+from tests.crash.recorded import record
 from tests.crash.scenarios import make_archive, make_store
+from tests.crash.sweeping import BrokenStore
 
 _COUNTED = "faults"
 
@@ -55,16 +59,28 @@ def tried(record_property):
 
 @pytest.fixture
 def sample(full_faults):
-    """Return all points in a full run; otherwise a few, spread evenly over them."""
+    """Return all points in a full run; otherwise a few, of all kinds, and always the same."""
 
-    def choose(points, few):
+    def choose(points, few, kind=lambda point: None):
         points = list(points)
         if full_faults or len(points) <= few:
             return points
-        places = random.Random(few).sample(range(len(points) - 1), few - 1)
-        return [points[place] for place in sorted(places)] + points[-1:]
+        chosen = random.Random(f"{few} of {len(points)}")
+        by_kind = {}
+        for place in chosen.sample(range(len(points)), len(points)):
+            by_kind.setdefault(kind(points[place]), []).append(place)
+        kinds = chosen.sample(list(by_kind.values()), len(by_kind))
+        in_turn = (place for turn in zip_longest(*kinds) for place in turn)
+        places = islice((place for place in in_turn if place is not None), few)
+        return [points[place] for place in sorted(places)]
 
     return choose
+
+
+@pytest.fixture
+def sample_calls(sample):
+    """The same for system calls, of which the rare ones are the interesting ones."""
+    return partial(sample, kind=lambda call: (call.name, Path(call.paths[-1]).suffix))
 
 
 def _memory_disk():
@@ -105,3 +121,24 @@ def fault_process(session_scratch):
     process = FaultProcess("tests.crash.scenarios", place)
     yield process
     process.close()
+
+
+@pytest.fixture
+def broken_store(fault_process, pristine, scratch):
+    """A store on which actions are broken."""
+    return BrokenStore(fault_process, pristine, scratch)
+
+
+@pytest.fixture(scope="session")
+def recordings(fault_process, session_scratch):
+    """Return the recording of a durability, made once: see `recorded`."""
+    made = {}
+
+    def get(durability):
+        if durability not in made:
+            root = session_scratch / f"recorded-{durability}"
+            root.mkdir()
+            made[durability] = record(fault_process, root, durability)
+        return made[durability]
+
+    return get

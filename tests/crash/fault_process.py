@@ -38,13 +38,14 @@ import ctypes, importlib, json, os, sys, traceback
 def tell(**answer):
     os.write(1, json.dumps(answer).encode() + b"\\n")
 
-def child(request, may_go):
+def child(request, set_up, may_go):
     module, _, function = request["function"].rpartition(":")
     do = getattr(importlib.import_module(module), function)
     for number, name in ((1, "output"), (2, "errors")):
         os.dup2(os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     # Where only relatives may trace a process, allow everybody; elsewhere this does nothing.
     ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
+    os.write(set_up, b"x")  # from here on it makes no call but those of `do`
     os.read(may_go, 1)
     try:
         do(*request["arguments"])
@@ -56,12 +57,15 @@ def child(request, may_go):
 importlib.import_module(sys.argv[1]).warm_up(sys.argv[2])
 tell(ready=True)
 for line in sys.stdin:
-    may_go, go = os.pipe()
+    (may_go, go), (is_set_up, set_up) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(go)
-        child(json.loads(line), may_go)
+        child(json.loads(line), set_up, may_go)
     os.close(may_go)
+    os.close(set_up)
+    os.read(is_set_up, 1)
+    os.close(is_set_up)
     tell(pid=pid)
     sys.stdin.readline()  # whoever wants to trace it does so now
     os.write(go, b"x")
@@ -98,6 +102,18 @@ class Outcome:
     @property
     def was_killed(self):
         return self.status == -signal.SIGKILL
+
+    def was_hit_in_time(self, point):
+        """Whether the call was made before it said anything: runs differ a little at times."""
+        made = self.calls_before_it_said_anything()
+        return any((call.name, call.when) == (point.name, point.when) for call in made)
+
+    def calls_before_it_said_anything(self):
+        """What it did until then; later calls belong to the end of the process."""
+        for place, call in enumerate(self.calls):
+            if call.name == "writev" and call.paths[0].endswith("/output"):
+                return self.calls[:place]
+        return self.calls
 
 
 class FaultProcess:

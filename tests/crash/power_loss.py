@@ -9,7 +9,7 @@ POSIX promises no more than that: a synced file may still have no name.
 import posixpath
 from dataclasses import dataclass, field
 
-WRITES = ("write", "writev", "pwrite64", "pwritev", "ftruncate")
+WRITES = ("write", "writev", "pwrite64", "pwritev", "ftruncate", "fallocate")
 SYNCS = ("fsync", "fdatasync")
 NAMES = ("link", "linkat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir")
 _HARMLESS = ("close", "lseek", "dup", "dup2", "dup3")
@@ -18,14 +18,27 @@ _REBUILT = "-shm"  # SQLite's index of its log: shared memory, made anew at the 
 
 @dataclass(eq=False)
 class File:
-    """A file, whatever its names: what is durable, and what was written since."""
+    """A file, whatever its names: what is durable, what was written since, what a process sees."""
 
     durable: bytes = b""
     pending: list = field(default_factory=list)
+    seen: bytearray = field(default_factory=bytearray)
+
+    def write(self, at, data):
+        """Write there; with None, cut the file or make it longer with zeros."""
+        self.pending.append((at, data))
+        _apply(self.seen, at, data)
+
+    def sync(self, *, failed):
+        """Make it durable. If that fails the kernel forgets what it could not write: it is lost,
+        though it can be read, and no later sync brings it to the disk."""
+        if not failed:
+            self.durable = after(self.durable, self.pending)
+        self.pending = []
 
     def now(self):
         """Its content as the process sees it."""
-        return after(self.durable, self.pending)
+        return bytes(self.seen)
 
 
 @dataclass(eq=False)
@@ -55,6 +68,15 @@ class Disk:
         self._ignore = ignore
         self._paths = {}
 
+    def hold(self, name, source):
+        """Have a copy of the directory `source` in the root, durable."""
+        folder = _loaded(source)
+        self.top.now[name] = self.top.durable[name] = folder
+
+    def processes_ended(self):
+        """Whoever had files open is gone; the next operations are of another process."""
+        self._open.clear()
+
     def apply(self, operation):
         """Do what the operation did. Returns whether anything on the disk changed."""
         name = operation.name
@@ -64,6 +86,10 @@ class Disk:
             return self._written(operation)
         if name in SYNCS:
             return self._synced(operation)
+        if name == "truncate":
+            ((folder, at),) = self._places(operation)
+            folder.now[at].write(operation.number(1), None)
+            return True
         if name in ("mkdir", "mkdirat"):
             return self._named([(*place, Folder()) for place in self._places(operation)])
         if name in NAMES:
@@ -89,7 +115,7 @@ class Disk:
             found = File()
             changed = self._named([(folder, name, found)])
         if "O_TRUNC" in flags:
-            found.pending.append((0, None))
+            found.write(0, None)
             changed = True
         self._open[operation.result] = _Open(found, append="O_APPEND" in flags)
         self._paths[id(found)] = path
@@ -100,13 +126,16 @@ class Disk:
         if opened is None:
             return False
         data = b"".join(operation.texts)
-        if operation.name == "ftruncate":
-            opened.what.pending.append((operation.number(1), None))
+        if operation.name == "fallocate":
+            end = operation.number(2) + operation.number(3)
+            opened.what.write(max(end, len(opened.what.seen)), None)
+        elif operation.name == "ftruncate":
+            opened.what.write(operation.number(1), None)
         elif operation.name in ("pwrite64", "pwritev"):
-            opened.what.pending.append((operation.number(-1), data[: operation.result]))
+            opened.what.write(operation.number(-1), data[: operation.result])
         else:
-            at = len(opened.what.now()) if opened.append else opened.offset
-            opened.what.pending.append((at, data[: operation.result]))
+            at = len(opened.what.seen) if opened.append else opened.offset
+            opened.what.write(at, data[: operation.result])
             opened.offset = at + operation.result
         return True
 
@@ -115,13 +144,15 @@ class Disk:
         if opened is None or self._ignore(operation, self._paths.get(id(opened.what), "")):
             return False
         if isinstance(opened.what, File):
-            opened.what.durable, opened.what.pending = opened.what.now(), []
-        else:
+            opened.what.sync(failed=operation.result < 0)
+        elif operation.result == 0:
             self._sync_folder(opened.what)
         return True
 
     def _sync_folder(self, folder):
-        places = {(id(folder), name) for op in self.pending_names for f, name, _ in op if f is folder}
+        places = {
+            (id(folder), name) for op in self.pending_names for f, name, _ in op if f is folder
+        }
         # A rename across folders takes its other side along, with what came before there.
         for op in reversed(self.pending_names):
             mine = {(id(f), name) for f, name, _ in op}
@@ -205,6 +236,14 @@ class Disk:
                 self._build(what, target / name, names, survivors)
             elif not name.endswith(_REBUILT):
                 (target / name).write_bytes(survivors.content(what))
+
+
+def _loaded(source):
+    if source.is_dir():
+        names = {path.name: _loaded(path) for path in source.iterdir()}
+        return Folder(dict(names), names)
+    data = source.read_bytes()
+    return File(data, [], bytearray(data))
 
 
 def _set(names, name, what):

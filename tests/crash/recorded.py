@@ -1,8 +1,9 @@
 """A run of acknowledged saves that is recorded, to be cut short by a loss of power anywhere.
 
-Owns the steps of that run and the states of the store between them.
+Owns the steps of that run, the states of the store between them, and what must be left of it.
 """
 
+import shutil
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,10 @@ from tests.crash.call_log import OPTIONS, RECORDED, read_operations
 from tests.crash.fault_process import say
 from tests.crash.power_loss import Disk
 from tests.crash.scenarios import big_text, check_is_one_of, contents, small
+from tests.crash.survivors import Kept, Lost, NamesKept, Torn
+from tests.crash.sweeping import Failures
+
+TORN = 4  # disks a moment, besides those where all is lost or kept
 
 
 def medium(n):
@@ -79,7 +84,7 @@ def do_steps(path, durability):
 
 
 def _restart_log(database):
-    # As SQLite does by itself once the log is long: the next save begins it anew, over what is there.
+    # As SQLite does by itself once the log is long: the next save begins it anew, over the old.
     db = sqlite3.connect(database)
     db.execute("PRAGMA wal_checkpoint(RESTART)")
     db.close()
@@ -127,27 +132,26 @@ class Recording:
         self.root = root
 
     def moments(self):
-        """Every moment at which something on the disk has changed."""
-        return [moment for moment, _ in self._played()]
+        """Every moment at which something on the disk has changed, or a step has ended."""
+        return [moment for moment, _, changed in self._played() if changed]
 
     def disks(self, moments, **options):
         """The disk at each of the moments, which must be in order. It is one and the same."""
-        wanted = iter(moments)
-        moment = next(wanted, None)
-        for reached, disk in self._played(**options):
-            if moment is not None and reached.place == moment.place:
+        wanted = {moment.place for moment in moments}
+        for moment, disk, _ in self._played(**options):
+            if moment.place in wanted:
                 yield moment, disk
-                moment = next(wanted, None)
 
     def _played(self, **options):
         disk = Disk(self.root, **options)
         begun = ended = 0
         for place, operation in enumerate(self.operations):
+            changed = disk.apply(operation)
             if operation.name == "writev" and operation.words[0] == "1":
                 word, number = operation.texts[0].decode().split()
                 begun, ended = (int(number) + 1, ended) if word == "begin" else (begun, begun)
-            if disk.apply(operation) or (operation.name == "writev" and begun == ended):
-                yield Moment(place, begun, ended), disk
+                changed = word == "end"
+            yield Moment(place, begun, ended), disk, changed
 
 
 def record(fault_process, root, durability):
@@ -163,3 +167,34 @@ def record(fault_process, root, durability):
     check_is_one_of(contents(Path(root) / "store"), states_between()[-1:])
     log = (fault_process.scratch / "calls").read_text()
     return Recording(read_operations(log), root)
+
+
+# -- what is left on the disk --------------------------------------------------------------------
+
+
+def acknowledged(moment):
+    """With durability full: all that was acknowledged, and perhaps what was under way."""
+    return states_between()[moment.ended : moment.begun + 1]
+
+
+def prefix(moment):
+    """With durability fast: what there was at some step up to here."""
+    return states_between()[: moment.begun + 1]
+
+
+def lose_power(recording, moments, scratch, allowed, **options):
+    """Build the disks of each moment; the store on each must hold one of the allowed states."""
+    failures = Failures()
+    place = scratch / "disk"
+    for moment, disk in recording.disks(moments, **options):
+        for survivors in _survivors(moment):
+            disk.build(place, survivors)
+            with failures.at(f"{type(survivors).__name__} at {moment}"):
+                check_is_one_of(contents(place / "store"), allowed(moment))
+            shutil.rmtree(place)
+    return failures
+
+
+def _survivors(moment):
+    yield from (Lost(), Kept(), NamesKept())
+    yield from (Torn(f"{moment.place}/{number}") for number in range(TORN))

@@ -6,7 +6,6 @@ Everything goes through the manager: how the store keeps its bytes is no busines
 import base64
 import random
 import shutil
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -110,9 +109,7 @@ ACTIONS = {
     "save and close": Action(
         lambda m, a: m.save("Key", small(4)), _with(Key={**OLD["Key"], 4: small(4)}), OLD, True
     ),
-    "delete one": Action(
-        lambda m, a: m.delete("Big", "Big@2"), _with(Big={1: OLD["Big"][1]}), OLD
-    ),
+    "delete one": Action(lambda m, a: m.delete("Big", "Big@2"), _with(Big={1: OLD["Big"][1]}), OLD),
     "delete key": Action(
         lambda m, a: m.delete("Big"), {k: v for k, v in OLD.items() if k != "Big"}, OLD
     ),
@@ -154,9 +151,14 @@ def act_and_go_on(name, path, archive):
     """Run as a process: do it or be refused; then go on in the same process."""
     manager = open_manager(path)
     try:
-        say("did", ACTIONS[name].do(manager, Path(archive)))
+        done = ACTIONS[name].do(manager, Path(archive))
+        if ACTIONS[name].then_close:
+            manager.close()
+        say("did", done)
     except CheckpointError as error:
         say("refused", type(error).__name__, str(error).replace("\n", " "))
+    except KeyboardInterrupt:
+        say("interrupted")
     for key in manager.list_keys():
         for row in manager.history(key):
             manager.state_dict(key, row["id"])
@@ -168,7 +170,9 @@ def act_and_go_on(name, path, archive):
 
 def check_is_one_of(present, allowed):
     """The store holds just one of these; else say how it differs, without all of its text."""
-    assert present in allowed, f"the store holds {_brief(present)}, not {list(map(_brief, allowed))}"
+    assert present in allowed, (
+        f"the store holds {_brief(present)}, not {list(map(_brief, allowed))}"
+    )
 
 
 def _brief(found):
@@ -181,27 +185,9 @@ def _brief(found):
     }
 
 
-class Failures:
-    """What went wrong in a sweep, told together at its end."""
-
-    def __init__(self):
-        self.tried = 0
-        self.told = []
-
-    @contextmanager
-    def at(self, point):
-        """Note what is raised in the block and go on."""
-        self.tried += 1
-        try:
-            yield
-        except Exception as error:
-            self.told.append(f"{point}: {type(error).__name__}: {str(error)[:500]}")
-
-    def check(self):
-        """Fail if anything went wrong."""
-        assert self.tried, "nothing was tried"
-        text = "\n".join(self.told[:10])
-        assert not self.told, f"{len(self.told)} of {self.tried} failed, the first:\n{text}"
+def go_on(path):
+    """Run as a process, after another has died: save, and say so."""
+    say("then", open_manager(path).save("Key", large(5)))
 
 
 def check_usable(path, present):

@@ -1,69 +1,37 @@
 """F1: an SQLite store whose process is killed at any call that changes the disk."""
 
-import shutil
-
 import pytest
 
-from tests.crash.fault_process import places
 from tests.crash.scenarios import (
     ACTIONS,
     PACKED,
-    Failures,
     check_is_one_of,
     check_usable,
     contents,
     open_manager,
 )
+from tests.crash.sweeping import Failures
 
 FEW = {"small save": 12, "large save": 12, "first save": 12, "import": 12}
 
 
-def killed(fault_process, pristine, scratch, action, sample):
-    """Run once to find the calls, then once for each call to be killed there."""
-
-    def run(inject=None):
-        if ACTIONS[action].before:
-            shutil.copytree(pristine / "store", scratch / "store")
-        shutil.copy(pristine / "packed.ckpt", scratch)
-        outcome = fault_process.run(
-            "tests.crash.scenarios:act",
-            action,
-            scratch / "store",
-            scratch / "packed.ckpt",
-            inject=inject,
-        )
-        assert outcome.errors == "", outcome.errors
-        return outcome
-
-    def clear():
-        for item in scratch.iterdir():
-            shutil.rmtree(item) if item.is_dir() else item.unlink()
-
-    whole = run()
-    assert whole.status == 0
-    check_is_one_of(contents(scratch / "store"), [ACTIONS[action].after])
-    points = places(whole.calls, scratch)
-    assert points, "nothing was written"
-    for point in sample(points, FEW.get(action, 6)):
-        clear()
-        outcome = run(f"{point.name}:signal=KILL:when={point.when}")
-        assert outcome.was_killed, f"not killed at {point}"
-        yield point, outcome
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ACTIONS)
-def test_killed(fault_process, pristine, scratch, action, sample, tried):
+def test_killed(broken_store, scratch, action, sample_calls, tried):
     """The old or the new, never a mix; what was acknowledged is there; the next open works."""
-    before, after = ACTIONS[action].before, ACTIONS[action].after
     failures = Failures()
-    for point, outcome in killed(fault_process, pristine, scratch, action, sample):
+    for point in sample_calls(broken_store.points(action), FEW.get(action, 6)):
+        outcome = broken_store.run(
+            "act", action, inject=f"{point.name}:signal=KILL:when={point.when}"
+        )
         with failures.at(point):
-            present = contents(scratch / "store")
-            check_is_one_of(present, [after] if outcome.said else [before, after])
+            assert outcome.was_killed, outcome.errors
+            present = contents(broken_store.path)
+            allowed = [ACTIONS[action].after] if outcome.said else []
+            check_is_one_of(present, allowed or [ACTIONS[action].before, ACTIONS[action].after])
             if action == "export":
                 check_archive(scratch, outcome)
-            check_usable(scratch / "store", present)
+            check_usable(broken_store.path, present)
     tried("F1 killed", failures.tried)
     failures.check()
 

@@ -48,8 +48,8 @@ class Limits:
         self._size = 0
         self._until_measured = 0
 
-    def check(self, objects: Mapping[str, bytes], entry: bytes = b"") -> None:
-        """Return if writing these bytes keeps within the limits, and count them.
+    def check(self, objects: Mapping[str, bytes], entry: bytes = b"") -> int:
+        """Return how many bytes these are, if writing them keeps within the limits; count them.
 
         Raises:
             StorageError: it does not; the message says what to do. Or the disk cannot be measured.
@@ -60,6 +60,7 @@ class Limits:
                 self._check_free(incoming)
             if self.max_bytes is not None:
                 self._check_size(incoming, self.max_bytes)
+        return incoming
 
     def _check_free(self, incoming: int) -> None:
         free, total = disk_room(self.path)

@@ -118,7 +118,7 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
     """
     gate = lock_file.with_name(".gate")
     if exclusive:
-        with _flock(gate, fcntl.LOCK_EX), _flock(lock_file, fcntl.LOCK_EX):
+        with held(gate), held(lock_file):
             yield
     else:
         _pass_gate(gate)
@@ -127,12 +127,26 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
 
 
 @contextmanager
+def held(lock_file: Path) -> Iterator[None]:
+    """Hold a lock alone. Released also by a crash.
+
+    Raises:
+        OSError: the file system refuses, or the lock file is a link or not a file.
+    """
+    with _flock(lock_file, fcntl.LOCK_EX):
+        yield
+
+
+@contextmanager
 def _flock(path: Path, how: int, flags: int = os.O_CREAT) -> Iterator[None]:
     # Each use opens the file anew, because a lock belongs to the open file: that makes it work
     # between threads as well as between processes. It is taken off before the file is closed: a
     # process that another thread forked meanwhile has the file open too, and must not keep it.
-    refuse_link(path)
-    fd = os.open(path, os.O_RDWR | flags | _GUARDED, 0o600)
+    try:
+        fd = os.open(path, os.O_RDWR | flags | _GUARDED, 0o600)
+    except OSError:
+        refuse_link(path)
+        raise
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"{path} is not a regular file; remove it")
@@ -241,6 +255,17 @@ def make_directory(path: Path) -> None:
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
     sync_directory(path.parent)
+
+
+def sync_parents(path: Path) -> None:
+    """Make it durable that a path exists: whoever made a directory of it may have died too early.
+
+    Raises:
+        OSError: the file system failed.
+    """
+    for parent in path.parents:
+        with suppress(PermissionError):  # then it is not one that we made
+            sync_directory(parent)
 
 
 def make_own_directory(path: Path) -> None:

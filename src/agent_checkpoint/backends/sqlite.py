@@ -30,6 +30,7 @@ from agent_checkpoint.backends.posix import (
     scan,
     sweep,
     sync_directory,
+    sync_parents,
 )
 from agent_checkpoint.backends.reserve import Reserve
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
@@ -55,6 +56,7 @@ from agent_checkpoint.records import (
     show,
 )
 
+_SETTLE_BYTES = 256 << 10
 LOOSE_FROM = 100_000
 """Objects of this many bytes and more are files of their own: SQLite would copy them twice."""
 
@@ -105,13 +107,15 @@ class SQLiteBackend(Backend):
             Reserve(self.path / ".reserve", self._tmp, self.path / "store.db"),
         )
         self._space = Space(self._connections)
+        self._is_made = False
+        self._unsettled = _SETTLE_BYTES
 
     # -- objects ---------------------------------------------------------------------------------
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Store the objects. Raises InvalidInputError and StorageError."""
-        self._limits.check(objects)
-        with self._writing() as db:
+        size = self._limits.check(objects)
+        with self._writing(size) as db:
             self._put(db, objects)
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
@@ -176,8 +180,8 @@ class SQLiteBackend(Backend):
         Raises ConflictError, MissingObjectsError and StorageError.
         """
         check_stream(stream)
-        self._limits.check(objects, entry)
-        with self._writing() as db:
+        size = self._limits.check(objects, entry)
+        with self._writing(size) as db:
             if after is not None:
                 newest = newest_entry(db, stream)
                 if after != newest:
@@ -248,17 +252,29 @@ class SQLiteBackend(Backend):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         with os_errors(f"write to {self.path}"):
-            make_own_directory(self._tmp)
-            make_own_directory(self._objects)
+            if not self._is_made or not self.path.exists():
+                self._make_directories()
+                if not self._connections.database.exists():
+                    sync_parents(self._tmp)
+                self._is_made = True
             with self._connections.alone():
                 yield
 
+    def _make_directories(self) -> None:
+        make_own_directory(self._tmp)
+        make_own_directory(self._objects)
+
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self, size: int = 0) -> Iterator[sqlite3.Connection]:
         with self._alone():
-            self._space.settle()
+            # Now and then: it concerns disks that are nearly full, and takes as long as a commit.
+            self._unsettled += size
+            if self._unsettled >= _SETTLE_BYTES:
+                self._space.settle()
+                self._unsettled = 0
             with self._connections.transaction() as db:
                 yield db
+            self._connections.settle_directory()
             self._connections.reserve.keep()
 
     def _put(self, db: sqlite3.Connection, objects: Mapping[str, bytes]) -> None:
@@ -278,6 +294,7 @@ class SQLiteBackend(Backend):
         )
 
     def _write_loose(self, name: str, data: bytes) -> Path:
+        self._make_directories()
         target = self._loose_file(name)
         make_own_directory(target.parent)
         link_new(self._tmp, data, target)
@@ -288,6 +305,7 @@ class SQLiteBackend(Backend):
 
     def _sweep(self) -> None:
         """Delete files that no row names: of deleted objects, and of writers that died."""
+        self._make_directories()
         sweep(self._tmp)
         for folder in list(scan(self._objects)):
             if not folder.is_dir(follow_symlinks=False):

@@ -10,14 +10,15 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from weakref import finalize
 
+from agent_checkpoint.backends.forking import close_before_fork, not_forked
 from agent_checkpoint.backends.posix import (
     free_bytes,
+    held,
     is_full,
-    locked,
     os_errors,
     sync_directory,
 )
@@ -34,6 +35,7 @@ SCHEMA = (
     "CREATE TABLE objects (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, "
     "size INTEGER NOT NULL, ts REAL NOT NULL, data BLOB)",
 )
+_WRITES_NOTHING = "DELETE FROM streams WHERE 0"  # but fails where nothing can be written
 DURABILITY = {"full": "FULL", "fast": "NORMAL"}
 
 PAGE_BYTES = 8192
@@ -59,9 +61,11 @@ class Connections:
         self._idle: list[sqlite3.Connection] = []
         self._pid = os.getpid()
         self._suspect = False
+        self._is_settled = False
         # A store that is dropped without being closed lets go of its files too; not at exit, when
         # a forked child would close its parent's.
         finalize(self, _close_all, self._idle, self._pid).atexit = False
+        close_before_fork(self)
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection | None]:
@@ -76,28 +80,45 @@ class Connections:
     def alone(self) -> Iterator[None]:
         """Keep every other writer out, of any thread and process, and have a database.
 
-        Writers queue at the lock file, which is fair and shared by all processes.
+        Writers queue at the lock file, which is shared by all processes.
 
         Raises:
             StorageError: the medium failed.
         """
-        with os_errors(f"write to {self.database}"), locked(self.lock_file, exclusive=True):
+        with os_errors(f"write to {self.database}"), held(self.lock_file):
             self._create()
             yield
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self, durability: str | None = None) -> Iterator[sqlite3.Connection]:
         """Lend a connection within a transaction that is durable when the block ends.
 
         Only for who is `alone`.
+
+        Args:
+            durability: how durable, if not as usual here.
 
         Raises:
             StorageError: the medium failed; nothing was committed.
             IntegrityError: the database is damaged or not ours.
         """
-        with self.lent() as db:
+        with ExitStack() as stack:
+            try:
+                db = stack.enter_context(self._begun(durability or self.durability))
+            except StorageError as error:
+                # Without a descriptor to spare SQLite opens what it can read but not write. The
+                # connection is gone now: try with another.
+                if "readonly" not in str(error.__cause__):
+                    raise
+                db = stack.enter_context(self._begun(durability or self.durability))
+            yield db
+
+    @contextmanager
+    def _begun(self, durability: str) -> Iterator[sqlite3.Connection]:
+        with self.lent() as db, _as_durable(db, durability, self.durability):
             _begin(db)
             try:
+                db.execute(_WRITES_NOTHING)
                 yield db
                 db.execute("COMMIT")
             except BaseException:
@@ -105,16 +126,29 @@ class Connections:
                     db.execute("ROLLBACK")
                 raise
 
+    def settle_directory(self) -> None:
+        """Make the name of a new log durable; SQLite does so too, but does not tell if it failed.
+
+        Called after each commit; it does something after the first.
+
+        Raises:
+            OSError: the file system failed.
+        """
+        if not self._is_settled:
+            sync_directory(self.database.parent)
+            self._is_settled = True
+
     def close(self) -> None:
         """Close what is not lent."""
+        self._is_settled = False
         self._after_fork()
         _close_all(self._idle, self._pid)
 
     @contextmanager
     def lent(self) -> Iterator[sqlite3.Connection]:
         """Lend a connection, outside a transaction. Raises as `translated` does."""
-        self._after_fork()
-        with translated(self.database, self._distrust):
+        with not_forked(), translated(self.database, self._distrust):
+            self._after_fork()
             try:
                 db = self._idle.pop()
             except IndexError:
@@ -201,12 +235,24 @@ class Connections:
                 db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
                 for statement in SCHEMA:
                     db.execute(statement)
-                db.execute("PRAGMA journal_mode=WAL")
+                (mode,) = db.execute("PRAGMA journal_mode=WAL").fetchone()
+                if mode != "wal":  # it says what went wrong by saying what it is
+                    raise StorageError(f"Cannot write to {fresh}: it has no log.")
             finally:
                 db.close()
         # The database appears complete, with its schema, by one rename.
         fresh.rename(self.database)
         sync_directory(self.database.parent)
+
+
+@contextmanager
+def _as_durable(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
+    if how == usual:
+        yield
+        return
+    db.execute(f"PRAGMA synchronous={DURABILITY[how]}")
+    yield
+    db.execute(f"PRAGMA synchronous={DURABILITY[usual]}")
 
 
 def _close_all(idle: list[sqlite3.Connection], pid: int) -> None:

@@ -149,7 +149,8 @@ class Space:
                     step = min(2 * step, _LONGEST_STEP)
 
     def _delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        with self._connections.transaction() as db:
+        # Always durable: files of what is deleted go next, and must not go alone.
+        with self._connections.transaction("full") as db:
             db.executemany(statement, rows)
 
 

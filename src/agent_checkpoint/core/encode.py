@@ -103,7 +103,10 @@ class _Encoder:
         done: list[JsonValue] = []
         try:
             for value in values:
-                done.append(self.value(value, depth))
+                if type(value) is dict and depth <= MAX_DEPTH:
+                    done.append(self._dict(value, depth + 1))
+                else:
+                    done.append(self.value(value, depth))
         except Trouble as trouble:
             raise trouble.at(f"[{len(done)}]") from trouble.__cause__
         return done

@@ -28,6 +28,8 @@ _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
 _LEVEL = 1
 _SMALLEST = 128
 """Shorter bytes are left as they are: packing gains less than it costs."""
+_ZSTD_FROM = 4096
+"""Shorter bytes are packed with zlib, which is the faster one to set up."""
 _SAMPLE = 8192
 _WINDOW_LOG_MAX = 24
 """A crafted frame may ask for a large window; this much memory it may have (16 MiB)."""
@@ -43,7 +45,7 @@ def pack(data: bytes, *, portable: bool = False) -> bytes:
     if len(data) < _SMALLEST or not _gains(data):
         return _RAW + data
     size = write_varint(len(data))
-    if zstd is not None and not portable:
+    if zstd is not None and not portable and len(data) >= _ZSTD_FROM:
         packed = _ZSTD + size + zstd.compress(data, _LEVEL)
     else:
         packed = _ZLIB + size + zlib.compress(data, _LEVEL)

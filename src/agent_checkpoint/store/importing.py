@@ -76,10 +76,10 @@ def _import(
         if store.newest(key) != written[-1]:
             raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
     except ConflictError as error:
-        _take_back(store, key, written, begun)
+        _take_back(store, key, token, begun)
         raise _exists(key, path) from error
     except BaseException:
-        _take_back(store, key, written, begun)
+        _take_back(store, key, token, begun)
         raise
     store.backend.remove(IMPORT_STREAM, [begun])
 
@@ -96,7 +96,7 @@ def drop_dead(store: Store) -> None:
         is_ours = found.process == _this_process()
         is_dead = found.token not in _running if is_ours else _is_gone(found.process)
         if is_dead or found.ts_ns < oldest:
-            _take_back(store, found.key, store.imported(found.key, found.token), found.seq)
+            _take_back(store, found.key, found.token, found.seq)
 
 
 def _this_process() -> str:
@@ -176,8 +176,9 @@ def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> None:
         store.backend.put_objects(batch)
 
 
-def _take_back(store: Store, key: str, written: list[int], begun: int) -> None:
-    store.remove(key, written)
+def _take_back(store: Store, key: str, token: str, begun: int) -> None:
+    # By the token: an entry may be there although its append was interrupted.
+    store.remove(key, store.imported(key, token))
     store.backend.remove(IMPORT_STREAM, [begun])
 
 

@@ -105,6 +105,14 @@ def open_object(name: str, stored: bytes) -> Object:
     return Object(plain[:1], _refs(plain[at:start], plain[start:end].hex()), plain[end:])
 
 
+def opened(packed: Packed) -> Object:
+    """Return an object that is to be written as it will be read."""
+    start = 1 + len(write_varint(len(packed.refs))) + (len(packed.refs) + 7) // 8
+    return Object(
+        packed.plain[:1], packed.refs, packed.plain[start + len(packed.refs) * ID_BYTES :]
+    )
+
+
 def _refs(flags: bytes, names: str) -> tuple[str, ...]:
     ends = int.from_bytes(flags, "little")
     return tuple(

@@ -18,7 +18,15 @@ from agent_checkpoint.errors import (
     MissingObjectsError,
     NotFoundError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, Entry, JsonValue, check_key, show
+from agent_checkpoint.records import (
+    Checkpoint,
+    CheckpointId,
+    Draft,
+    Entry,
+    JsonValue,
+    check_key,
+    show,
+)
 from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.entries import (
     FORMAT,
@@ -39,6 +47,7 @@ IMPORT_STREAM = "meta/import"
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'
 _TRIES = 5
+_MOST_HEADS = 1000
 
 
 class Import(NamedTuple):
@@ -67,6 +76,7 @@ class Store:
         self._format_allows: set[str] = set()
         self._memory: Memory = WeakKeyDictionary()
         self._cache = Cache()
+        self._heads: dict[str, tuple[int, str]] = {}  # what this store wrote last, by key
 
     def write(
         self,
@@ -96,6 +106,7 @@ class Store:
         ts_ns = time.time_ns() if ts_ns is None else ts_ns
         append = self._append_readable if self.backend.readable else self._append_objects
         seq, parts, size = append(stream, draft, ts_ns, parents, after)
+        self._remember_head(draft.key, seq, ts_ns)
         return Checkpoint(
             key=draft.key,
             seq=seq,
@@ -225,6 +236,11 @@ class Store:
         self.check_format(writing=True)
         self.backend.remove(_stream(key), seqs)
 
+    def _remember_head(self, key: str, seq: int, ts_ns: int) -> None:
+        if len(self._heads) >= _MOST_HEADS:
+            self._heads.clear()
+        self._heads[key] = (seq, str(CheckpointId(key, ts_ns, seq)))
+
     def _append_readable(
         self, stream: str, draft: Draft, ts_ns: int, parents: tuple[str, ...], after: int | None
     ) -> _Appended:
@@ -257,6 +273,7 @@ class Store:
                     raise
             else:
                 writer.committed()
+                writer.keep(self._cache)
                 parts = {name: read_json(text) for name, text in texts.items()}
                 return _Appended(seq, parts, size)
         raise AssertionError("unreachable: the loop returns or raises")
@@ -264,6 +281,9 @@ class Store:
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # A newest entry that cannot be read must not stop an agent from saving.
         for entry in self.entries(key, page=1):
+            known = self._heads.get(key)
+            if known is not None and known[0] == entry.seq:
+                return (known[1],)
             try:
                 return (read_checkpoint(key, entry.seq, entry.data).id,)
             except (IntegrityError, FormatError):

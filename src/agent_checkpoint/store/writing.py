@@ -10,7 +10,8 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.store.objects import Packed, make_object
+from agent_checkpoint.store.cache import Cache
+from agent_checkpoint.store.objects import Packed, make_object, opened
 
 _NOT_WORTH_ASKING = 16384
 """Up to so many bytes are written without asking first which of them are stored."""
@@ -38,6 +39,7 @@ class Writer:
         self.size = 0
         """Bytes of the state as text that stand outside of the entry: what it would take alone."""
         self._pending: dict[str, Packed] = {}
+        self._new: set[str] = set()
         self._committed: list[Callable[[], object]] = []
 
     def put(self, kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> str:
@@ -63,6 +65,11 @@ class Writer:
         for call in self._committed:
             call()
 
+    def keep(self, cache: Cache) -> None:
+        """Keep what was written in memory: it is what is most likely to be read next."""
+        for name in self._new:
+            cache.put_object(name, opened(self._pending[name]))
+
     def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
         """Return the objects that the entry must bring, and the names of those that must be there.
 
@@ -72,6 +79,7 @@ class Writer:
             StorageError: the medium failed.
         """
         new, requires = self._sort_out(backend, roots)
+        self._new = new
         stored: dict[str, bytes] = {}
         size = 0
         for name, packed in self._pending.items():  # what is referred to comes first

@@ -1,0 +1,124 @@
+"""Our sides: a conversation in a `Log`, and one in a plain list of a `Checkpointable`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import agent_checkpoint
+from agent_checkpoint import Checkpointable, CheckpointManager
+from agent_checkpoint.backends.sqlite import SQLiteBackend
+from bench.sides import Side
+from bench.texts import Message
+
+KEY = "conversation"
+DURABILITY = {"FULL": "full", "NORMAL": "fast"}
+
+
+def has_log() -> bool:
+    """Whether this version of the package has `Log`."""
+    return "Log" in agent_checkpoint.__all__
+
+
+def open_manager(path: Path, durability: str) -> CheckpointManager:
+    """A manager of an SQLite store that is as durable as SQLite's word for it says."""
+    return CheckpointManager(SQLiteBackend(path, durability=DURABILITY[durability]))
+
+
+class Agent(Checkpointable):
+    """An agent that is in the middle of a conversation."""
+
+    def __init__(self, messages: Any) -> None:
+        self.messages = messages
+        self.model = "a-model"
+        self.step = 0
+
+
+class Ours(Side):
+    """A conversation in a plain list of an agent that is saved with `manager.save`."""
+
+    def __init__(self, path: Path, durability: str) -> None:
+        super().__init__(path, durability)
+        self.live = self.new()
+
+    def new(self) -> Any:
+        """What is saved and loaded, with an empty conversation."""
+        return Agent([])
+
+    def agent_of(self, subject: Any) -> Any:
+        """The agent in what is saved and loaded."""
+        return subject
+
+    def messages_of(self, subject: Any) -> Any:
+        """The conversation in what is saved and loaded."""
+        return subject.messages
+
+    def open(self) -> None:
+        """Open the store: `CheckpointManager`."""
+        self.manager = open_manager(self.path, self.durability)
+
+    def close(self) -> None:
+        """Close the store: `manager.close`."""
+        self.manager.close()
+
+    def append_and_save(self, message: Message) -> None:
+        """Append to the messages and save."""
+        self.messages.append(message)
+        self.agent_of(self.live).step += 1
+        self.manager.save(KEY, self.live)
+
+    def save(self) -> None:
+        """Save again: `manager.save`."""
+        self.manager.save(KEY, self.live)
+
+    def load(self) -> list[Message]:
+        """Load into something new: `manager.load`."""
+        subject = self.new()
+        self.manager.load(KEY, subject)
+        return list(self.messages_of(subject))
+
+    def touch(self) -> None:
+        """Look at the newest entry, which holds names of objects and not the messages."""
+        self.manager.history(KEY, n=1)
+
+    def fork(self, name: str) -> None:
+        """Fork the key: `manager.fork`."""
+        self.manager.fork(KEY, name)
+
+    def resume(self) -> None:
+        """Load into something new, which becomes the live one."""
+        self.live = self.new()
+        self.manager.load(KEY, self.live)
+
+    @property
+    def messages(self) -> Any:
+        """The live conversation."""
+        return self.messages_of(self.live)
+
+
+class OursWithLog(Ours):
+    """The same with a `Log`, which encodes only what is new, as the agent's attribute."""
+
+    def new(self) -> Any:
+        """An agent with an empty `Log`."""
+        from agent_checkpoint import Log
+
+        return Agent(Log())
+
+
+class OursWithPart(Ours):
+    """The same with a `Log` that is a part of its own, beside the agent."""
+
+    def new(self) -> Any:
+        """Two parts: the agent, and an empty `Log`."""
+        from agent_checkpoint import Log
+
+        return {"agent": Agent(None), "messages": Log()}
+
+    def agent_of(self, subject: Any) -> Any:
+        """The part that is the agent."""
+        return subject["agent"]
+
+    def messages_of(self, subject: Any) -> Any:
+        """The part that is the conversation."""
+        return subject["messages"]

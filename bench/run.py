@@ -1,0 +1,270 @@
+"""Everything in one run: ours and the peers, as a table, as JSON and as a picture.
+
+    make bench                 about ten minutes, most of them to fill a store with a million
+    make bench QUICK=1         a hundred thousand checkpoints instead of a million
+    make bench ONLY=P7,P8      some of: P6 P7 P8 P9 P10 changes
+    make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
+
+The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import agent_checkpoint
+from bench import changes, conversation, import_time, million
+from bench.figures import summary_ms
+from bench.ours import has_log
+from bench.rows import Row
+from bench.table import detail_table, verdict_table, wants_colour
+from bench.turns import ROOT
+
+STEPS = 1_000
+RESULTS = ROOT / "bench" / "results"
+PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
+PACKAGES += ["langgraph-checkpoint-sqlite", "langgraph-checkpoint", "ormsgpack"]
+SUBJECTS = ("P6", "P7", "P8", "P9", "P10", "changes")
+
+
+def installed() -> dict[str, str | None]:
+    """What is measured: the versions of the packages, and a digest of our source."""
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    digest = hashlib.sha256()
+    for source in sorted(Path(agent_checkpoint.__file__).parent.rglob("*.py")):
+        digest.update(source.read_bytes())
+    return {**versions, "source": digest.hexdigest()[:12]}
+
+
+def machine(directory: Path) -> dict[str, Any]:
+    """Where the figures come from."""
+    return {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "filesystem": _filesystem(directory),
+        "sync_ms": _sync_ms(directory),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "versions": installed(),
+    }
+
+
+def measure(only: set[str], checkpoints: int, directory: Path) -> dict[str, Any]:
+    """All that is wanted, and the rows of the table."""
+    rows: list[Row] = []
+    results: dict[str, Any] = {"machine": machine(directory), "conversations": []}
+    with_log = has_log()
+    if only & {"P6", "P7", "P8", "changes"}:
+        runs = [("varied", "FULL")]
+        if "P7" in only:
+            runs.append(("varied", "NORMAL"))
+        if "P6" in only:
+            runs.append(("noise", "FULL"))
+        for kind, durability in runs:
+            say(f"a conversation of {STEPS:,} steps, {kind}, {durability} …")
+            figures = conversation.measure(
+                kind,
+                durability,
+                STEPS,
+                directory,
+                with_log=with_log,
+                thorough=(kind, durability) == runs[0] and bool(only & {"P8", "changes"}),
+            )
+            results["conversations"].append(figures)
+            shutil.rmtree(directory / f"{kind}-{durability}")
+        rows += conversation_rows(results["conversations"], only)
+    if "P9" in only:
+        say("import time …")
+        results["import_time_ms"] = import_time.measure(import_time.LEAST_RUNS)
+        rows.append(import_row(results["import_time_ms"]))
+    if "P10" in only:
+        say(f"{checkpoints:,} checkpoints in one store; filling it takes minutes …")
+        place = directory / "million"
+        place.mkdir()
+        results["million"] = million.measure(place, checkpoints)
+        shutil.rmtree(place)
+        rows += million.rows(results["million"])
+    if "changes" in only:
+        rows += changes.change_rows(results["conversations"][0])
+    results["changed_meanwhile"] = installed() != results["machine"]["versions"]
+    results["rows"] = [row.as_json() for row in rows]
+    return {"results": results, "rows": rows}
+
+
+def conversation_rows(runs: list[dict[str, Any]], only: set[str]) -> list[Row]:
+    """The rows of P6, P7 and P8."""
+    rows: list[Row] = []
+    first = runs[0]
+    if "P6" in only:
+        rows += conversation.size_rows(first, conversation.WHOLE)
+        rows += conversation.size_rows(runs[-1], ["log-fast", "list-fast"])
+    if "P7" in only:
+        for run in runs:
+            if run["kind"] == "varied":
+                rows += conversation.save_rows(run)
+    if "P8" in only:
+        rows += conversation.load_rows(first)
+    return rows
+
+
+def import_row(figures: dict[str, float]) -> Row:
+    """P9: the import above a bare Python."""
+    return Row(
+        id="P9",
+        what="python -c 'import agent_checkpoint'",
+        ours=figures["import agent_checkpoint"],
+        peer=figures["bare Python"],
+        unit="ms",
+        peer_name="bare",
+        target=import_time.TARGET_MS,
+        difference=True,
+    )
+
+
+def report(results: dict[str, Any], rows: list[Row]) -> None:
+    """Print the table, what is behind it, and the verdict in a line."""
+    colour = wants_colour()
+    where = results["machine"]
+    versions = ", ".join(f"{name} {text}" for name, text in where["versions"].items() if text)
+    print()
+    print(verdict_table(rows, colour))
+    print()
+    if results["conversations"]:
+        print(detail_table(results["conversations"], conversation.TITLES, colour))
+        print()
+        for run in results["conversations"][:2]:
+            modes = {
+                conversation.TITLES[name]: ", ".join(side["pragmas"])
+                for name, side in run["sides"].items()
+            }
+            for mode in sorted(set(modes.values())):
+                who = "; ".join(name for name, has in modes.items() if has == mode)
+                print(f"  {run['durability']}: SQLite says {mode} of: {who}")
+        sides = results["conversations"][0]["sides"].items()
+        told = {name: side["accelerators"] for name, side in sides if name.endswith("-fast")}
+        for names in sorted(set(map(tuple, told.values()))):
+            print(f"  fast: {', '.join(names) or 'nothing installed'}")
+    print(f"  {versions}")
+    print(
+        f"  Python {where['python']}, SQLite {where['sqlite']}, {where['system']}, "
+        f"{where['cores']} cores, load {where['load_average']:.1f}, {where['filesystem']}, "
+        f"fsync of 8 kB {where['sync_ms']['p50']:.2f} ms (p99 {where['sync_ms']['p99']:.1f})"
+    )
+    if results["changed_meanwhile"]:
+        print("  The source or a package CHANGED while this was measured: run it again.")
+    if where["filesystem"] == "tmpfs":
+        print("  The stores were in memory (tmpfs): durable saves cost nothing there. Set TMPDIR.")
+    verdicts = [row.verdict for row in rows]
+    counts = ", ".join(
+        f"{verdicts.count(word)} {word}"
+        for word in ("holds", "misses", "waiting")
+        if word in verdicts
+    )
+    print(f"\n  Targets: {counts or 'none measured'}.")
+    for row in rows:
+        if row.verdict == "misses":
+            print(f"  MISSES {row.id} {row.what} ({row.durability or 'reads only'})")
+    for reason in sorted({row.waiting for row in rows} - {""}):
+        print(f"  waiting: {reason}")
+
+
+def say(text: str) -> None:
+    """Tell a person at a terminal what is going on; a file gets the results alone."""
+    print(f"  measuring: {text}", file=sys.stderr, flush=True)
+
+
+def _sync_ms(directory: Path) -> dict[str, float]:
+    """How long the disk takes to make 8 kB durable: the floor of every save in mode FULL."""
+    taken = []
+    with (directory / "probe").open("wb", buffering=0) as file:
+        for _ in range(50):
+            file.write(bytes(8192))
+            started = time.perf_counter_ns()
+            os.fsync(file.fileno())
+            taken.append(time.perf_counter_ns() - started)
+    return summary_ms(taken)
+
+
+def _filesystem(directory: Path) -> str:
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        return "unknown file system"
+    place = str(directory.resolve()) + "/"
+    found = [(0, "unknown file system")]
+    for _, at, kind, *_ in map(str.split, mounts):
+        if place.startswith(at.rstrip("/") + "/"):
+            found.append((len(at), kind))
+    return max(found)[1]
+
+
+def main() -> int:
+    """Measure, print, and write the files."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("--only", default="", help=f"some of {','.join(SUBJECTS)}")
+    parser.add_argument("--quick", action="store_true", help="a smaller store for P10")
+    parser.add_argument("--keep", action="store_true", help="replace the committed snapshot")
+    options = parser.parse_args()
+    only = set(filter(None, options.only.split(","))) or set(SUBJECTS)
+    if not only <= set(SUBJECTS):
+        parser.error(f"--only takes some of {','.join(SUBJECTS)}, not {options.only}")
+    default = million.QUICK if options.quick else million.LARGE
+    checkpoints = int(os.environ.get("BENCH_MILLION") or default)
+    with tempfile.TemporaryDirectory(prefix="agent-checkpoint-bench-") as directory:
+        found = measure(only, checkpoints, Path(directory))
+    results = found["results"]
+    report(results, found["rows"])
+    RESULTS.mkdir(exist_ok=True)
+    written = [_write(results, RESULTS / "latest.json")]
+    if results["conversations"]:
+        from bench.plot import draw
+
+        draw(results, RESULTS / "latest.svg")
+        written.append(RESULTS / "latest.svg")
+        if options.keep:
+            picture = ROOT / "docs" / "images" / "bench.svg"
+            picture.parent.mkdir(exist_ok=True)
+            shutil.copyfile(RESULTS / "latest.svg", picture)
+            written.append(picture)
+    if options.keep:
+        written.append(_write(_snapshot(results), ROOT / "bench" / "results.json"))
+    print("  Written: " + ", ".join(str(path.relative_to(ROOT)) for path in written))
+    return 0
+
+
+def _snapshot(results: dict[str, Any]) -> dict[str, Any]:
+    """The results without the time of every single save."""
+    return json.loads(  # type: ignore[no-any-return]
+        json.dumps(results),
+        object_hook=lambda found: {
+            name: value for name, value in found.items() if not name.endswith("_ns")
+        },
+    )
+
+
+def _write(results: dict[str, Any], path: Path) -> Path:
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""Keeps forks and the use of SQLite connections apart. Owns the gate; knows no connection.
+
+A child that is forked while a connection is open inherits SQLite's notes of its parent's locks:
+each then takes the other for gone, and one of them may delete the log that the other writes to. So
+a fork waits until nothing is in use, and whoever has connections open closes them before it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+from weakref import WeakSet
+
+_LONGEST_WAIT = 30.0
+
+
+class Closes(Protocol):
+    """Something that must be closed before a fork."""
+
+    def close(self) -> None:
+        """Close what is open; it is opened anew when it is next used."""
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inside = 0
+        self.mine = threading.local()
+
+
+_gate = _Gate()
+_closed_before: WeakSet[Closes] = WeakSet()
+
+
+def close_before_fork(pool: Closes) -> None:
+    """Have something closed before every fork of this process."""
+    _closed_before.add(pool)
+
+
+@contextmanager
+def not_forked() -> Iterator[None]:
+    """Let no other thread fork during the block."""
+    gate = _gate
+    with gate.changed:
+        gate.inside += 1
+    gate.mine.depth = getattr(gate.mine, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        gate.mine.depth -= 1
+        if gate is _gate:  # else this is a child, which was forked within the block
+            with gate.changed:
+                gate.inside -= 1
+                gate.changed.notify_all()
+
+
+def _before_fork() -> None:
+    gate = _gate
+    gate.changed.acquire()
+    own = getattr(
+        gate.mine, "depth", 0
+    )  # a thread that forks within its own use: nobody to wait for
+    gate.changed.wait_for(lambda: gate.inside <= own, timeout=_LONGEST_WAIT)
+    for pool in list(_closed_before):
+        pool.close()
+
+
+def _after_fork_in_child() -> None:
+    global _gate
+    _gate = _Gate()  # the old one is held, or counts threads that are not here
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _gate.changed.release(),
+        after_in_child=_after_fork_in_child,
+    )
