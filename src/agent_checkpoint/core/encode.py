@@ -40,6 +40,9 @@ FACTORIES: dict[str, Any] = {
 }
 """The factories of a defaultdict that a checkpoint may name."""
 
+_LONGEST_KEY = 1024
+"""A longer key stands in a list, where a store can cut it out like any other text."""
+
 _NO_TYPES: Mapping[str, type] = {}
 
 
@@ -117,7 +120,7 @@ class _Encoder:
     def _dict(self, value: dict[Any, Any], depth: int) -> JsonValue:
         # All keys first: a value must not be encoded twice, or nesting would double the work.
         for key in value:
-            if type(key) is not str or (not key.isascii() and encode_text(key) is not key):
+            if type(key) is not str or len(key) > _LONGEST_KEY or encode_text(key) is not key:
                 return {"$dict": self._pairs(value, depth)}
         done: dict[str, JsonValue] = {}
         for key, item in value.items():

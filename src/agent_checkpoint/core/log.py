@@ -103,7 +103,7 @@ class Log(Sequence[T]):
         return f"Log({self._items!r})"
 
     def __reduce__(self) -> tuple[Callable[[list[T]], Log[T]], tuple[list[T]]]:
-        return type(self)._of, (self._items,)
+        return type(self)._of, (list(self._items),)
 
     # -- as a Stateful ---------------------------------------------------------------------------
 
@@ -160,11 +160,12 @@ class Log(Sequence[T]):
         self._generation = 0
 
     def _cut(self, index: int) -> None:
-        if self._views:  # somebody is yet to write the items as they were
+        self._generation += 1  # first: whoever looks at the cuts meanwhile must notice
+        if self._views:  # somebody is yet to write the items as they were: leave them that list
             self._items = list(self._items)
+            self._views = WeakSet()
         while self._cuts and self._cuts[-1][1] >= index:
             self._cuts.pop()
-        self._generation += 1
         self._cuts.append((self._generation, index))
 
     def _unchanged_since(self, generation: int) -> int | None:
@@ -237,12 +238,12 @@ class LogItems(Large):
         """Return what the store has of these items: all, all but the last leaf, or nothing."""
         nothing = _Known(0, {}, SequenceBuilder(), 0, SequenceBuilder(), 0)
         found: _Known | None = writer.memory.get(self._identity)
-        # A log that was cut after this moment no longer tells what was cut before it.
-        if found is None or self._log._generation != self._generation:
-            return nothing
-        if not writer.trust_memory or found.types != self._encode.types:
+        if found is None or not writer.trust_memory or found.types != self._encode.types:
             return nothing
         same = self._log._unchanged_since(found.generation)
+        # A log that was cut or loaded after this moment no longer tells what was cut before it.
+        if self._log._identity is not self._identity or self._log._generation != self._generation:
+            return nothing
         same = self._count if same is None else min(same, self._count)
         if found.n <= same:
             return found

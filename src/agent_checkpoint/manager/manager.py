@@ -203,7 +203,7 @@ class CheckpointManager(LineVerbs):
         Raises as `load` does.
         """
         found = self._find(key, checkpoint_id)
-        return states_of(found.parts, trust_pickle=trust_pickle, reader=self.store.reader())
+        return states_of(found.parts, trust_pickle=trust_pickle, reader=self.store.reader(found))
 
     @contextmanager
     def rollback_context(self, key: str, agent: Any, *, label: str | None = None) -> Iterator[str]:
@@ -314,17 +314,23 @@ class CheckpointManager(LineVerbs):
             raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
         key = check_key(key)
         self._background.settle()
-        before = find(self.store, key if id_a is None else id_a).parts
+        before = find(self.store, key if id_a is None else id_a)
+        found = [before]
         after = present
         if after is None:
-            after = dict(find(self.store, key if id_b is None else id_b).parts)
+            found.append(find(self.store, key if id_b is None else id_b))
+            after = dict(found[-1].parts)
         targets = {} if present is None else parts_of(agent)
-        reader = self.store.reader()
-        return compare(before, after, targets, deep=deep, trust_pickle=trust_pickle, reader=reader)
+        reader = self.store.reader(*found)
+        return compare(
+            before.parts, after, targets, deep=deep, trust_pickle=trust_pickle, reader=reader
+        )
 
     def _restore(self, checkpoint: Checkpoint, agent: Any, **options: Unpack[LoadOptions]) -> Any:
         where = f"The checkpoint {checkpoint.id}"
-        return restore(checkpoint.parts, agent, reader=self.store.reader(), where=where, **options)
+        return restore(
+            checkpoint.parts, agent, reader=self.store.reader(checkpoint), where=where, **options
+        )
 
     def _record_rollback(self, target: Checkpoint) -> None:
         # The block's own exception must propagate: what fails here is told at the next save.

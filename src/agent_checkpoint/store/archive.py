@@ -24,7 +24,7 @@ from agent_checkpoint.records import Checkpoint, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.objects import ID_BYTES, MAX_OBJECT, Packed, make_plain, open_object
-from agent_checkpoint.store.reachability import children_first, mark
+from agent_checkpoint.store.reachability import Seen, children_first, mark
 from agent_checkpoint.store.reading import fetch_objects, names_in
 from agent_checkpoint.store.splitting import split_parts
 from agent_checkpoint.store.store import Store, unknown
@@ -121,7 +121,7 @@ class _Export:
     def _objects(self, names: Iterator[str]) -> None:
         """Write objects that are not yet written, what they refer to first."""
         roots = list(names)
-        seen: dict[str, tuple[str, ...]] = dict.fromkeys(self.done, ())
+        seen: Seen = dict.fromkeys(self.done, ())
         mark(self.store.backend, roots, seen)
         order = [name for name in children_first(roots, seen) if name not in self.done]
         for name, found in fetch_objects(self.store.backend, order):
@@ -194,6 +194,7 @@ class Archive:
     def _read(self, file: BinaryIO) -> None:
         digest = hashlib.sha256()
         last = False
+        count = 0
         for frame in _frames(file, self.path, digest):
             if last or (frame.kind == HEADER) == bool(self.key):
                 raise self._damaged()
@@ -202,19 +203,23 @@ class Archive:
             elif frame.kind == OBJECT:
                 self._object(frame)
             elif frame.kind == CHECKPOINT:
+                count += 1
                 lost = set(names_in(self._checkpoint(frame).parts.values())) - self._places.keys()
                 if lost:
                     raise self._damaged()
             else:
                 last = frame.kind == END
-        if not last:
+        if not last or not count:
             raise IntegrityError(f"{self.path} is not a whole archive: its end is missing.")
 
     def _header(self, content: bytes) -> str:
         record = read_json(content)
         if not isinstance(record, dict):
             raise self._damaged()
-        return check_key(record.get("key"))
+        try:
+            return check_key(record.get("key"))
+        except InvalidInputError:
+            raise self._damaged() from None
 
     def _object(self, frame: Frame) -> None:
         name, stored = frame.content[:ID_BYTES].hex(), frame.content[ID_BYTES:]

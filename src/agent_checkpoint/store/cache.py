@@ -43,11 +43,17 @@ class Cache:
         """Keep an object."""
         self._put(name, (item, len(item.payload) + 64 * len(item.refs)))
 
-    def put_array(self, name: str, items: list[Any], size: int) -> list[Any]:
-        """Keep the parsed items of an array whose text has `size` bytes; return a copy."""
-        copy = _copier(items)
-        self._put("array " + name, (copy, size))
-        return copy()
+    def is_wanted_again(self, name: str) -> bool:
+        """Tell whether an array was asked for before: one that is read once is not worth a copy."""
+        mark = "asked " + name
+        if self.get(mark) is not None:
+            return True
+        self._put(mark, (True, 64))
+        return False
+
+    def put_array(self, name: str, items: list[Any], size: int) -> None:
+        """Keep copies of the parsed items of an array whose text has `size` bytes."""
+        self._put("array " + name, (_copier(items), size))
 
     def get_array(self, name: str) -> list[Any] | None:
         """Return the items of an array that nobody else has, or None if they are not kept."""
@@ -64,8 +70,10 @@ class Cache:
 def _copier(items: list[Any]) -> Callable[[], list[Any]]:
     """Return a function that makes copies of plain JSON items, the fastest that fits them."""
     if all(type(item) in _SCALARS for item in items):
-        return lambda: list(items)
+        kept = list(items)
+        return lambda: list(kept)
     if all(type(item) is dict and _SCALARS.issuperset(map(type, item.values())) for item in items):
-        return lambda: [item.copy() for item in items]
+        kept = [item.copy() for item in items]
+        return lambda: [item.copy() for item in kept]
     packed = marshal.dumps(items)
     return lambda: marshal.loads(packed)  # noqa: S302 - made just above, and never stored

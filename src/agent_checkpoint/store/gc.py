@@ -16,7 +16,7 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import ObjectInfo, show
 from agent_checkpoint.store.entries import open_entry
 from agent_checkpoint.store.importing import drop_dead
-from agent_checkpoint.store.reachability import mark, read_whole, roots_of
+from agent_checkpoint.store.reachability import Seen, mark, read_whole, roots_of
 from agent_checkpoint.store.store import Store
 
 _CLOCK_SLACK = 300.0
@@ -43,7 +43,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
         IntegrityError: an entry or object is damaged, so nobody can tell what it needs.
         StorageError: the medium failed, or the clock makes no sense.
     """
-    store.check_format()
+    store.format.check()
     if not dry_run:
         drop_dead(store)
     marks = _Marks(store.backend)
@@ -54,7 +54,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
     doomed = present.keys() - marks.seen.keys()
     if not doomed or dry_run:
         return _report(present, doomed)
-    store.check_format(writing=True)
+    store.format.check(writing=True)
     order = _parents_first(store.backend, doomed)
     swept: set[str] = set()
 
@@ -74,7 +74,7 @@ class _Marks:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.seen: dict[str, tuple[str, ...]] = {}
+        self.seen: Seen = {}
         self._read: dict[str, int] = {}
 
     def go_on(self) -> None:

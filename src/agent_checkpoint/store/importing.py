@@ -21,6 +21,7 @@ from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reading import Reader, whole
 from agent_checkpoint.store.store import IMPORT_STREAM, Store
 
@@ -41,7 +42,7 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     """
     archive = Archive(check_archive_path(path))
     key = archive.key
-    store.check_format(writing=True)
+    store.format.check(writing=True)
     drop_dead(store)
     if next(store.entries(key, page=1), None) is not None:
         raise _exists(key, path)
@@ -137,7 +138,7 @@ def _write(
 ) -> Checkpoint:
     parts = found.parts
     if store.backend.readable:
-        reader = Reader(archive)
+        reader = Reader(archive, size=found.size)
         reader.fetch(parts.values())
         parts = {name: whole(tree, reader) for name, tree in parts.items()}
     draft = Draft(
@@ -153,20 +154,29 @@ def _write(
     parents = tuple(renamed.get(parent, parent) for parent in found.parents)
     after = written[-1] if written else 0
     for attempt in range(_TRIES):
+        adopted = {}
         if not store.backend.readable:
-            _put_objects(store, archive, names if attempt == 0 else archive.names)
+            adopted = _put_objects(store, archive, names if attempt == 0 else archive.names)
         try:
-            return store.write(draft, parents=parents, after=after, ts_ns=found.ts_ns)
+            return store.write(
+                draft, parents=parents, after=after, ts_ns=found.ts_ns, adopted=adopted
+            )
         except IntegrityError:  # gc took them away before the checkpoint named them
             if attempt == _TRIES - 1:
                 raise
     raise AssertionError("unreachable: the loop returns or raises")
 
 
-def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> None:
+def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> dict[str, Packed]:
+    """Store the objects that refer to nothing; return the others, to be written with the entry."""
+    others: dict[str, Packed] = {}
     batch: dict[str, bytes] = {}
     size = 0
     for name, stored in archive.objects(names):
+        found = open_object(name, stored)
+        if found.refs:
+            others[name] = make_plain(found.kind, found.payload, found.refs)
+            continue
         batch[name] = stored
         size += len(stored)
         if size > _BATCH:
@@ -174,6 +184,7 @@ def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> None:
             batch, size = {}, 0
     if batch:
         store.backend.put_objects(batch)
+    return others
 
 
 def _take_back(store: Store, key: str, token: str, begun: int) -> None:

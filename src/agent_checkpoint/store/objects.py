@@ -50,8 +50,20 @@ class Object(NamedTuple):
 class Packed(NamedTuple):
     """An object that is ready to be written: packed when that is needed, not before."""
 
-    plain: bytes
+    kind: bytes
+    head: bytes
+    payload: bytes
     refs: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """How many bytes the plain form has."""
+        return len(self.head) + len(self.payload)
+
+    @property
+    def plain(self) -> bytes:
+        """The bytes that the name is the hash of."""
+        return self.head + self.payload
 
     def stored(self, *, portable: bool = False) -> bytes:
         """Return the bytes for the backend, or for every installation."""
@@ -61,7 +73,9 @@ class Packed(NamedTuple):
 def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, Packed]:
     """Return the name of an object, and the object to be written. Raises as `make_plain` does."""
     packed = make_plain(kind, payload, refs)
-    return hashlib.sha256(packed.plain).hexdigest(), packed
+    digest = hashlib.sha256(packed.head)
+    digest.update(payload)
+    return digest.hexdigest(), packed
 
 
 def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
@@ -78,10 +92,10 @@ def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
     ends = sum(1 << place for place, name in enumerate(refs) if type(name) is End)
     flags = ends.to_bytes((len(refs) + 7) // 8, "little")
     head = kind + write_varint(len(refs)) + flags + bytes.fromhex("".join(refs))
-    plain = head + payload
-    if len(plain) > MAX_OBJECT:
-        raise IntegrityError(f"An object of {len(plain)} bytes is larger than {MAX_OBJECT}.")
-    return Packed(plain, tuple(refs))
+    packed = Packed(kind, head, payload, tuple(refs))
+    if packed.size > MAX_OBJECT:
+        raise IntegrityError(f"An object of {packed.size} bytes is larger than {MAX_OBJECT}.")
+    return packed
 
 
 def open_object(name: str, stored: bytes) -> Object:
@@ -95,6 +109,8 @@ def open_object(name: str, stored: bytes) -> Object:
         plain = unpack(stored, MAX_OBJECT)
         if hashlib.sha256(plain).hexdigest() != name:
             raise IntegrityError("Its bytes do not match its name.")
+        if plain[1:2] == b"\0":  # most refer to nothing
+            return Object(plain[:1], (), plain[2:])
         count, at = read_varint(plain, 1)
         start = at + (count + 7) // 8
         end = start + count * ID_BYTES
@@ -107,10 +123,7 @@ def open_object(name: str, stored: bytes) -> Object:
 
 def opened(packed: Packed) -> Object:
     """Return an object that is to be written as it will be read."""
-    start = 1 + len(write_varint(len(packed.refs))) + (len(packed.refs) + 7) // 8
-    return Object(
-        packed.plain[:1], packed.refs, packed.plain[start + len(packed.refs) * ID_BYTES :]
-    )
+    return Object(packed.kind, packed.refs, packed.payload)
 
 
 def _refs(flags: bytes, names: str) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from agent_checkpoint.store.gc import gc
 from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
 from agent_checkpoint.store.objects import Object
-from agent_checkpoint.store.reachability import mark, reach, read_whole
+from agent_checkpoint.store.reachability import Seen, mark, reach, read_whole
 from agent_checkpoint.store.reading import names_in, whole
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
@@ -60,7 +60,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         StorageError: the medium failed, or others use it so that it cannot be scrubbed.
     """
     needles = _needles(secret)
-    store.check_format(writing=not dry_run)
+    store.format.check(writing=not dry_run)
     _refuse_names(store, needles)
     if not dry_run:
         drop_dead(store)  # they are out of sight
@@ -92,7 +92,7 @@ class _Search:
         self.objects = _tainted(store, needles)
         self.checkpoints: list[Checkpoint] = []
         self.heads: dict[str, Checkpoint] = {}
-        seen: dict[str, tuple[str, ...]] = {}
+        seen: Seen = {}
         for key in store.list_keys():
             for place, entry in enumerate(store.entries(key)):
                 checkpoint = read_checkpoint(key, entry.seq, entry.data)
@@ -115,7 +115,11 @@ def _needles(secret: str | bytes) -> list[bytes]:
         )
     found = [plain]
     with suppress(UnicodeDecodeError):  # then no text has it
-        found.append(write_json(plain.decode())[1:-1])
+        text = plain.decode()
+        found.append(write_json(text)[1:-1])
+        # As it stands in a text that UTF-8 cannot carry.
+        escaped = text.encode("unicode_escape")
+        found += [escaped, write_json(escaped.decode())[1:-1]]
     for shift, start in ((0, 0), (1, 2), (2, 3)):
         # Three bytes are four letters: what depends on the neighbours is left out.
         coded = base64.b64encode(b"\0" * shift + plain)[start:-4]
@@ -176,7 +180,7 @@ def _sound(store: Store, names: Sequence[str]) -> Iterator[tuple[str, Object]]:
 
 def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
     """Return the head with the secret blotted out; None where it stands in more than texts."""
-    reader = store.reader()
+    reader = store.reader(head)
     reader.fetch(head.parts.values())
     text = needles[0].decode("utf-8", "replace")
     parts = {

@@ -5,8 +5,8 @@ Entries of every stream may refer to objects, by the tags of `splitting` in thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Optional
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import FormatError, IntegrityError
@@ -27,38 +27,43 @@ def roots_of(record: dict[str, Any], where: str) -> set[str]:
         raise IntegrityError(f"{where} does not say which objects it needs.") from None
 
 
-def mark(backend: Backend, roots: Iterable[str], seen: dict[str, tuple[str, ...]]) -> None:
+Seen = dict[str, Optional[tuple[str, ...]]]
+"""What each object refers to; None of one that was only called an end, and not read."""
+
+
+def mark(backend: Backend, roots: Iterable[str], seen: Seen) -> None:
     """Add to `seen` all that can be reached from the roots, each with what it refers to.
 
-    Ends are not read. What is in `seen` already is not followed again.
+    Ends are not read, as long as nothing speaks of them otherwise: a forged object must not keep
+    from others what they refer to. What was read already is not read again.
 
     Raises:
         IntegrityError: an object is missing or damaged, so nobody can tell what it refers to.
         FormatError: this installation cannot unpack one.
         StorageError: the medium failed.
     """
-    wanted = {name for name in roots if name not in seen}
+    wanted = list(roots)
     while wanted:
-        below: set[str] = set()
-        ends = {name for name in wanted if type(name) is End}
-        seen.update((name, ()) for name in ends)
-        for name, found in fetch_objects(backend, wanted - ends):
+        ends = [name for name in wanted if type(name) is End]
+        inner = {name for name in wanted if type(name) is not End and seen.get(name) is None}
+        seen.update((end, None) for end in ends if end not in seen)
+        wanted = []
+        for name, found in fetch_objects(backend, inner):
             seen[name] = found.refs
-            below.update(found.refs)
-        wanted = {name for name in below if name not in seen}
+            wanted += found.refs
 
 
-def reach(roots: Iterable[str], seen: Mapping[str, tuple[str, ...]]) -> set[str]:
+def reach(roots: Iterable[str], seen: Seen) -> set[str]:
     """Return what can be reached from the roots, of what `mark` has seen."""
     found: set[str] = set()
     wanted = set(roots)
     while wanted:
         found |= wanted
-        wanted = {ref for name in wanted for ref in seen.get(name, ())} - found
+        wanted = {ref for name in wanted for ref in seen.get(name) or ()} - found
     return found
 
 
-def children_first(roots: Iterable[str], seen: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+def children_first(roots: Iterable[str], seen: Seen) -> Iterator[str]:
     """Iterate over what can be reached from the roots, each after all that it refers to."""
     done: set[str] = set()
     stack = [(name, False) for name in roots]
@@ -71,7 +76,7 @@ def children_first(roots: Iterable[str], seen: Mapping[str, tuple[str, ...]]) ->
             yield name
         else:
             stack.append((name, True))
-            stack += [(ref, False) for ref in seen.get(name, ()) if ref not in done]
+            stack += [(ref, False) for ref in seen.get(name) or () if ref not in done]
 
 
 def read_whole(backend: Backend, names: Iterable[str]) -> Iterator[tuple[str, Object | str]]:

@@ -23,8 +23,11 @@ from agent_checkpoint.store.objects import (
 from agent_checkpoint.store.sequences import read_sequence
 from agent_checkpoint.store.splitting import Large
 
-MAX_STATE = 1 << 33
-"""A state of more bytes than this is not read: small objects can stand for any number (8 GiB)."""
+MAX_STATE = 1 << 30
+"""The most bytes of a state, written or read: few objects can stand for any number (1 GiB)."""
+_SLACK = 1 << 20
+_A_STEP = 256
+"""What each object counts at least, so that going through many takes no endless time either."""
 
 TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
 
@@ -41,11 +44,21 @@ class ObjectSource(Protocol):
 class Reader:
     """Gives what stands outside of the entries; every byte is checked against its name."""
 
-    def __init__(self, source: ObjectSource, cache: Cache | None = None) -> None:
+    def __init__(
+        self, source: ObjectSource, cache: Cache | None = None, *, size: int = MAX_STATE
+    ) -> None:
+        """Read from a source.
+
+        Args:
+            source: where the objects are.
+            cache: what was read lately.
+            size: how many bytes the states have, as their checkpoints say: what turns out to be
+                much more is refused.
+        """
         self._source = source
         self._cache = Cache() if cache is None else cache
         self._objects: dict[str, Object] = {}
-        self._left = MAX_STATE
+        self._left = self._most = min(2 * size + _SLACK, MAX_STATE)
 
     def fetch(self, trees: Iterable[JsonValue]) -> None:
         """Read all objects that stored trees need, level by level.
@@ -84,8 +97,8 @@ class Reader:
                 continue
             items = read_array(text)
             is_plain = has_no_tags(text)
-            if is_plain:
-                items = self._cache.put_array(part, items, len(text))
+            if is_plain and self._cache.is_wanted_again(part):
+                self._cache.put_array(part, items, len(text))
             yield items, is_plain
 
     def blob(self, names: Any) -> bytes:
@@ -113,15 +126,21 @@ class Reader:
         found = self._objects.get(_checked(name))
         if found is None:
             raise missing([name])
+        self._count(_A_STEP)
         if kind is not None and found.kind != kind:
             raise IntegrityError(f"The object {name} is not of the kind that its use needs.")
         return found
 
     def _take(self, data: bytes) -> bytes:
-        self._left -= len(data)
-        if self._left < 0:
-            raise IntegrityError(f"The state has more than {MAX_STATE} bytes.")
+        self._count(len(data))
         return data
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise IntegrityError(
+                f"The state has more than {self._most:,} bytes, which is more than it may have."
+            )
 
 
 def whole(tree: Any, reader: Reader | None) -> Any:
@@ -130,19 +149,26 @@ def whole(tree: Any, reader: Reader | None) -> Any:
     Raises:
         IntegrityError: the objects are not what the tags say, or there is no reader.
     """
+    try:
+        return _whole(tree, reader)
+    except RecursionError:
+        raise IntegrityError("It is nested too deeply to be one of ours.") from None
+
+
+def _whole(tree: Any, reader: Reader | None) -> Any:
     if isinstance(tree, Large):
         return tree.inline()
     if isinstance(tree, list):
-        return [whole(item, reader) for item in tree]
+        return [_whole(item, reader) for item in tree]
     if not isinstance(tree, dict):
         return tree
     tag = tag_of(tree)
     if tag is None:
-        return {key: whole(item, reader) for key, item in tree.items()}
+        return {key: _whole(item, reader) for key, item in tree.items()}
     if reader is None:
         raise IntegrityError("It refers to objects of a store, and there is none.")
     found = reader.tree(tag, tree[tag])
-    return found if isinstance(found, (str, bytes)) else whole(found, reader)
+    return found if isinstance(found, (str, bytes)) else _whole(found, reader)
 
 
 def tag_of(tree: Any) -> str | None:

@@ -25,7 +25,7 @@ from agent_checkpoint.store.varints import read_varint, write_varint
 
 LEAF_BYTES = 16384
 SMALLEST_LEAF = LEAF_BYTES // 8
-LARGEST_LEAF = 8 * LEAF_BYTES
+LARGEST_LEAF = 3 * LEAF_BYTES
 SEGMENT_BYTES = 512
 FAN_OUT = 32
 LARGEST_FAN_OUT = 8 * FAN_OUT
@@ -38,9 +38,10 @@ class SequenceBuilder:
     """Makes the objects of one list, item by item; can be copied, and go on from there."""
 
     def __init__(self) -> None:
-        self.count = 0
         self.bytes = 0
-        self._levels: list[list[tuple[str, int]]] = []
+        self.outside = 0
+        """Bytes of what items refer to and stands elsewhere, counted by whoever adds them."""
+        self._levels: list[list[str]] = []
         self._spine: str | None = None
         self._open_bytes = 0
         self._begin_leaf()
@@ -48,7 +49,7 @@ class SequenceBuilder:
     def copy(self) -> SequenceBuilder:
         """Return a builder that goes on from here on its own."""
         twin = SequenceBuilder()
-        twin.count, twin.bytes, twin._spine = self.count, self.bytes, self._spine
+        twin.bytes, twin.outside, twin._spine = self.bytes, self.outside, self._spine
         twin._levels = [list(level) for level in self._levels]
         twin._texts, twin._refs = list(self._texts), list(self._refs)
         twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
@@ -75,7 +76,6 @@ class SequenceBuilder:
         self._texts.append(text)
         self._refs.append(refs)
         size = len(text) + 1
-        self.count += 1
         self.bytes += size
         self._leaf_bytes += size
         self._open_bytes += size
@@ -99,7 +99,6 @@ class SequenceBuilder:
             ) or whole >= LARGEST_LEAF:
                 self._texts += texts[start : place + 1]
                 self._refs += [()] * (place + 1 - start)
-                self.count += place + 1 - start
                 self.bytes += whole - self._leaf_bytes
                 self._end_leaf(put)
                 start, whole = place + 1, 0
@@ -127,34 +126,33 @@ class SequenceBuilder:
     def _end_leaf(self, put: Put) -> None:
         refs = _flat(self._refs)
         leaf = put(LEAF, _array(self._texts), refs)
-        child, count = leaf if refs else End(leaf), len(self._texts)
+        child = leaf if refs else End(leaf)
         self._begin_leaf()
         self._spine = None
         for group in self._levels:
-            group.append((child, count))
+            group.append(child)
             if len(group) < 2 or (int(child[-8:], 16) % FAN_OUT and len(group) < LARGEST_FAN_OUT):
                 return
-            count = sum(below for _, below in group)
-            child = put(NODE, write_varint(count), [name for name, _ in group])
+            child = put(NODE, b"", group)
             group.clear()
-        self._levels.append([(child, count)])
+        self._levels.append([child])
 
     def _spine_name(self, put: Put) -> str:
         if self._spine is None:
             # The higher a level, the earlier its items.
-            names = [name for level in reversed(self._levels) for name, _ in level]
-            self._spine = put(SPINE, write_varint(self.count - len(self._texts)), names)
+            names = [name for level in reversed(self._levels) for name in level]
+            self._spine = put(SPINE, b"", names)
         return self._spine
 
     def _put_tail(self, number: int, end: int, put: Put) -> str:
         start = self._ends[number - 2] if number > 1 else 0
-        before = self.count - len(self._texts)
         refs = [self._tails[earlier - 1] for earlier in _earlier(number)]
-        if before:
+        if self._levels:
             refs.append(self._spine_name(put))
+        has_spine = b"\1" if self._levels else b"\0"
         refs += _flat(self._refs[start:end])
-        head = write_varint(number) + write_varint(before)
-        return put(TAIL, head + _array(self._texts[start:end]), refs)
+        text = _array(self._texts[start:end])
+        return put(TAIL, write_varint(number) + has_spine + text, refs)
 
 
 def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
@@ -173,24 +171,24 @@ def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str
         return
     segments: dict[int, tuple[str, bytes]] = {}
     names = [root]
-    spine: tuple[str | None, int] | None = None
+    spine: list[str] | None = None
     while names:
         name = names.pop()
         tail = get(name)
-        number, before, text = _read_tail(tail)
+        number, has_spine, text = _read_tail(tail)
         if number in segments:
             continue
         segments[number] = (name, text)
         earlier = len(list(_earlier(number)))
         names += tail.refs[:earlier]
-        own = (tail.refs[earlier] if before else None, before)
+        own = list(tail.refs[earlier : earlier + has_spine])
         if spine is not None and spine != own:
             raise IntegrityError(f"The list {root} is malformed: its ends belong to two lists.")
         spine = own
     if sorted(segments) != list(range(1, len(segments) + 1)):
         raise IntegrityError(f"The list {root} is malformed: a part of its end is missing.")
-    if spine is not None and spine[0] is not None:
-        yield from _below(spine[0], get)
+    for name in spine or ():
+        yield from _below(name, get)
     for number in range(1, len(segments) + 1):
         yield segments[number]
 
@@ -202,20 +200,25 @@ def _below(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes
         found = get(name)
         if found.kind == LEAF:
             yield name, found.payload
-        elif found.kind in (NODE, SPINE):
+        elif found.kind == NODE and found.refs:
             stack += reversed(found.refs)
+        elif found.kind == SPINE and name == root:
+            stack += reversed(found.refs)  # none, if the list is empty
         else:
             raise IntegrityError(f"The list {root} is malformed: it refers to what is no list.")
 
 
-def _read_tail(tail: Object) -> tuple[int, int, bytes]:
+def _read_tail(tail: Object) -> tuple[int, bool, bytes]:
     if tail.kind != TAIL:
         raise IntegrityError("The end of a list refers to what is no list.")
     number, at = read_varint(tail.payload, 0)
-    before, at = read_varint(tail.payload, at)
-    if number < 1 or len(tail.refs) < len(list(_earlier(number))) + bool(before):
+    flag = tail.payload[at : at + 1]
+    has_spine = flag == b"\1"
+    if flag not in (b"\0", b"\1"):
+        raise IntegrityError("The end of a list is cut.")
+    if number < 1 or len(tail.refs) < len(list(_earlier(number))) + has_spine:
         raise IntegrityError("The end of a list lacks references.")
-    return number, before, tail.payload[at:]
+    return number, has_spine, tail.payload[at + 1 :]
 
 
 def _earlier(number: int) -> Iterator[int]:
@@ -226,7 +229,7 @@ def _earlier(number: int) -> Iterator[int]:
 
 
 def _array(texts: Sequence[bytes]) -> bytes:
-    return b"[" + b",".join(texts) + b"]"
+    return b",".join((b"[" + texts[0], *texts[1:])) + b"]" if texts else b"[]"
 
 
 def _flat(refs: Sequence[Sequence[str]]) -> list[str]:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.json_text import write_json
+from agent_checkpoint.store.json_text import write_all_json, write_json
 from agent_checkpoint.store.objects import BLOB, TEXT, End
 from agent_checkpoint.store.sequences import SequenceBuilder
 from agent_checkpoint.store.writing import Writer
@@ -99,7 +99,11 @@ def add_item(value: JsonValue, builder: SequenceBuilder, writer: Writer) -> None
     except TypeError:  # there is a Large in it
         text = b""
     if not text or len(text) > IN_OBJECT:
+        before = writer.size
         text = _text(value, IN_OBJECT, writer, refs)
+        # Counted by the builder, which remembers it with the item: a log puts an item only once.
+        builder.outside += writer.size - before
+        writer.size = before
     builder.add(text, refs, writer.put)
 
 
@@ -126,7 +130,7 @@ def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
     builder = SequenceBuilder()
     texts: list[bytes] = []
     with suppress(TypeError):  # there is a Large in it
-        texts = list(map(write_json, value))
+        texts = write_all_json(value)
     if texts and max(map(len, texts)) <= IN_OBJECT:
         builder.extend(texts, writer.put)
     else:
@@ -165,7 +169,7 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
 
 def _put_sequence(tag: str, builder: SequenceBuilder, writer: Writer, refs: list[str]) -> bytes:
     refs.append(builder.finish(writer.put))
-    writer.size += builder.bytes
+    writer.size += builder.bytes + builder.outside
     return write_json({tag: refs[-1]})
 
 

@@ -6,15 +6,16 @@ A checkpoint exists when its one stream entry exists; nothing is ever changed in
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import (
-    ConflictError,
     FormatError,
     IntegrityError,
+    InvalidInputError,
     MissingObjectsError,
     NotFoundError,
 )
@@ -29,24 +30,23 @@ from agent_checkpoint.records import (
 )
 from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.entries import (
-    FORMAT,
     open_entry,
     read_checkpoint,
-    seal_entry,
     write_checkpoint,
     write_readable,
 )
+from agent_checkpoint.store.format_record import FormatRecord
 from agent_checkpoint.store.json_text import read_json, write_json
-from agent_checkpoint.store.objects import missing
-from agent_checkpoint.store.reading import Reader, names_in
+from agent_checkpoint.store.objects import Packed, missing
+from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in
 from agent_checkpoint.store.splitting import inline_parts, split_parts
 from agent_checkpoint.store.writing import Memory, Writer
 
-_FORMAT_STREAM = "meta/format"
 IMPORT_STREAM = "meta/import"
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'
 _TRIES = 5
+NOTHING: Mapping[str, Packed] = MappingProxyType({})
 _MOST_HEADS = 1000
 
 
@@ -58,6 +58,14 @@ class Import(NamedTuple):
     token: str
     ts_ns: int
     process: str
+
+
+class _Head(NamedTuple):
+    """A checkpoint that need not be read to be named; its entry has the mark in it."""
+
+    seq: int
+    id: str
+    mark: bytes
 
 
 class _Appended(NamedTuple):
@@ -73,10 +81,10 @@ class Store:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self._format_allows: set[str] = set()
+        self.format = FormatRecord(backend)
         self._memory: Memory = WeakKeyDictionary()
         self._cache = Cache()
-        self._heads: dict[str, tuple[int, str]] = {}  # what this store wrote last, by key
+        self._heads: dict[str, _Head] = {}  # what this store wrote last, by key
 
     def write(
         self,
@@ -85,6 +93,7 @@ class Store:
         parents: tuple[str, ...] | None = None,
         after: int | None = None,
         ts_ns: int | None = None,
+        adopted: Mapping[str, Packed] = NOTHING,
     ) -> Checkpoint:
         """Append a checkpoint to its key and return it with its place.
 
@@ -93,6 +102,7 @@ class Store:
             parents: the ids it comes from; the present head if not given.
             after: the number that the head must still have; 0 if the key must be new.
             ts_ns: when it was made, if not now.
+            adopted: objects that the parts of `draft.source` need and that may not be stored yet.
 
         Raises:
             ConflictError: the head is another; nothing was written.
@@ -100,12 +110,14 @@ class Store:
             StorageError: the medium failed; nothing was acknowledged.
         """
         stream = _stream(draft.key)
-        self.check_format(writing=True)
+        self.format.check(writing=True)
         if parents is None:
             parents = self._readable_head(draft.key)
         ts_ns = time.time_ns() if ts_ns is None else ts_ns
-        append = self._append_readable if self.backend.readable else self._append_objects
-        seq, parts, size = append(stream, draft, ts_ns, parents, after)
+        if self.backend.readable:
+            seq, parts, size = self._append_readable(stream, draft, ts_ns, parents, after)
+        else:
+            seq, parts, size = self._append_objects(stream, draft, ts_ns, parents, after, adopted)
         self._remember_head(draft.key, seq, ts_ns)
         return Checkpoint(
             key=draft.key,
@@ -120,9 +132,10 @@ class Store:
             size=size,
         )
 
-    def reader(self) -> Reader:
-        """Return a reader of what stands outside of the entries."""
-        return Reader(self.backend, self._cache)
+    def reader(self, *checkpoints: Checkpoint) -> Reader:
+        """Return a reader of what stands outside of the entries of these checkpoints."""
+        size = sum(checkpoint.size for checkpoint in checkpoints)
+        return Reader(self.backend, self._cache, size=size)
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.
@@ -136,8 +149,8 @@ class Store:
 
     def read(self, key: str, seq: int) -> Checkpoint | None:
         """Return the checkpoint with this number, or None. Raises as `head` does."""
-        self.check_format()
-        entries = self._visible(self.backend.read(_stream(key), after=seq - 1, before=seq + 1))
+        self.format.check()
+        _, entries = self._read(key, after=seq - 1, before=seq + 1)
         return read_checkpoint(key, seq, entries[0].data) if entries else None
 
     def newest_first(
@@ -152,21 +165,23 @@ class Store:
 
     def entries(self, key: str, *, before: int | None = None, page: int = 100) -> Iterator[Entry]:
         """Iterate over the raw entries of a key, newest first. Raises FormatError, StorageError."""
-        self.check_format()
-        stream = _stream(key)
+        self.format.check()
         while True:
-            found = self.backend.read(stream, before=before, limit=page, newest_first=True)
-            yield from self._visible(found)
+            found, visible = self._read(key, before=before, limit=page, newest_first=True)
+            yield from visible
             if len(found) < page:
                 return
             before = found[-1].seq
 
     def oldest_first(self, key: str, *, page: int = 100) -> Iterator[Entry]:
         """Iterate over the raw entries of a key in order. Raises FormatError, StorageError."""
-        self.check_format()
+        self.format.check()
         after = 0
-        while found := self.backend.read(_stream(key), after=after, limit=page):
-            yield from self._visible(found)
+        while True:
+            found, visible = self._read(key, after=after, limit=page)
+            yield from visible
+            if len(found) < page:
+                return
             after = found[-1].seq
 
     def list_keys(self, prefix: str = "") -> list[str]:
@@ -219,12 +234,16 @@ class Store:
         entries = self.backend.read(_stream(key))
         return [entry.seq for entry in entries if token.encode() in entry.data]
 
-    def _visible(self, entries: list[Entry]) -> list[Entry]:
-        """Return the entries without those of imports that are not finished."""
-        if not any(_IMPORTED in entry.data for entry in entries):
-            return entries
-        tokens = [found.token.encode() for found in self.imports()]
-        return [entry for entry in entries if not any(token in entry.data for token in tokens)]
+    def _read(self, key: str, **which: Any) -> tuple[list[Entry], list[Entry]]:
+        """Return the chosen entries, and those of them that no unfinished import has written."""
+        found = self.backend.read(_stream(key), **which)
+        if not any(_IMPORTED in entry.data for entry in found):
+            return found, found
+        tokens = [item.token.encode() for item in self.imports()]
+        # Once more, now that it is known which are not finished: the others are there as a whole.
+        found = self.backend.read(_stream(key), **which)
+        visible = [entry for entry in found if not any(token in entry.data for token in tokens)]
+        return found, visible
 
     def remove(self, key: str, seqs: Iterable[int]) -> None:
         """Remove checkpoints of a key for good.
@@ -233,13 +252,14 @@ class Store:
             FormatError: the store is of a newer format.
             StorageError: the medium failed.
         """
-        self.check_format(writing=True)
+        self.format.check(writing=True)
         self.backend.remove(_stream(key), seqs)
 
     def _remember_head(self, key: str, seq: int, ts_ns: int) -> None:
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
-        self._heads[key] = (seq, str(CheckpointId(key, ts_ns, seq)))
+        place = CheckpointId(key, ts_ns, seq)
+        self._heads[key] = _Head(seq, str(place), str(ts_ns).encode())
 
     def _append_readable(
         self, stream: str, draft: Draft, ts_ns: int, parents: tuple[str, ...], after: int | None
@@ -249,16 +269,28 @@ class Store:
         return _Appended(self.backend.append(stream, entry, after=after), parts, len(entry))
 
     def _append_objects(
-        self, stream: str, draft: Draft, ts_ns: int, parents: tuple[str, ...], after: int | None
+        self,
+        stream: str,
+        draft: Draft,
+        ts_ns: int,
+        parents: tuple[str, ...],
+        after: int | None,
+        adopted: Mapping[str, Packed],
     ) -> _Appended:
         for attempt in range(_TRIES):
             writer = Writer(self._memory, trust_memory=attempt == 0)
             if draft.source is None:
                 texts, roots = split_parts(draft.parts, writer)
                 size = writer.size + sum(map(len, texts.values()))
+                if size > MAX_STATE:
+                    raise InvalidInputError(
+                        f"The state for {show(draft.key)} has {size:,} bytes; a checkpoint holds "
+                        f"up to {MAX_STATE:,}. Keep large files in a workspace, or in several keys."
+                    )
             else:
                 texts = {name: write_json(tree) for name, tree in draft.parts.items()}
                 roots, size = tuple(names_in(draft.parts.values())), draft.source.size
+                writer.adopt(adopted)
             entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
             objects, requires = writer.flush(self.backend, roots)
             try:
@@ -282,59 +314,13 @@ class Store:
         # A newest entry that cannot be read must not stop an agent from saving.
         for entry in self.entries(key, page=1):
             known = self._heads.get(key)
-            if known is not None and known[0] == entry.seq:
-                return (known[1],)
+            if known is not None and known.seq == entry.seq and known.mark in entry.data:
+                return (known.id,)
             try:
                 return (read_checkpoint(key, entry.seq, entry.data).id,)
             except (IntegrityError, FormatError):
                 continue
         return ()
-
-    def read_format(self) -> dict[str, Any] | None:
-        """Return the format record; None if the store is new.
-
-        Raises:
-            IntegrityError: the record is damaged.
-            FormatError: the record itself is of a newer format.
-            StorageError: the medium failed.
-        """
-        entries = self.backend.read(_FORMAT_STREAM, limit=1, newest_first=True)
-        return open_entry(entries[0].data, "The format record of the store") if entries else None
-
-    def check_format(self, *, writing: bool = False) -> None:
-        """Make sure that this version may read, or write, the store.
-
-        Raises:
-            FormatError: the store is of a newer format.
-            IntegrityError: the format record is damaged, and the store is to be written.
-            StorageError: the medium failed.
-        """
-        need = "write" if writing else "read"
-        if need in self._format_allows:
-            return
-        try:
-            record = self.read_format()
-        except IntegrityError:
-            if writing:
-                raise
-            return  # what is there can still be read; `verify` tells
-        if record is None and writing:
-            record = {"read": FORMAT, "write": FORMAT, "features": []}
-            try:
-                self.backend.append(
-                    _FORMAT_STREAM, seal_entry(record, indent=self.backend.readable), after=0
-                )
-            except ConflictError:  # another process opened the same new store
-                record = self.read_format() or {}
-        if record is None:
-            return
-        needed = record.get(need)
-        if not isinstance(needed, int) or needed > FORMAT or record.get("features"):
-            raise FormatError(
-                f"The store has format {needed}, features {record.get('features')}; this "
-                f"version knows format {FORMAT}. Install a newer agent-checkpoint."
-            )
-        self._format_allows.add(need)
 
 
 def unknown(key: str, store: Store) -> NotFoundError:

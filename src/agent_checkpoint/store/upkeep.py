@@ -11,7 +11,7 @@ from typing import Any
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.reachability import mark, reach
+from agent_checkpoint.store.reachability import Seen, mark, reach
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.store import Store, unknown
@@ -28,7 +28,7 @@ def stats(store: Store) -> dict[str, Any]:
         StorageError: the medium failed.
     """
     sizes = {info.id: info.size for info in store.backend.list_objects()}
-    seen: dict[str, tuple[str, ...]] = {}
+    seen: Seen = {}
     keys: dict[str, dict[str, int]] = {}
     entries = 0
     for key in store.list_keys():
@@ -40,10 +40,10 @@ def stats(store: Store) -> dict[str, Any]:
             entries += len(entry.data)
             try:
                 checkpoint = read_checkpoint(key, entry.seq, entry.data)
+                roots.update(names_in(checkpoint.parts.values()))
             except (IntegrityError, FormatError):
                 continue  # verify() tells
             row["logical_bytes"] += checkpoint.size
-            roots.update(names_in(checkpoint.parts.values()))
         with suppress(IntegrityError, FormatError):  # verify() tells
             mark(store.backend, roots, seen)
         row["stored_bytes"] += sum(sizes.get(name, 0) for name in reach(roots, seen))

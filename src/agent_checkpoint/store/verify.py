@@ -54,6 +54,7 @@ class _Verifier:
         self.problems: list[Problem] = []
         self._refs: dict[str, tuple[str, ...]] = {}
         self._broken: dict[str, str] = {}
+        self._blamed: set[str] = set()
 
     def run(self) -> VerifyReport:
         self._format()
@@ -66,7 +67,7 @@ class _Verifier:
 
     def _format(self) -> None:
         try:
-            self.store.read_format()
+            self.store.format.read()
         except (IntegrityError, FormatError) as error:
             self._problem("meta/format", error)
 
@@ -102,11 +103,10 @@ class _Verifier:
         while wanted:
             reached |= wanted
             self._read(wanted)
-            broken = sorted(wanted & self._broken.keys())
-            if broken:
-                return self._broken[broken[0]]
-            wanted = {ref for name in wanted for ref in self._refs[name]} - reached
-        return None
+            wanted = {ref for name in wanted for ref in self._refs.get(name, ())} - reached
+        broken = sorted(reached & self._broken.keys())
+        self._blamed.update(broken)
+        return self._broken[broken[0]] if broken else None
 
     def _read(self, names: set[str]) -> None:
         new = [name for name in names if name not in self._refs and name not in self._broken]
@@ -124,11 +124,8 @@ class _Verifier:
             self._problem("the store", error)
             return
         self._read(names)
-        known = self._broken.keys() & names
-        blamed = {problem.reason for problem in self.problems}
-        for name in sorted(known):
-            if self._broken[name] not in blamed:
-                self._problem(f"object {name}", self._broken[name])
+        for name in sorted(self._broken.keys() & names - self._blamed):
+            self._problem(f"object {name}", self._broken[name])
 
     def _problem(self, where: str, reason: object) -> None:
         self.problems.append(Problem(where, str(reason)))

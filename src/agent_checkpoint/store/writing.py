@@ -5,7 +5,7 @@ Owns telling new objects from those that are stored already; knows nothing of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -52,6 +52,10 @@ class Writer:
         self._pending[name] = packed
         return name
 
+    def adopt(self, objects: Mapping[str, Packed]) -> None:
+        """Keep objects to be written that were made elsewhere."""
+        self._pending.update(objects)
+
     def pending(self) -> Iterable[tuple[str, Packed]]:
         """Return the objects that were put, by name; what they refer to comes first."""
         return self._pending.items()
@@ -73,7 +77,8 @@ class Writer:
     def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
         """Return the objects that the entry must bring, and the names of those that must be there.
 
-        Where an object is stored, all that it refers to is stored too: gc deletes in that order.
+        Where an object is stored, all that it refers to is stored too: only what refers to nothing
+        is stored ahead of an entry, and gc deletes what refers first.
 
         Raises:
             StorageError: the medium failed.
@@ -81,21 +86,24 @@ class Writer:
         new, requires = self._sort_out(backend, roots)
         self._new = new
         stored: dict[str, bytes] = {}
+        ahead: list[str] = []
         size = 0
         for name, packed in self._pending.items():  # what is referred to comes first
             if name in new:
                 stored[name] = packed.stored()
-                size += len(stored[name])
+                if not packed.refs:
+                    ahead.append(name)
+                    size += len(stored[name])
                 if size > _BATCH:
-                    backend.put_objects(stored)
-                    requires.update(stored)
-                    stored, size = {}, 0
+                    requires.update(ahead)
+                    backend.put_objects({name: stored.pop(name) for name in ahead})
+                    ahead, size = [], 0
         return stored, requires
 
     def _sort_out(self, backend: Backend, roots: Iterable[str]) -> tuple[set[str], set[str]]:
         new: set[str] = set()
         requires: set[str] = set()
-        ask = sum(len(packed.plain) for packed in self._pending.values()) > _NOT_WORTH_ASKING
+        ask = sum(packed.size for packed in self._pending.values()) > _NOT_WORTH_ASKING
         wanted = set(roots)
         while wanted:
             known = {name for name in wanted if name not in self._pending}

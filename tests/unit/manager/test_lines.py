@@ -346,7 +346,7 @@ def test_a_failed_import_leaves_no_half_key(manager: CheckpointManager, tmp_path
         (lambda data: MAGIC + b"x\n", IntegrityError),
         (lambda data: MAGIC + b"1\nh\xff\xff\xff\xff\xff", IntegrityError),
         (lambda data: MAGIC + b"1\nh\x02[]", IntegrityError),
-        (lambda data: MAGIC + b"1\nh\x02{}", InvalidInputError),
+        (lambda data: MAGIC + b"1\nh\x02{}", IntegrityError),
         (lambda data: data.replace(b'"ts_ns"', b'"ts_nz"'), IntegrityError),
         (lambda data: data.replace(MAGIC + b"1", MAGIC + b"2"), FormatError),
     ],

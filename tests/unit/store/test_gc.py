@@ -1,0 +1,270 @@
+"""F8, F9: gc beside saves, damage and clocks: what is needed stays, whatever happens."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import (
+    CheckpointManager,
+    IntegrityError,
+    KeepLatest,
+    Log,
+    MemoryBackend,
+    StorageError,
+)
+from agent_checkpoint.errors import MissingObjectsError
+from agent_checkpoint.records import Draft
+from agent_checkpoint.store import gc as gc_module
+from agent_checkpoint.store import importing, writing
+from agent_checkpoint.store.objects import NODE, SPINE, TEXT, End, make_object, open_object
+from tests.unit.store.counting import HookedBackend
+
+
+def state(seed: int, items: int = 300) -> "dict[str, Any]":
+    numbers = random.Random(seed)
+    texts = [{"n": n, "text": numbers.randbytes(100).hex()} for n in range(items)]
+    return {"items": texts, "long": numbers.randbytes(2000).hex()}
+
+
+BIG = {"items": [{"n": n, "text": state(n, 0)["long"]} for n in range(300)]}
+
+
+def ids(backend: MemoryBackend) -> "set[str]":
+    return {info.id for info in backend.list_objects()}
+
+
+@pytest.fixture
+def backend() -> HookedBackend:
+    return HookedBackend()
+
+
+@pytest.fixture
+def manager(backend: HookedBackend) -> CheckpointManager:
+    return CheckpointManager(backend)
+
+
+def doom(manager: CheckpointManager, saved: Any) -> None:
+    """Leave the objects of a state behind that no checkpoint needs."""
+    manager.save("doomed", saved)
+    manager.delete("doomed")
+
+
+def fresh(backend: MemoryBackend) -> CheckpointManager:
+    return CheckpointManager(backend)
+
+
+def test_a_dry_run_tells_what_gc_then_deletes(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    manager.save("key", state(1))
+    kept = ids(backend)
+    doom(manager, state(2))
+    before = {info.id: info.size for info in backend.list_objects()}
+    told = manager.gc(dry_run=True)
+    assert {info.id: info.size for info in backend.list_objects()} == before
+    assert told.bytes == sum(size for name, size in before.items() if name not in kept)
+    assert manager.gc() == told
+    assert ids(backend) == kept
+    assert manager.gc().objects == 0
+
+
+def test_pruning_and_gc_make_room_for_all_but_what_is_shared(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    log = Log(state(1)["items"])
+    for n in range(20):
+        log.append(n)
+        manager.save("key", {"log": log, "own": state(n)["long"]})
+    manager.prune("key", KeepLatest(2))
+    before = len(ids(backend))
+    assert manager.gc().objects > 18
+    assert len(ids(backend)) < before
+    assert manager.state_dict("key~1")["log"] == log[:-1]
+
+
+def test_gc_between_looking_and_committing(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    doom(manager, state(1))
+    reports = []
+    backend.before_append = lambda: reports.append(fresh(backend).gc())
+    manager.save("key", state(1))  # reuses what is doomed, and finds out when it commits
+    assert reports[0].objects > 3
+    assert fresh(backend).state_dict("key") == state(1)
+    assert fresh(backend).verify().ok
+
+
+def test_a_log_whose_objects_gc_took_before_the_commit(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    log = Log(state(1)["items"])
+    doom(manager, {"log": log})
+    log.append("more")
+    backend.before_append = fresh(backend).gc
+    manager.save("key", {"log": log})
+    assert fresh(backend).state_dict("key")["log"] == log
+    assert fresh(backend).verify().ok
+
+
+def test_a_save_within_the_sweep_keeps_what_it_reuses(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    doom(manager, state(1))
+    doom(manager, state(2))
+    backend.in_sweep = lambda: fresh(backend).save("key", state(1))
+    assert manager.gc().objects > 3  # those of the second state
+    assert fresh(backend).state_dict("key") == state(1)
+    assert fresh(backend).verify().ok
+    assert manager.gc().objects == 0
+
+
+def test_a_save_that_never_finds_its_objects_gives_up(
+    manager: CheckpointManager, backend: HookedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.save("key", state(1))
+    tries = []
+
+    def refuse(stream: str, entry: bytes, **options: Any) -> int:
+        tries.append(options["objects"])
+        raise MissingObjectsError(["ab" * 32])
+
+    monkeypatch.setattr(backend, "append", refuse)
+    with pytest.raises(MissingObjectsError):
+        manager.save("key", state(2))
+    assert 1 < len(tries) < 20
+    monkeypatch.undo()
+    assert fresh(backend).state_dict("key") == state(1)
+
+
+def test_gc_between_two_batches_of_a_large_save(
+    manager: CheckpointManager, backend: HookedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_BATCH", 100_000)
+    backend.after_put = fresh(backend).gc
+    manager.save("key", BIG)
+    assert fresh(backend).verify().problems == ()
+
+
+def test_a_save_after_one_that_was_killed_between_batches(
+    manager: CheckpointManager, backend: HookedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "_BATCH", 100_000)
+    manager.save("other", {})
+
+    def kill() -> None:
+        raise KeyboardInterrupt
+
+    backend.after_put = fresh(backend).gc
+    backend.before_append = kill
+    with pytest.raises(KeyboardInterrupt):
+        manager.save("key", BIG)
+    fresh(backend).save("key", BIG)
+    assert fresh(backend).verify().problems == ()
+
+
+def test_gc_between_two_batches_of_an_import(
+    backend: HookedBackend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    source = CheckpointManager()
+    source.save("key", BIG)
+    source.export_archive(tmp_path / "a", "key")
+    monkeypatch.setattr(importing, "_BATCH", 100_000)
+    backend.after_put = fresh(backend).gc
+    fresh(backend).import_archive(tmp_path / "a")
+    assert fresh(backend).verify().problems == ()
+
+
+def test_an_object_that_lies_about_another_takes_nothing_from_it(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    """As an archive may bring it, crafted so that gc does not look below what others need."""
+    manager.save("victim", {"list": [f"{n}" * 50 for n in range(20_000)]})
+    objects = {name: open_object(name, backend.get_objects([name])[name]) for name in ids(backend)}
+    lies = [End(name) for name, found in objects.items() if found.kind in (NODE, SPINE)]
+    name, packed = make_object(TEXT, b"{}", lies)
+    backend.put_objects({name: packed.stored()})
+    source = manager.store.head("victim")
+    manager.store.write(Draft("evil", {"agent": {"x": {"$ref": name}}}, source=source))
+    manager.gc()
+    assert not [row for row in fresh(backend).verify().problems if "victim" in row.checkpoint]
+
+
+# -- what gc refuses ------------------------------------------------------------------------------
+
+
+def spoil(backend: MemoryBackend, name: str, data: "bytes | None") -> None:
+    if data is None:
+        del backend._objects[name]
+    else:
+        backend._objects[name] = (data, backend._objects[name][1])
+
+
+@pytest.mark.parametrize("data", [None, b"", b"rubbish", b"zz"])
+def test_gc_deletes_nothing_if_it_cannot_tell_what_is_needed(
+    manager: CheckpointManager, backend: HookedBackend, data: "bytes | None"
+) -> None:
+    manager.save("key", state(1))
+    tree: Any = manager.store.head("key")
+    root = tree.parts["agent"]["items"]["$list"]
+    doom(manager, state(2))
+    spoil(backend, root, data)
+    before = ids(backend)
+    with pytest.raises(IntegrityError, match=root):
+        manager.gc()
+    assert ids(backend) == before
+
+
+def test_gc_deletes_nothing_beside_a_damaged_entry_of_any_stream(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    doom(manager, state(1))
+    backend.append("fx/effects", b"rubbish")
+    before = ids(backend)
+    with pytest.raises(IntegrityError, match="fx/effects"):
+        manager.gc()
+    assert ids(backend) == before
+
+
+def test_a_damaged_object_that_nothing_needs_goes(
+    manager: CheckpointManager, backend: HookedBackend
+) -> None:
+    manager.save("key", state(1))
+    kept = ids(backend)
+    doom(manager, state(2))
+    for name in ids(backend) - kept:
+        spoil(backend, name, b"rubbish")
+    manager.gc()
+    assert ids(backend) == kept
+
+
+def test_a_clock_that_was_set_back_stops_gc(
+    manager: CheckpointManager, backend: HookedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doom(manager, state(1))
+    before = ids(backend)
+    now = time.time()
+    monkeypatch.setattr(gc_module.time, "time", lambda: now - 3600)
+    with pytest.raises(StorageError, match="clock"):
+        manager.gc()
+    with pytest.raises(StorageError, match="clock"):
+        manager.gc(dry_run=True)
+    assert ids(backend) == before
+    assert manager.gc(ignore_clock=True).objects == len(before)
+    assert not ids(backend)
+
+
+def test_parents_go_before_what_they_refer_to(
+    manager: CheckpointManager, backend: HookedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.save("key", {"list": [f"{n}" * 50 for n in range(20_000)]})
+    manager.delete("key")
+    refs = {name: open_object(name, data[0]).refs for name, data in backend._objects.items()}
+    order: list[str] = []
+    monkeypatch.setattr(backend, "delete_objects", order.extend)
+    manager.gc()
+    place = {name: at for at, name in enumerate(order)}
+    assert place.keys() == refs.keys()
+    assert all(place[name] < place[ref] for name in refs for ref in refs[name])
