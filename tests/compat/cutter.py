@@ -119,36 +119,34 @@ def cut_item(item: Any) -> Cut:
 
 def sequence(items: list[Cut]) -> str:
     """Return the name of a list of items."""
-    levels: list[list[tuple[Named, int]]] = []
-    before = size = 0
+    levels: list[list[Named]] = []
+    size = 0
     leaf: list[Cut] = []
     for text, refs in items:
         leaf.append((text, refs))
         own = len(text.encode()) + 1
         size += own
         by_content = size >= 2048 and zlib.crc32(text.encode()) * 16384 < own * 2**32
-        if by_content or size >= 131072:
+        if by_content or size >= 49152:
             below = unique(leaf)
             name = name_of(b"l", array([text for text, _ in leaf]).encode(), below)
-            add(levels, Named(name, not below), len(leaf))
-            before += len(leaf)
+            add(levels, Named(name, not below))
             leaf, size = [], 0
-    spine = name_of(b"s", varint(before), [ref for level in levels[::-1] for ref, _ in level])
-    return tail_of(leaf, before, spine) if leaf else spine
+    spine = name_of(b"s", b"", [ref for level in levels[::-1] for ref in level])
+    return tail_of(leaf, spine if levels else None) if leaf else spine
 
 
-def add(levels: list[list[tuple[Named, int]]], child: Named, count: int) -> None:
+def add(levels: list[list[Named]], child: Named) -> None:
     for group in levels:
-        group.append((child, count))
+        group.append(child)
         if len(group) < 2 or (int(child.name[-8:], 16) % 32 and len(group) < 256):
             return
-        count = sum(below for _, below in group)
-        child = Named(name_of(b"n", varint(count), [ref for ref, _ in group]))
+        child = Named(name_of(b"n", b"", group))
         group.clear()
-    levels.append([(child, count)])
+    levels.append([child])
 
 
-def tail_of(items: list[Cut], before: int, spine: str) -> str:
+def tail_of(items: list[Cut], spine: str | None) -> str:
     segments: list[list[Cut]] = [[]]
     for item in items:
         if sum(len(text.encode()) + 1 for text, _ in segments[-1]) >= 512:
@@ -161,10 +159,10 @@ def tail_of(items: list[Cut], before: int, spine: str) -> str:
         while earlier:
             refs.append(names[earlier - 1])
             earlier &= earlier - 1
-        if before:
+        if spine is not None:
             refs.append(Named(spine))
         refs += unique(segment)
-        head = varint(number) + varint(before)
+        head = varint(number) + (b"\0" if spine is None else b"\1")
         text = array([text for text, _ in segment]).encode()
         names.append(Named(name_of(b"e", head + text, refs)))
     return names[-1].name

@@ -141,13 +141,13 @@ def arrays(root: str, medium: Medium) -> Iterator[bytes]:
     while todo:
         tail = get(medium, todo.pop(), b"e")
         number, at = varint(tail.payload, 0)
-        before, at = varint(tail.payload, at)
+        has_spine, at = tail.payload[at] == 1, at + 1
         if number in segments:
             continue
         segments[number] = tail.payload[at:]
         earlier = earlier_tails(number)
         todo += tail.refs[: len(earlier)]
-        if before:
+        if has_spine:
             spine = tail.refs[len(earlier)]
     if sorted(segments) != list(range(1, len(segments) + 1)):
         raise Refused(f"the end of the sequence {root} has a gap")
