@@ -45,6 +45,8 @@ class Limits:
         self.max_bytes = max_bytes
         # Threads count without a lock, which a fork could leave held for ever: what they lose is
         # found when it is measured again.
+        self.free: int | None = None
+        """How many bytes the file system had free when that was last looked at."""
         self._size = 0
         self._until_measured = 0
 
@@ -64,6 +66,7 @@ class Limits:
 
     def _check_free(self, incoming: int) -> None:
         free, total = disk_room(self.path)
+        self.free = free
         least = min(MIN_FREE, total // MIN_SHARE) if self.min_free is None else self.min_free
         if free - incoming < least:
             raise StorageError(

@@ -18,7 +18,7 @@ SIZE = 2 << 20
 
 _SHARE = 64 << 10  # the memory that SQLite's processes share, with something to spare
 _ROOM = 2 * SIZE  # it is not made where others need the last of the space
-_PLENTY = 1 << 30  # bytes free: the disk is not about to be full
+PLENTY = 1 << 30  # bytes free: the disk is not about to be full
 _SMALL = 16 << 20  # bytes in the database: the reserve would be much beside it
 
 
@@ -41,7 +41,7 @@ class Reserve:
             if self._size() >= SIZE:
                 return
             free = free_bytes(self.path)
-            if free >= _ROOM and (free < _PLENTY or self._database.stat().st_size >= _SMALL):
+            if free >= _ROOM and (free < PLENTY or self._database.stat().st_size >= _SMALL):
                 # Not synced: after a loss of power it is simply made again.
                 fresh = self._tmp / secrets.token_hex(12)
                 try:

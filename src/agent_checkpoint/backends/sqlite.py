@@ -32,7 +32,7 @@ from agent_checkpoint.backends.posix import (
     sync_directory,
     sync_parents,
 )
-from agent_checkpoint.backends.reserve import Reserve
+from agent_checkpoint.backends.reserve import PLENTY, Reserve
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
 from agent_checkpoint.backends.sqlite_rows import (
     HIGHEST,
@@ -269,13 +269,16 @@ class SQLiteBackend(Backend):
         with self._alone():
             # Now and then: it concerns disks that are nearly full, and takes as long as a commit.
             self._unsettled += size
+            is_scarce = self._limits.free is None or self._limits.free < PLENTY
             if self._unsettled >= _SETTLE_BYTES:
                 self._space.settle()
                 self._unsettled = 0
+                is_scarce = True
             with self._connections.transaction() as db:
                 yield db
             self._connections.settle_directory()
-            self._connections.reserve.keep()
+            if is_scarce:
+                self._connections.reserve.keep()
 
     def _put(self, db: sqlite3.Connection, objects: Mapping[str, bytes]) -> None:
         now = time.time()

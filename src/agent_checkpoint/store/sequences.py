@@ -87,9 +87,15 @@ class SequenceBuilder:
             self._ends.append(len(self._texts))
             self._open_bytes = 0
 
-    def extend(self, texts: Sequence[bytes], put: Put) -> None:
-        """Add items whose texts refer to nothing: as `add` does, without its cost for each."""
+    def extend(self, texts: Sequence[bytes], put: Put) -> tuple[SequenceBuilder, int] | None:
+        """Add items whose texts refer to nothing: as `add` does, without its cost for each.
+
+        Returns:
+            The builder as it was at the start of the last leaf that begins with one of the items,
+            and how many of them it has; None if no leaf begins with one.
+        """
         crc32 = zlib.crc32
+        leaf = (self.copy(), 0) if self.at_leaf_start else None
         start, whole = 0, self._leaf_bytes
         for place, text in enumerate(texts):
             size = len(text) + 1
@@ -102,8 +108,11 @@ class SequenceBuilder:
                 self.bytes += whole - self._leaf_bytes
                 self._end_leaf(put)
                 start, whole = place + 1, 0
+        if start:
+            leaf = (self.copy(), start)
         for text in texts[start:]:
             self.add(text, (), put)
+        return leaf
 
     def finish(self, put: Put) -> str:
         """Return the name of the object that stands for all items so far; more may be added."""

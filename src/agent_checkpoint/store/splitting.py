@@ -132,7 +132,7 @@ def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
     with suppress(TypeError):  # there is a Large in it
         texts = write_all_json(value)
     if texts and max(map(len, texts)) <= IN_OBJECT:
-        builder.extend(texts, writer.put)
+        builder = writer.lists.build(texts, writer)
     else:
         for item in value:
             add_item(item, builder, writer)

@@ -37,6 +37,7 @@ from agent_checkpoint.store.entries import (
 )
 from agent_checkpoint.store.format_record import FormatRecord
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.list_memory import ListMemory
 from agent_checkpoint.store.objects import Packed, missing
 from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in
 from agent_checkpoint.store.splitting import inline_parts, split_parts
@@ -48,6 +49,7 @@ _IMPORTED = b'"import":'
 _TRIES = 5
 NOTHING: Mapping[str, Packed] = MappingProxyType({})
 _MOST_HEADS = 1000
+_MOST_LISTS = 8
 
 
 class Import(NamedTuple):
@@ -83,6 +85,7 @@ class Store:
         self.backend = backend
         self.format = FormatRecord(backend)
         self._memory: Memory = WeakKeyDictionary()
+        self._lists: dict[str, ListMemory] = {}
         self._cache = Cache()
         self._heads: dict[str, _Head] = {}  # what this store wrote last, by key
 
@@ -255,6 +258,11 @@ class Store:
         self.format.check(writing=True)
         self.backend.remove(_stream(key), seqs)
 
+    def _lists_of(self, key: str) -> ListMemory:
+        if key not in self._lists and len(self._lists) >= _MOST_LISTS:
+            self._lists.clear()
+        return self._lists.setdefault(key, ListMemory())
+
     def _remember_head(self, key: str, seq: int, ts_ns: int) -> None:
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
@@ -278,7 +286,7 @@ class Store:
         adopted: Mapping[str, Packed],
     ) -> _Appended:
         for attempt in range(_TRIES):
-            writer = Writer(self._memory, trust_memory=attempt == 0)
+            writer = Writer(self._memory, self._lists_of(draft.key), trust_memory=attempt == 0)
             if draft.source is None:
                 texts, roots = split_parts(draft.parts, writer)
                 size = writer.size + sum(map(len, texts.values()))

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.store.cache import Cache
+from agent_checkpoint.store.list_memory import ListMemory
 from agent_checkpoint.store.objects import Packed, make_object, opened
 
 _NOT_WORTH_ASKING = 16384
@@ -21,21 +22,26 @@ _BATCH = 1 << 25
 
 
 Memory = WeakKeyDictionary[Any, Any]
+"""What a store is known to have, by whom."""
 
 
 class Writer:
     """Collects objects; `flush` finds out what of them has to be written."""
 
-    def __init__(self, memory: Memory, *, trust_memory: bool = True) -> None:
+    def __init__(
+        self, memory: Memory, lists: ListMemory | None = None, *, trust_memory: bool = True
+    ) -> None:
         """Begin a checkpoint.
 
         Args:
             memory: what the store is known to have, by whom; kept as long as they live.
+            lists: what it is known to have of the long lists of the key.
             trust_memory: whether what was stored by an earlier checkpoint may be referred to
                 without being made again.
         """
         self.memory = memory
         self.trust_memory = trust_memory
+        self.lists = (lists or ListMemory()).begin()
         self.size = 0
         """Bytes of the state as text that stand outside of the entry: what it would take alone."""
         self._pending: dict[str, Packed] = {}
