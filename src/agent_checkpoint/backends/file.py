@@ -82,6 +82,8 @@ class FileBackend(Backend):
             self.path = given.absolute()
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+        if (self.path / "store.db").exists():
+            raise InvalidInputError(f'{self.path} is an SQLite store: say backend="sqlite".')
         self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"

@@ -110,6 +110,9 @@ class SQLiteBackend(Backend):
         self._is_made = False
         self._unsettled = _SETTLE_BYTES
 
+    def __repr__(self) -> str:
+        return f"SQLiteBackend({str(self.path)!r})"
+
     # -- objects ---------------------------------------------------------------------------------
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:

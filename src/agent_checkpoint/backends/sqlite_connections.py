@@ -39,7 +39,7 @@ _WRITES_NOTHING = "DELETE FROM streams WHERE 0"  # but fails where nothing can b
 DURABILITY = {"full": "FULL", "fast": "NORMAL"}
 
 PAGE_BYTES = 8192
-LOG_BYTES = 8 << 20
+LOG_BYTES = 1 << 20
 """When the log has this many bytes SQLite moves it into the database, and cuts it to that size."""
 
 _BUSY_SECONDS = 60.0

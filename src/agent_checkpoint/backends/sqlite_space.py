@@ -21,7 +21,8 @@ from agent_checkpoint.backends.sqlite_connections import (
 )
 from agent_checkpoint.errors import StorageError
 
-_WORTH_IT = 128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs
+_WORTH_IT = 128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs,
+_SHARE = 4  # unless they are a quarter of all
 _FIRST_STEP, _LONGEST_STEP = 32, 4096  # pages moved in one transaction
 _SHRINK_SECONDS = 2.0
 _PATIENCE = 0.2  # seconds to wait for those who read
@@ -138,7 +139,8 @@ class Space:
         end = time.monotonic() + _SHRINK_SECONDS
         with self._connections.lent() as db:
             tight = free_bytes(self._connections.database) < _TIGHT
-            if _free_pages(db) < _WORTH_IT and not tight:
+            (pages,) = db.execute("PRAGMA page_count").fetchone()
+            if _free_pages(db) < min(_WORTH_IT, 1 + pages // _SHARE) and not tight:
                 return
             with _waiting(db, _PATIENCE):
                 step = _FIRST_STEP

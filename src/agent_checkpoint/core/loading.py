@@ -224,6 +224,8 @@ class _Plan:
             return self._in_place(live, value, path)
         if not is_fresh:
             value = self._value(value, live, hinted_types(type(target)), path)
+        if isinstance(live, Log) and type(value) is list:
+            value = Log._of(value)  # the agent has moved on from a list to a log
         if isinstance(value, Log) and isinstance(live, Log):
             value = self._refill(live, value)
         self.steps.set(target, name, value, path)

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_checkpoint.backends.base import Scrubs
 from agent_checkpoint.errors import ConflictError, IntegrityError, InvalidInputError
-from agent_checkpoint.records import Checkpoint, Draft, show
+from agent_checkpoint.records import Checkpoint, Draft
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import gc
 from agent_checkpoint.store.importing import drop_dead
@@ -136,7 +136,7 @@ def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
     named = [name for name in store.backend.streams() if _holds(name.encode(), needles)]
     if named:
         raise InvalidInputError(
-            f"The secret is in the name of {show(named[0])}. The names of streams stay, so that no "
+            f"The secret is in the name of a key ({len(named)} in all), which stays, so that no "
             "number is used twice: export what is needed, and start a new store."
         )
 
