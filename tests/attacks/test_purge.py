@@ -295,3 +295,27 @@ def test_a_secret_in_what_a_killed_import_left(tmp_path: Path) -> None:
     CheckpointManager(backend).purge(SECRET)
     entries = [entry.data for stream in backend.streams() for entry in backend.read(stream)]
     assert not any(SECRET.encode() in data for data in entries)
+
+
+def test_a_secret_that_is_also_the_name_of_a_tag() -> None:
+    manager = CheckpointManager()
+    manager.save("key", {"value": (1, 2), "note": "counter"})
+    manager.save("key", {"value": (1, 2), "note": "$tuple and more"})
+    manager.purge("$tuple")
+    assert manager.state_dict("key") in (
+        {"value": (1, 2), "note": "counter"},
+        {"value": (1, 2), "note": "[purged] and more"},
+    )
+
+
+@pytest.mark.parametrize("before", ["", "x", "xy", "xyz"])
+def test_a_short_secret_in_short_bytes(before: str) -> None:
+    manager = CheckpointManager()
+    manager.save("key", {"data": before.encode() + b"hunter2" + b"tail"})
+    assert len(manager.purge("hunter2").checkpoints) == 1
+
+
+def test_two_names_that_would_become_one() -> None:
+    manager = CheckpointManager()
+    manager.save("key", {"hunter2222": 1, "[purged]": 2})
+    assert manager.purge("hunter2222").replaced == {}

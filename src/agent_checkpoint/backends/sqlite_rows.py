@@ -97,8 +97,9 @@ def stream_names(db: sqlite3.Connection, prefix: str) -> list[str]:
 def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectInfo]]:
     """Return the next page of objects, each with the number to go on after."""
     rows = db.execute(
-        "SELECT number, id, size, ts FROM objects WHERE number > ? AND length(id) = 32 "
-        "ORDER BY number LIMIT ?",
+        # A damaged row may hold anything: as numbers its size and time are at least numbers.
+        "SELECT number, id, CAST(size AS INTEGER), CAST(ts AS REAL) FROM objects "
+        "WHERE number > ? AND length(id) = 32 ORDER BY number LIMIT ?",
         (after, _PAGE),
     )
     return [(number, ObjectInfo(bytes(name).hex(), size, ts)) for number, name, size, ts in rows]

@@ -153,7 +153,7 @@ class LineVerbs:
         encrypted within a state is not found.
 
         Args:
-            secret: a text or bytes of at least four bytes.
+            secret: a text or bytes of at least six bytes.
             dry_run: only tell what would be removed.
 
         Raises:

@@ -60,8 +60,13 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
 
     def sweep() -> Iterator[str]:
         marks.go_on()  # nobody can commit now: this is the last word
+        # What came and was forgotten meanwhile is left for the next time, with all it refers to:
+        # where an object is stored, all below it is.
+        kept: Seen = {}
+        fresh = (info.id for info in store.backend.list_objects() if info.id not in present)
+        mark(store.backend, [name for name in fresh if name not in marks.seen], kept)
         for name in order:
-            if name not in marks.seen:
+            if name not in marks.seen and name not in kept:
                 swept.add(name)
                 yield name
 

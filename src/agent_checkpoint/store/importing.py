@@ -22,7 +22,7 @@ from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
-from agent_checkpoint.store.reading import Reader, whole
+from agent_checkpoint.store.reading import MAX_STATE, Reader, whole
 from agent_checkpoint.store.store import IMPORT_STREAM, Store
 
 _BATCH = 1 << 25
@@ -138,7 +138,7 @@ def _write(
 ) -> Checkpoint:
     parts = found.parts
     if store.backend.readable:
-        reader = Reader(archive, size=found.size)
+        reader = Reader(archive, size=min(found.size, MAX_STATE))
         reader.fetch(parts.values())
         parts = {name: whole(tree, reader) for name, tree in parts.items()}
     draft = Draft(

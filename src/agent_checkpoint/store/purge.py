@@ -11,7 +11,7 @@ import base64
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_checkpoint.backends.base import Scrubs
@@ -23,15 +23,14 @@ from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
 from agent_checkpoint.store.objects import Object
 from agent_checkpoint.store.reachability import Seen, mark, reach, read_whole
-from agent_checkpoint.store.reading import names_in, whole
+from agent_checkpoint.store.reading import names_in, tag_of, whole
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.tombstones import bury
 
 BLOT = "[purged]"
-SHORTEST = 4
+SHORTEST = 6
 
-_SHORTEST_CODED = 8
 _PIECES = re.compile(rb'"\$(?:text|blob)":\[([^\]]*)\]')
 _NAME = re.compile(rb"[0-9a-f]{64}")
 
@@ -50,7 +49,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
 
     Args:
         store: where.
-        secret: a text or bytes of at least four bytes.
+        secret: a text or bytes of at least six bytes.
         dry_run: only tell what would be removed.
 
     Raises:
@@ -98,7 +97,7 @@ class _Search:
                 checkpoint = read_checkpoint(key, entry.seq, entry.data)
                 roots = set(names_in(checkpoint.parts.values()))
                 mark(store.backend, roots, seen)
-                if _holds(entry.data, needles) or self.objects & reach(roots, seen):
+                if _holds(_said(checkpoint), needles) or self.objects & reach(roots, seen):
                     self.checkpoints.append(checkpoint)
                     if place == 0:
                         self.heads[key] = checkpoint
@@ -122,14 +121,29 @@ def _needles(secret: str | bytes) -> list[bytes]:
         found += [escaped, write_json(escaped.decode())[1:-1]]
     for shift, start in ((0, 0), (1, 2), (2, 3)):
         # Three bytes are four letters: what depends on the neighbours is left out.
-        coded = base64.b64encode(b"\0" * shift + plain)[start:-4]
-        if len(coded) >= _SHORTEST_CODED:
-            found.append(coded)
+        coded = base64.b64encode(b"\0" * shift + plain)
+        found.append(coded[start : len(coded) - (0, 3, 2)[(shift + len(plain)) % 3]])
     return list(dict.fromkeys(found))
 
 
 def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
     return any(needle in data for needle in needles)
+
+
+def _said(checkpoint: Checkpoint) -> bytes:
+    """Return all that a user put into an entry, without our own tags, names and numbers."""
+    words = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
+    stack: list[Any] = list(checkpoint.parts.values())
+    while stack:
+        tree = stack.pop()
+        if isinstance(tree, list):
+            stack += tree
+        elif not isinstance(tree, dict):
+            words.append(str(tree))
+        elif tag_of(tree) is None:
+            words += (key for key in tree if not _is_tag(key))
+            stack += tree.values()
+    return "\n".join(words).encode()
 
 
 def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
@@ -189,8 +203,25 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
     label = None if head.label is None else head.label.replace(text, BLOT)
     tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
     draft = Draft(head.key, parts, "purge", label, tags, head.metrics)
-    left = write_json([label, list(tags), dict(head.metrics), parts])
-    return None if _holds(left, needles) else draft
+    left = _said(replace(head, label=label, tags=tags, parts=parts))
+    is_whole = _members(parts) == _members({n: whole(t, reader) for n, t in head.parts.items()})
+    return draft if is_whole and not _holds(left, needles) else None
+
+
+def _members(tree: Any) -> int:
+    """Return how many members all objects in a tree have: two names must not become one."""
+    if isinstance(tree, list):
+        return sum(map(_members, tree))
+    return sum(1 + _members(item) for item in tree.values()) if isinstance(tree, dict) else 0
+
+
+def _name(key: str, text: str) -> str:
+    """Return the name of a member without the secret; a tag is not the user's, and stays."""
+    return key if _is_tag(key) else key.replace(text, BLOT)
+
+
+def _is_tag(key: str) -> bool:
+    return key.startswith("$") and not key.startswith("$$")
 
 
 def _replace(tree: Any, text: str) -> Any:
@@ -199,5 +230,5 @@ def _replace(tree: Any, text: str) -> Any:
     if isinstance(tree, list):
         return [_replace(item, text) for item in tree]
     if isinstance(tree, dict):
-        return {key.replace(text, BLOT): _replace(item, text) for key, item in tree.items()}
+        return {_name(key, text): _replace(item, text) for key, item in tree.items()}
     return tree

@@ -58,7 +58,7 @@ class Reader:
         self._source = source
         self._cache = Cache() if cache is None else cache
         self._objects: dict[str, Object] = {}
-        self._left = self._most = min(2 * size + _SLACK, MAX_STATE)
+        self._left = self._most = 2 * size + _SLACK
 
     def fetch(self, trees: Iterable[JsonValue]) -> None:
         """Read all objects that stored trees need, level by level.

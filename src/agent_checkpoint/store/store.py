@@ -137,7 +137,7 @@ class Store:
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
         """Return a reader of what stands outside of the entries of these checkpoints."""
-        size = sum(checkpoint.size for checkpoint in checkpoints)
+        size = sum(min(checkpoint.size, MAX_STATE) for checkpoint in checkpoints)
         return Reader(self.backend, self._cache, size=size)
 
     def head(self, key: str) -> Checkpoint | None:

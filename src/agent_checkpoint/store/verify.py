@@ -126,6 +126,10 @@ class _Verifier:
         self._read(names)
         for name in sorted(self._broken.keys() & names - self._blamed):
             self._problem(f"object {name}", self._broken[name])
+        for name in sorted(names & self._refs.keys()):
+            lost = [ref for ref in self._refs[name] if ref not in names and ref not in self._blamed]
+            if lost:
+                self._problem(f"object {name}", f"It refers to {lost[0]}, which is missing.")
 
     def _problem(self, where: str, reason: object) -> None:
         self.problems.append(Problem(where, str(reason)))

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -268,3 +269,36 @@ def test_parents_go_before_what_they_refer_to(
     place = {name: at for at, name in enumerate(order)}
     assert place.keys() == refs.keys()
     assert all(place[name] < place[ref] for name in refs for ref in refs[name])
+
+
+class ForgetfulBackend(MemoryBackend):
+    """Lets somebody save and delete again between gc's looking and its sweep."""
+
+    meanwhile: Any = None
+
+    def delete_objects(self, ids: "Iterable[str]") -> None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        super().delete_objects(ids)
+
+
+def test_what_came_and_went_before_the_sweep_keeps_what_it_refers_to() -> None:
+    backend = ForgetfulBackend()
+    manager = CheckpointManager(backend)
+    longer = {"items": [*state(1)["items"], "one more"]}
+
+    def come_and_go() -> None:
+        CheckpointManager(backend).save("key", longer)
+        CheckpointManager(backend).delete("key")
+
+    manager.save("other", {"a": 1})
+    doom(manager, {"items": state(1)["items"]})
+    backend.meanwhile = come_and_go
+    manager.gc()
+    assert manager.verify().ok
+    fresh(backend).save("key", longer)
+    assert fresh(backend).state_dict("key") == longer
+    manager.delete("key")
+    manager.gc()
+    assert ids(backend) == set()
