@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
@@ -29,12 +30,15 @@ from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import GcReport, gc
 from agent_checkpoint.store.importing import drop_dead, import_archive
 from agent_checkpoint.store.lookup import find, find_seq
+from agent_checkpoint.store.objects import LostObjectError
 from agent_checkpoint.store.purge import PurgeReport, purge
+from agent_checkpoint.store.reading import Reader
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.store import Store, unknown
 from agent_checkpoint.store.verify import VerifyReport, verify
 
 Self = TypeVar("Self", bound="LineVerbs")
+_TRIES = 5
 
 
 class LineVerbs:
@@ -230,6 +234,30 @@ class LineVerbs:
             return find(self.store, key)
         return find(self.store, checkpoint_id, key=key)
 
+    def _fetch(
+        self,
+        key: str,
+        checkpoint_id: str | None = None,
+        expected_head: str | None = None,
+        parts: Sequence[str] | None = None,
+    ) -> tuple[Checkpoint, Reader]:
+        """Return a checkpoint, and a reader that has read all that its parts, or some, need."""
+        for attempt in range(_TRIES):
+            found = self._find(key, checkpoint_id, expected_head)
+            reader = self.store.reader(found)
+            try:
+                reader.fetch(
+                    tree for name, tree in found.parts.items() if parts is None or name in parts
+                )
+            except LostObjectError:
+                # Pruned and collected while it was read: then look again for what there is now.
+                is_gone = self.store.read(found.key, found.seq) is None
+                if not is_gone or attempt == _TRIES - 1:
+                    raise
+            else:
+                return found, reader
+        raise AssertionError("unreachable: the loop returns or raises")
+
     def __enter__(self: Self) -> Self:
         return self
 
@@ -264,7 +292,6 @@ class LineVerbs:
     aexport_archive = in_thread(export_archive)
     aimport_archive = in_thread(import_archive)
     aclose = in_thread(close)
-    _afind = in_thread(_find)
 
 
 def moved(key: str, expected_head: str, head: Checkpoint | None) -> ConflictError:

@@ -34,6 +34,7 @@ from agent_checkpoint.manager.subjects import (
 )
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, again, check_key
 from agent_checkpoint.store.lookup import find
+from agent_checkpoint.store.reading import Reader
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -179,8 +180,8 @@ class CheckpointManager(LineVerbs):
             StateError: the state does not fit; the agent is as it was.
             IntegrityError: the checkpoint is damaged.
         """
-        checkpoint = self._find(key, checkpoint_id, expected_head)
-        return self._restore(checkpoint, agent, strict=strict, trust_pickle=trust_pickle)
+        found = self._fetch(key, checkpoint_id, expected_head, list(parts_of(agent)))
+        return self._restore(*found, agent, strict=strict, trust_pickle=trust_pickle)
 
     async def aload(
         self,
@@ -192,8 +193,8 @@ class CheckpointManager(LineVerbs):
         **options: Unpack[LoadOptions],
     ) -> Any:
         """Do as `load` does, for asyncio: only the reading is moved off the event loop."""
-        checkpoint = await self._afind(key, checkpoint_id, expected_head)
-        return self._restore(checkpoint, agent, **options)
+        found = await self._afetch(key, checkpoint_id, expected_head, list(parts_of(agent)))
+        return self._restore(*found, agent, **options)
 
     def state_dict(
         self, key: str, checkpoint_id: str | None = None, *, trust_pickle: bool = False
@@ -202,8 +203,8 @@ class CheckpointManager(LineVerbs):
 
         Raises as `load` does.
         """
-        found = self._find(key, checkpoint_id)
-        return states_of(found.parts, trust_pickle=trust_pickle, reader=self.store.reader(found))
+        found, reader = self._fetch(key, checkpoint_id)
+        return states_of(found.parts, trust_pickle=trust_pickle, reader=reader)
 
     @contextmanager
     def rollback_context(self, key: str, agent: Any, *, label: str | None = None) -> Iterator[str]:
@@ -326,11 +327,11 @@ class CheckpointManager(LineVerbs):
             before.parts, after, targets, deep=deep, trust_pickle=trust_pickle, reader=reader
         )
 
-    def _restore(self, checkpoint: Checkpoint, agent: Any, **options: Unpack[LoadOptions]) -> Any:
+    def _restore(
+        self, checkpoint: Checkpoint, reader: Reader, agent: Any, **options: Unpack[LoadOptions]
+    ) -> Any:
         where = f"The checkpoint {checkpoint.id}"
-        return restore(
-            checkpoint.parts, agent, reader=self.store.reader(checkpoint), where=where, **options
-        )
+        return restore(checkpoint.parts, agent, reader=reader, where=where, **options)
 
     def _record_rollback(self, target: Checkpoint) -> None:
         # The block's own exception must propagate: what fails here is told at the next save.
@@ -343,6 +344,7 @@ class CheckpointManager(LineVerbs):
                 self.store.write(draft, parents=(target.id,))
 
     _adiff = in_thread(_diff)
+    _afetch = in_thread(LineVerbs._fetch)
     astate_dict = in_thread(state_dict)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from agent_checkpoint.backends.base import Backend
@@ -16,11 +17,13 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import ObjectInfo, show
 from agent_checkpoint.store.entries import open_entry
 from agent_checkpoint.store.importing import drop_dead
+from agent_checkpoint.store.objects import LostObjectError
 from agent_checkpoint.store.reachability import Seen, mark, read_whole, roots_of
 from agent_checkpoint.store.store import Store
 
 _CLOCK_SLACK = 300.0
 _PAGE = 1000
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -46,8 +49,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
     store.format.check()
     if not dry_run:
         drop_dead(store)
-    marks = _Marks(store.backend)
-    marks.go_on()
+    marks = _marked(store.backend)
     present = {info.id: info for info in store.backend.list_objects()}
     if not ignore_clock:
         _check_clock(present)
@@ -72,6 +74,18 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
 
     store.backend.delete_objects(sweep())
     return _report(present, swept)
+
+
+def _marked(backend: Backend) -> _Marks:
+    """Return all that is reachable; what another gc sweeps away meanwhile was not."""
+    for _ in range(_TRIES - 1):
+        with suppress(LostObjectError):
+            marks = _Marks(backend)
+            marks.go_on()
+            return marks
+    marks = _Marks(backend)
+    marks.go_on()
+    return marks
 
 
 class _Marks:

@@ -136,11 +136,15 @@ def _refs(flags: bytes, names: str) -> tuple[str, ...]:
     )
 
 
-def missing(names: Iterable[str]) -> IntegrityError:
+class LostObjectError(IntegrityError):
+    """An object is missing; if the checkpoint that needs it is gone too, nothing is wrong."""
+
+
+def missing(names: Iterable[str]) -> LostObjectError:
     """Return the error for objects that a checkpoint needs and the store lacks."""
     lost = sorted(names)
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return IntegrityError(
+    return LostObjectError(
         f"The object {lost[0]}{more} is missing from the store. Restore it from a copy; verify() "
         "names the checkpoints that need it."
     )

@@ -68,7 +68,7 @@ class Reader:
             FormatError: this installation cannot unpack one.
             StorageError: the medium failed.
         """
-        wanted = set(names_in(trees))
+        wanted = set(names_in(trees)) - self._objects.keys()
         while wanted:
             kept = {name: self._cache.get(name) for name in wanted}
             found = {name: item for name, item in kept.items() if item is not None}

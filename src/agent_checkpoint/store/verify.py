@@ -93,7 +93,7 @@ class _Verifier:
             self._problem(f"{key}@{entry.seq}", error)
             return
         reason = self._trouble_below(roots)
-        if reason is not None:
+        if reason is not None and self.store.read(key, entry.seq) is not None:
             self.problems.append(Problem(f"{key}@{entry.seq}", reason))
 
     def _trouble_below(self, roots: list[str]) -> str | None:

@@ -302,3 +302,42 @@ def test_what_came_and_went_before_the_sweep_keeps_what_it_refers_to() -> None:
     manager.delete("key")
     manager.gc()
     assert ids(backend) == set()
+
+
+class RacedBackend(MemoryBackend):
+    """Lets somebody in before objects are read for the first time."""
+
+    meanwhile: Any = None
+
+    def get_objects(self, ids: "Iterable[str]") -> "dict[str, bytes]":
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().get_objects(ids)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda manager: manager.load("key", {}),
+        lambda manager: manager.state_dict("key"),
+        lambda manager: manager.gc(),
+        lambda manager: manager.stats(),
+        lambda manager: manager.verify().ok or pytest.fail("not ok"),
+    ],
+    ids=["load", "state_dict", "gc", "stats", "verify"],
+)
+def test_what_is_pruned_and_collected_while_it_is_read_is_not_damage(verb: Any) -> None:
+    backend = RacedBackend()
+    other = CheckpointManager(backend)
+    other.save("key", state(1))
+
+    def move_on() -> None:
+        other.save("key", state(2))
+        other.prune("key", KeepLatest(1))
+        other.gc()
+
+    backend.meanwhile = move_on
+    verb(CheckpointManager(backend))
+    assert backend.meanwhile is None
+    assert CheckpointManager(backend).state_dict("key") == state(2)
