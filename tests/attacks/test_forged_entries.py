@@ -2,11 +2,13 @@
 
 import hashlib
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, IntegrityError, StateError
+from agent_checkpoint import CheckpointError, CheckpointManager, IntegrityError, StateError
 from agent_checkpoint.core.codec import decode_state
 from agent_checkpoint.store import json_text
 from agent_checkpoint.store.entries import seal_entry
@@ -129,3 +131,29 @@ def test_a_giant_fraction_takes_no_time() -> None:
     with pytest.raises(StateError, match="damaged"):
         decode_state(tree, "agent")
     assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("depth", [330, 480, 700])
+@pytest.mark.parametrize("wrap", [lambda tree: [tree], lambda tree: {"a": tree}])
+def test_deep_trees_give_typed_errors_from_every_verb(
+    depth: int, wrap: Any, tmp_path: Path
+) -> None:
+    tree: Any = 1
+    for _ in range(depth):
+        tree = wrap(tree)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_text, "orjson", None)  # which does not write that deep
+        entry = seal_entry({**RECORD, "parts": {"agent": {"x": tree}}})
+    manager = forged(entry)
+    for verb in (
+        lambda: manager.load("key", {}),
+        lambda: manager.diff("key", checkpoint_id_a="key@1", checkpoint_id_b="key@2"),
+        lambda: manager.diff("key", agent={}, deep=True),
+        lambda: manager.fork("key", "other"),
+        lambda: manager.export_archive(tmp_path / "a", "key"),
+        lambda: manager.gc(),
+        lambda: manager.stats(),
+        lambda: manager.verify(),
+    ):
+        with suppress(CheckpointError):
+            verb()

@@ -13,6 +13,7 @@ from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.structures import attributes
 from agent_checkpoint.core.trouble import key_piece
 from agent_checkpoint.core.values import LEAVES
+from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import safe_repr
 
 Changes = dict[str, dict[str, Any]]
@@ -29,9 +30,16 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
         old: the state before.
         new: the state after.
         deep: name paths inside values (`memory[2].role`) instead of whole fields.
+
+    Raises:
+        StateError: they are nested too deeply.
     """
     changes: Changes = {"added": {}, "removed": {}, "changed": {}}
-    for path, before, after in _walk("", old, new, deep, 0):
+    try:
+        found = list(_walk("", old, new, deep, 0))
+    except RecursionError:
+        raise StateError("The states are nested too deeply to be compared.") from None
+    for path, before, after in found:
         if before is _ABSENT:
             changes["added"][path] = after
         elif after is _ABSENT:

@@ -107,7 +107,10 @@ class _Export:
     def _cut(self, checkpoint: Checkpoint) -> bytes:
         """Write the objects that a readable store has in full, and return the entry without."""
         writer = Writer(Memory())
-        texts, _ = split_parts(checkpoint.parts, writer)
+        try:
+            texts, _ = split_parts(checkpoint.parts, writer)
+        except RecursionError:
+            raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
         for name, packed in writer.pending():
             self._object(name, packed)
         return write_checkpoint(

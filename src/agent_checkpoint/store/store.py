@@ -117,10 +117,16 @@ class Store:
         if parents is None:
             parents = self._readable_head(draft.key)
         ts_ns = time.time_ns() if ts_ns is None else ts_ns
-        if self.backend.readable:
-            seq, parts, size = self._append_readable(stream, draft, ts_ns, parents, after)
-        else:
-            seq, parts, size = self._append_objects(stream, draft, ts_ns, parents, after, adopted)
+        try:
+            if self.backend.readable:
+                done = self._append_readable(stream, draft, ts_ns, parents, after)
+            else:
+                done = self._append_objects(stream, draft, ts_ns, parents, after, adopted)
+        except RecursionError:
+            raise InvalidInputError(
+                f"The state for {show(draft.key)} is nested too deeply to be written from here."
+            ) from None
+        seq, parts, size = done
         self._remember_head(draft.key, seq, ts_ns)
         return Checkpoint(
             key=draft.key,
