@@ -27,7 +27,10 @@ MAX_STATE = 1 << 30
 """The most bytes of a state, written or read: few objects can stand for any number (1 GiB)."""
 _SLACK = 1 << 20
 _A_STEP = 256
-"""What each object counts at least, so that going through many takes no endless time either."""
+"""What the use of an object counts beside its bytes, so that going through many ends soon, too.
+
+Half of the smallest that is cut out of a state: a sound one counts less than twice its size.
+"""
 
 TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent_checkpoint.core import log
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.store import json_text, sequences, splitting
+from agent_checkpoint.store import json_text, reading, sequences, splitting
 from agent_checkpoint.store.objects import Object, make_object
 from agent_checkpoint.store.sequences import SequenceBuilder, read_sequence
 
@@ -57,6 +57,7 @@ def cut_small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sequences, "FAN_OUT", 2)
     patch.setattr(sequences, "LARGEST_FAN_OUT", 3)
     patch.setattr(splitting, "IN_ENTRY", 8)
+    patch.setattr(reading, "_A_STEP", 4)  # half of the smallest object, as the real one is
     patch.setattr(log, "IN_ENTRY", 8)  # below SMALLEST_LEAF, as the real ones are
     patch.setattr(splitting, "IN_OBJECT", 10)
     patch.setattr(splitting, "LARGEST_TEXT", 24)

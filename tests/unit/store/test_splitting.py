@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Checkpointable, CheckpointManager
+from agent_checkpoint.store import objects, reading, sequences, splitting
 from agent_checkpoint.store.objects import MAX_OBJECT
 from tests.unit.store.counting import CountingBackend
 
@@ -117,3 +118,10 @@ def test_a_very_long_key_is_kept() -> None:
     state = {"x" * (MAX_OBJECT + 1): 1, "b": 2}
     manager.save("key", {"dict": state})
     assert manager.state_dict("key") == {"dict": state}
+
+
+def test_the_limits_fit_together() -> None:
+    """What a writer counts a reader allows, and a log that stands in its entry has no leaf."""
+    assert min(sequences.SEGMENT_BYTES, splitting.IN_ENTRY) >= 2 * reading._A_STEP
+    assert sequences.SMALLEST_LEAF > splitting.IN_ENTRY
+    assert sequences.LARGEST_LEAF + splitting.IN_OBJECT < objects.MAX_OBJECT
