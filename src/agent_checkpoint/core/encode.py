@@ -22,7 +22,7 @@ from agent_checkpoint.core.checkpointable import (
     version_of,
 )
 from agent_checkpoint.core.hints import hinted_types
-from agent_checkpoint.core.log import EncodeItem, Log
+from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.pickles import encode_pickle
 from agent_checkpoint.core.stateful import CLASS, META, VERSION, StateDict, is_stateful_part
 from agent_checkpoint.core.structures import BEYOND_FIELDS, has_hidden_content
@@ -70,8 +70,15 @@ def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
         return {"$pickle": encode_pickle(value)}
 
 
-class ItemEncoder(EncodeItem):
-    """Makes JSON of the items of a log, when they are written."""
+class ItemEncoder:
+    """Makes JSON of the items of a log, when they are written.
+
+    `types` are the classes in the hints of the log's owner.
+    """
+
+    def __init__(self, types: Mapping[str, type], depth: int) -> None:
+        self.types = types
+        self.depth = depth
 
     def __call__(self, item: Any) -> JsonValue:
         """Return an item as JSON. Raises Trouble."""

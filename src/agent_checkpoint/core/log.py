@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
 from agent_checkpoint.core.stateful import LoadResult
@@ -18,6 +18,9 @@ from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.store.sequences import SequenceBuilder
 from agent_checkpoint.store.splitting import IN_ENTRY, Large, add_item, put_list
 from agent_checkpoint.store.writing import Writer
+
+if TYPE_CHECKING:
+    from agent_checkpoint.core.encode import ItemEncoder
 
 T = TypeVar("T")
 
@@ -138,7 +141,7 @@ class Log(Sequence[T]):
         self.frozen(ItemEncoder({}, 0)).put(writer, refs)
         return refs[-1]
 
-    def frozen(self, encode: EncodeItem) -> LogItems:
+    def frozen(self, encode: ItemEncoder) -> LogItems:
         """Return the items as they are now, to be written later, at no cost."""
         items = LogItems(self, encode)
         self._views.add(items)
@@ -182,22 +185,10 @@ class Log(Sequence[T]):
             return fresh
 
 
-class EncodeItem:
-    """Makes JSON of an item; `types` are the classes in the hints of the log's owner."""
-
-    def __init__(self, types: Mapping[str, type], depth: int) -> None:
-        self.types = types
-        self.depth = depth
-
-    def __call__(self, item: Any) -> JsonValue:
-        """Return an item as JSON. Raises Trouble."""
-        raise NotImplementedError
-
-
 class LogItems(Large):
     """The items of a log at one moment, on their way into a store."""
 
-    def __init__(self, log: Log[Any], encode: EncodeItem) -> None:
+    def __init__(self, log: Log[Any], encode: ItemEncoder) -> None:
         self._log = log
         self._encode = encode
         self._generation = log._generation
