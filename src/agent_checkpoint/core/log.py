@@ -15,7 +15,7 @@ from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, show
-from agent_checkpoint.store.sequences import SequenceBuilder
+from agent_checkpoint.store.sequences import SequenceBuilder, StoredList
 from agent_checkpoint.store.splitting import IN_ENTRY, Large, add_item, put_list
 from agent_checkpoint.store.writing import Writer
 
@@ -213,34 +213,30 @@ class LogItems(Large):
         put_list(self._build(writer), writer, refs)
 
     def _build(self, writer: Writer) -> SequenceBuilder:
-        known = self._known(writer)
-        builder, place = known.end.copy(), known.n
-        leaf, leaf_place = known.leaf, known.leaf_n
+        stored = self._stored(writer)
+        builder, place = stored.end.copy(), stored.n
+        leaf, leaf_place = stored.leaf, stored.leaf_n
         for tree in self._encoded(place):
             if builder.at_leaf_start:
                 leaf, leaf_place = builder.copy(), place
             add_item(tree, builder, writer)
             place += 1
-        now = _Known(self._generation, self._encode.types, builder, place, leaf, leaf_place)
-        writer.on_commit(lambda: writer.memory.__setitem__(self._identity, now))
+        now = StoredList(builder, place, leaf, leaf_place)
+        known = _Known(self._generation, self._encode.types, now)
+        writer.on_commit(lambda: writer.memory.__setitem__(self._identity, known))
         return builder
 
-    def _known(self, writer: Writer) -> _Known:
-        """Return what the store has of these items: all, all but the last leaf, or nothing."""
-        nothing = _Known(0, {}, SequenceBuilder(), 0, SequenceBuilder(), 0)
+    def _stored(self, writer: Writer) -> StoredList:
+        """Return what the store has of these items."""
         found: _Known | None = writer.memory.get(self._identity)
         if found is None or not writer.trust_memory or found.types != self._encode.types:
-            return nothing
+            return StoredList()
         same = self._log._unchanged_since(found.generation)
         # A log that was cut or loaded after this moment no longer tells what was cut before it.
         if self._log._identity is not self._identity or self._log._generation != self._generation:
-            return nothing
-        same = self._count if same is None else min(same, self._count)
-        if found.n <= same:
-            return found
-        if found.leaf_n <= same:
-            return found._replace(end=found.leaf, n=found.leaf_n)
-        return nothing
+            return StoredList()
+        most = self._count if same is None else min(same, self._count)
+        return found.stored.resume(lambda n: n <= most)
 
     def _encoded(self, start: int) -> Iterator[JsonValue]:
         for place, item in enumerate(self._items[start : self._count], start):
@@ -254,11 +250,8 @@ class _Identity:
 
 
 class _Known(NamedTuple):
-    """What one store has of a log, and how to go on from there."""
+    """What one store has of a log, as it was then."""
 
     generation: int
     types: Mapping[str, type]
-    end: SequenceBuilder
-    n: int
-    leaf: SequenceBuilder
-    leaf_n: int
+    stored: StoredList

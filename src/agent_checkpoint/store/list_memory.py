@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_checkpoint.store.sequences import SequenceBuilder
+from agent_checkpoint.store.sequences import SequenceBuilder, StoredList
 
 if TYPE_CHECKING:
     from agent_checkpoint.store.writing import Writer
@@ -17,12 +17,10 @@ _MOST_BYTES = 1 << 23
 
 
 class _Known(NamedTuple):
-    """A list that is stored: its texts, and builders that have all, or all but its last leaf."""
+    """A list that is stored, and the texts of its items."""
 
     texts: list[bytes]
-    end: SequenceBuilder
-    leaf: SequenceBuilder
-    leaf_n: int
+    stored: StoredList
 
 
 class ListMemory:
@@ -50,23 +48,22 @@ class ListSaver:
         if not self._is_asked:
             self._is_asked = True
             writer.on_commit(self._remember)
-        place = len(self._now)
-        known = self._before[place] if place < len(self._before) else None
-        if (
-            known is None
-            or not writer.trust_memory
-            or texts[: known.leaf_n] != known.texts[: known.leaf_n]
-        ):
-            known = _Known([], SequenceBuilder(), SequenceBuilder(), 0)
-        if texts[: len(known.texts)] == known.texts:
-            builder, start = known.end.copy(), len(known.texts)
-        else:
-            builder, start = known.leaf.copy(), known.leaf_n
-        found = builder.extend(texts[start:], writer.put)
-        leaf, n = (known.leaf, known.leaf_n) if found is None else (found[0], start + found[1])
-        self._now.append(_Known(texts, builder, leaf, n))
+        stored = self._resume(texts) if writer.trust_memory else StoredList()
+        builder = stored.end.copy()
+        found = builder.extend(texts[stored.n :], writer.put)
+        leaf, leaf_n = stored.leaf, stored.leaf_n
+        if found is not None:
+            leaf, leaf_n = found[0], stored.n + found[1]
+        self._now.append(_Known(texts, StoredList(builder, len(texts), leaf, leaf_n)))
         return builder
 
+    def _resume(self, texts: list[bytes]) -> StoredList:
+        place = len(self._now)
+        if place >= len(self._before):
+            return StoredList()
+        before, stored = self._before[place]
+        return stored.resume(lambda n: texts[:n] == before[:n])
+
     def _remember(self) -> None:
-        size = sum(known.end.bytes for known in self._now)
+        size = sum(known.stored.end.bytes for known in self._now)
         self._memory.known = self._now if size <= _MOST_BYTES else []

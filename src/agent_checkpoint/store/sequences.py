@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects import LEAF, NODE, SPINE, TAIL, End, Object
@@ -162,6 +163,31 @@ class SequenceBuilder:
         refs += _flat(self._refs[start:end])
         text = _array(self._texts[start:end])
         return put(TAIL, write_varint(number) + has_spine + text, refs)
+
+
+@dataclass(frozen=True)
+class StoredList:
+    """What a store has of a list: builders with all of it, and with all but its last leaf.
+
+    They are copied before anything is added to them.
+    """
+
+    end: SequenceBuilder = field(default_factory=SequenceBuilder)
+    n: int = 0
+    leaf: SequenceBuilder = field(default_factory=SequenceBuilder)
+    leaf_n: int = 0
+
+    def resume(self, is_same: Callable[[int], bool]) -> StoredList:
+        """Return how much of it another list can go on from: all, all but a leaf, or nothing.
+
+        Args:
+            is_same: tells whether the two lists have so many items at the front in common.
+        """
+        if is_same(self.n):
+            return self
+        if is_same(self.leaf_n):
+            return StoredList(self.leaf, self.leaf_n, self.leaf, self.leaf_n)
+        return StoredList()
 
 
 def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
