@@ -24,7 +24,7 @@ import numpy
 from agent_checkpoint import Checkpointable, CheckpointManager, KeepLatest, Log, register_type
 from agent_checkpoint.records import Draft
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.store import IMPORT_STREAM
+from agent_checkpoint.store.import_records import IMPORT_STREAM
 
 SECRET_OF_PICKLES = "golden"
 LEAKED = "sk-golden-0123456789"

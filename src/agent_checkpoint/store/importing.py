@@ -1,6 +1,6 @@
 """An archive into a store, all of it or nothing.
 
-Owns the record of imports under way; knows nothing of the archive's form.
+Owns when an import appears and when it is taken back; knows nothing of the archive's form.
 
 The entries of an import carry its token. As long as the stream `meta/import` names that token they
 do not exist for readers; removing the name is the one step that makes all of them appear. What a
@@ -14,16 +14,16 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.import_records import Import, begin_import, end_import
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reading import MAX_STATE, Reader, whole
-from agent_checkpoint.store.store import IMPORT_STREAM, Store
+from agent_checkpoint.store.store import Store
 
 _BATCH = 1 << 25
 _TRIES = 5
@@ -41,48 +41,102 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
         StorageError: the file cannot be read, or the store cannot be written.
     """
     archive = Archive(check_archive_path(path))
-    key = archive.key
     store.format.check(writing=True)
     drop_dead(store)
-    if next(store.entries(key, page=1), None) is not None:
-        raise _exists(key, path)
+    if next(store.entries(archive.key, page=1), None) is not None:
+        raise _exists(archive)
     token = secrets.token_hex(16)
-    record: dict[str, JsonValue] = {
-        "key": key,
-        "token": token,
-        "ts_ns": time.time_ns(),
-        "process": _this_process(),
-    }
-    entry = seal_entry(record, indent=store.backend.readable)
     _running.add(token)
     try:
-        begun = store.backend.append(IMPORT_STREAM, entry)
-        _import(store, archive, path, token, begun)
+        _Import(store, archive, token).run()
     finally:
         _running.discard(token)
-    return key
+    return archive.key
 
 
-def _import(
-    store: Store, archive: Archive, path: str | os.PathLike[str], token: str, begun: int
-) -> None:
-    key = archive.key
-    written: list[int] = []
-    renamed: dict[str, str] = {}
-    try:
-        for found, names in archive.checkpoints():
-            copy = _write(store, archive, found, names, token, renamed, written)
-            written.append(copy.seq)
-            renamed[found.id] = copy.id
-        if store.newest(key) != written[-1]:
+class _Import:
+    """One archive on its way into a store."""
+
+    def __init__(self, store: Store, archive: Archive, token: str) -> None:
+        self.store = store
+        self.archive = archive
+        self.token = token
+        self.renamed: dict[str, str] = {}
+        self.last = 0
+
+    def run(self) -> None:
+        backend = self.store.backend
+        record = begin_import(backend, self.archive.key, self.token, _this_process())
+        try:
+            self._write_all()
+        except ConflictError as error:
+            _take_back(self.store, record)
+            raise _exists(self.archive) from error
+        except BaseException:
+            _take_back(self.store, record)
+            raise
+        end_import(backend, record)
+
+    def _write_all(self) -> None:
+        key = self.archive.key
+        for found, names in self.archive.checkpoints():
+            copy = self._write(found, names)
+            self.renamed[found.id] = copy.id
+            self.last = copy.seq
+        if self.store.newest(key) != self.last:
             raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
-    except ConflictError as error:
-        _take_back(store, key, token, begun)
-        raise _exists(key, path) from error
-    except BaseException:
-        _take_back(store, key, token, begun)
-        raise
-    store.backend.remove(IMPORT_STREAM, [begun])
+
+    def _write(self, found: Checkpoint, names: Iterable[str]) -> Checkpoint:
+        """Write a checkpoint, and of its objects those that the names say."""
+        draft = Draft(
+            found.key,
+            self._parts(found),
+            found.kind,
+            found.label,
+            found.tags,
+            found.metrics,
+            source=found,
+            token=self.token,
+        )
+        parents = tuple(self.renamed.get(parent, parent) for parent in found.parents)
+        for attempt in range(_TRIES):
+            adopted = self._put_objects(names if attempt == 0 else self.archive.names)
+            try:
+                return self.store.write(
+                    draft, parents=parents, after=self.last, ts_ns=found.ts_ns, adopted=adopted
+                )
+            except IntegrityError:  # gc took them away before the checkpoint named them
+                if attempt == _TRIES - 1:
+                    raise
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def _parts(self, found: Checkpoint) -> Mapping[str, JsonValue]:
+        if not self.store.backend.readable:
+            return found.parts
+        reader = Reader(self.archive, size=min(found.size, MAX_STATE))
+        reader.fetch(found.parts.values())
+        return {name: whole(tree, reader) for name, tree in found.parts.items()}
+
+    def _put_objects(self, names: Iterable[str]) -> dict[str, Packed]:
+        """Store the objects that refer to nothing; return those to be written with the entry."""
+        others: dict[str, Packed] = {}
+        if self.store.backend.readable:  # has all parts in full
+            return others
+        batch: dict[str, bytes] = {}
+        size = 0
+        for name, stored in self.archive.objects(names):
+            found = open_object(name, stored)
+            if found.refs:
+                others[name] = make_plain(found.kind, found.payload, found.refs)
+                continue
+            batch[name] = stored
+            size += len(stored)
+            if size > _BATCH:
+                self.store.backend.put_objects(batch)
+                batch, size = {}, 0
+        if batch:
+            self.store.backend.put_objects(batch)
+        return others
 
 
 def drop_dead(store: Store) -> None:
@@ -97,7 +151,7 @@ def drop_dead(store: Store) -> None:
         is_ours = found.process == _this_process()
         is_dead = found.token not in _running if is_ours else _is_gone(found.process)
         if is_dead or found.ts_ns < oldest:
-            _take_back(store, found.key, found.token, found.seq)
+            _take_back(store, found)
 
 
 def _this_process() -> str:
@@ -127,71 +181,13 @@ def _started(pid: int) -> str:
         return ""
 
 
-def _write(
-    store: Store,
-    archive: Archive,
-    found: Checkpoint,
-    names: list[str],
-    token: str,
-    renamed: dict[str, str],
-    written: list[int],
-) -> Checkpoint:
-    parts = found.parts
-    if store.backend.readable:
-        reader = Reader(archive, size=min(found.size, MAX_STATE))
-        reader.fetch(parts.values())
-        parts = {name: whole(tree, reader) for name, tree in parts.items()}
-    draft = Draft(
-        found.key,
-        parts,
-        found.kind,
-        found.label,
-        found.tags,
-        found.metrics,
-        source=found,
-        token=token,
-    )
-    parents = tuple(renamed.get(parent, parent) for parent in found.parents)
-    after = written[-1] if written else 0
-    for attempt in range(_TRIES):
-        adopted = {}
-        if not store.backend.readable:
-            adopted = _put_objects(store, archive, names if attempt == 0 else archive.names)
-        try:
-            return store.write(
-                draft, parents=parents, after=after, ts_ns=found.ts_ns, adopted=adopted
-            )
-        except IntegrityError:  # gc took them away before the checkpoint named them
-            if attempt == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable: the loop returns or raises")
-
-
-def _put_objects(store: Store, archive: Archive, names: Iterable[str]) -> dict[str, Packed]:
-    """Store the objects that refer to nothing; return the others, to be written with the entry."""
-    others: dict[str, Packed] = {}
-    batch: dict[str, bytes] = {}
-    size = 0
-    for name, stored in archive.objects(names):
-        found = open_object(name, stored)
-        if found.refs:
-            others[name] = make_plain(found.kind, found.payload, found.refs)
-            continue
-        batch[name] = stored
-        size += len(stored)
-        if size > _BATCH:
-            store.backend.put_objects(batch)
-            batch, size = {}, 0
-    if batch:
-        store.backend.put_objects(batch)
-    return others
-
-
-def _take_back(store: Store, key: str, token: str, begun: int) -> None:
+def _take_back(store: Store, record: Import) -> None:
     # By the token: an entry may be there although its append was interrupted.
-    store.remove(key, store.imported(key, token))
-    store.backend.remove(IMPORT_STREAM, [begun])
+    store.remove(record.key, store.imported(record.key, record.token))
+    end_import(store.backend, record)
 
 
-def _exists(key: str, path: str | os.PathLike[str]) -> ConflictError:
-    return ConflictError(f"The key {show(key)} exists already: delete it before importing {path}.")
+def _exists(archive: Archive) -> ConflictError:
+    return ConflictError(
+        f"The key {show(archive.key)} exists already: delete it before importing {archive.path}."
+    )

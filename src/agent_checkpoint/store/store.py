@@ -30,12 +30,12 @@ from agent_checkpoint.records import (
 )
 from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.entries import (
-    open_entry,
     read_checkpoint,
     write_checkpoint,
     write_readable,
 )
 from agent_checkpoint.store.format_record import FormatRecord
+from agent_checkpoint.store.import_records import Import, unfinished_imports
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.list_memory import ListMemory
 from agent_checkpoint.store.objects import Packed, missing
@@ -43,23 +43,12 @@ from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in
 from agent_checkpoint.store.splitting import inline_parts, split_parts
 from agent_checkpoint.store.writing import Memory, Writer
 
-IMPORT_STREAM = "meta/import"
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'
 _TRIES = 5
 NOTHING: Mapping[str, Packed] = MappingProxyType({})
 _MOST_HEADS = 1000
 _MOST_LISTS = 8
-
-
-class Import(NamedTuple):
-    """An import under way, or one that was killed."""
-
-    seq: int
-    key: str
-    token: str
-    ts_ns: int
-    process: str
 
 
 class _Head(NamedTuple):
@@ -213,17 +202,7 @@ class Store:
             IntegrityError: the record of one is damaged.
             StorageError: the medium failed.
         """
-        found = []
-        for entry in self.backend.read(IMPORT_STREAM):
-            where = f"The record {entry.seq} of an import"
-            record = open_entry(entry.data, where)
-            texts = [record.get(name) for name in ("key", "token", "process")]
-            ts_ns = record.get("ts_ns")
-            if type(ts_ns) is not int or not all(isinstance(text, str) and text for text in texts):
-                raise IntegrityError(f"{where} lacks what such a record has.")
-            key, token, process = map(str, texts)
-            found.append(Import(entry.seq, key, token, ts_ns, process))
-        return found
+        return unfinished_imports(self.backend)
 
     def newest(self, key: str) -> int:
         """Return the number of the newest entry of a key, seen or not; 0 if there is none.

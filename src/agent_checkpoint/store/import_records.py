@@ -1,0 +1,61 @@
+"""Which imports are under way, or were killed. Owns the stream that says so; knows no archive."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue
+from agent_checkpoint.store.entries import open_entry, seal_entry
+
+IMPORT_STREAM = "meta/import"
+
+
+class Import(NamedTuple):
+    """An import under way, or one that was killed."""
+
+    seq: int
+    key: str
+    token: str
+    ts_ns: int
+    process: str
+
+
+def begin_import(backend: Backend, key: str, token: str, process: str) -> Import:
+    """Say that what carries the token does not exist yet. Raises StorageError."""
+    ts_ns = time.time_ns()
+    record: dict[str, JsonValue] = {
+        "key": key,
+        "token": token,
+        "ts_ns": ts_ns,
+        "process": process,
+    }
+    seq = backend.append(IMPORT_STREAM, seal_entry(record, indent=backend.readable))
+    return Import(seq, key, token, ts_ns, process)
+
+
+def end_import(backend: Backend, found: Import) -> None:
+    """Make all that an import wrote appear, unless it was removed. Raises StorageError."""
+    backend.remove(IMPORT_STREAM, [found.seq])
+
+
+def unfinished_imports(backend: Backend) -> list[Import]:
+    """Return the imports that are under way, or were killed.
+
+    Raises:
+        IntegrityError: the record of one is damaged.
+        StorageError: the medium failed.
+    """
+    found = []
+    for entry in backend.read(IMPORT_STREAM):
+        where = f"The record {entry.seq} of an import"
+        record = open_entry(entry.data, where)
+        texts = [record.get(name) for name in ("key", "token", "process")]
+        ts_ns = record.get("ts_ns")
+        if type(ts_ns) is not int or not all(isinstance(text, str) and text for text in texts):
+            raise IntegrityError(f"{where} lacks what such a record has.")
+        key, token, process = map(str, texts)
+        found.append(Import(entry.seq, key, token, ts_ns, process))
+    return found
