@@ -160,17 +160,16 @@ def _this_process() -> str:
 
 def _is_gone(process: str) -> bool:
     """Tell whether a process has ended for sure: one of another machine may always be alive."""
-    host, _, rest = process.rpartition("/")[0].rpartition("/")
-    started = process.rpartition("/")[2]
-    if host != socket.gethostname() or not rest.isdigit():
-        return False
     try:
-        os.kill(int(rest), 0)
+        host, pid, started = process.rsplit("/", 2)
+        if host != socket.gethostname():
+            return False
+        os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, ValueError):  # another user's, or crafted
         return False
-    return started != _started(int(rest))
+    return started != _started(int(pid))
 
 
 def _started(pid: int) -> str:

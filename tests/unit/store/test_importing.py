@@ -1,5 +1,6 @@
 """Imports that were killed, or meet others: all of an archive, or nothing to be seen."""
 
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,19 @@ def test_gc_drops_what_was_forgotten_for_a_day(
     assert not elsewhere.read("key/key")
     assert not elsewhere.read("meta/import")
     assert manager.state_dict("mine") == {"a": 1}
+
+
+@pytest.mark.parametrize("process", ["nobody", "HERE/²/1", "HERE/1", f"HERE/{'9' * 5000}/1"])
+def test_gc_leaves_an_import_whose_process_makes_no_sense(
+    process: str, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = process.replace("HERE", socket.gethostname())
+    monkeypatch.setattr(importing, "_this_process", lambda: named)
+    backend = HookedBackend()
+    kill(backend, archive, 2)
+    monkeypatch.undo()
+    CheckpointManager(backend).gc()
+    assert len(backend.read("meta/import")) == 1
 
 
 def test_a_fork_to_the_key_of_a_killed_import(killed: HookedBackend) -> None:
