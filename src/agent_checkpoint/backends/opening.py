@@ -15,6 +15,48 @@ ENTRY_POINTS = "agent_checkpoint.backends"
 """Packages register a URL scheme here: the name is the scheme, the value a `(url) -> Backend`."""
 
 
+def open_store(
+    store: str | Backend | None,
+    backend: str | Backend | None,
+    path: str | os.PathLike[str] | None,
+    **options: Any,
+) -> Backend:
+    """Open the backend that a user names in one way or another; without arguments, in memory.
+
+    Args:
+        store: a store URL or a Backend.
+        backend: a short name, a store URL or a Backend, instead of `store`.
+        path: the directory, beside a short name.
+        options: those of `open_backend`, beside a short name.
+
+    Raises:
+        InvalidInputError: they name none, or contradict each other.
+    """
+    said = list(_said(**options))
+    if store is not None and (backend is not None or path is not None):
+        raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
+    chosen = store if store is not None else backend
+    if isinstance(chosen, Backend):
+        if path is not None:
+            raise InvalidInputError("A path makes no sense with a Backend instance.")
+        if said:
+            raise InvalidInputError(f"Give {', '.join(said)} to the Backend instance itself.")
+        return chosen
+    if chosen is None and path is not None:
+        raise InvalidInputError('A path needs a backend: backend="file", path=….')
+    if chosen is None:
+        return open_backend("memory", **options)
+    if isinstance(chosen, os.PathLike):
+        raise InvalidInputError('For a directory say backend="file", path=….')
+    if not isinstance(chosen, str):
+        raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
+    if "://" not in chosen and store is None:
+        return open_backend(chosen, path, **options)
+    if said:
+        raise InvalidInputError(f"Write {', '.join(said)} into the URL: …?{said[0]}=….")
+    return open_url(chosen)
+
+
 def open_backend(
     name: str,
     path: str | os.PathLike[str] | None = None,

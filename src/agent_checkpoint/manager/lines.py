@@ -13,7 +13,6 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.opening import open_backend, open_url
 from agent_checkpoint.errors import (
     ConflictError,
     FormatError,
@@ -301,42 +300,6 @@ def moved(key: str, expected_head: str, head: Checkpoint | None) -> ConflictErro
         f"{show(expected_head, 120)}: somebody else saved, or the store was set back. Load again "
         "and retry, or fork."
     )
-
-
-def open_store(
-    store: str | Backend | None,
-    backend: str | Backend | None,
-    path: str | os.PathLike[str] | None,
-    **options: Any,
-) -> Backend:
-    """Return the backend that the arguments of a manager name, with options of `open_backend`.
-
-    Raises:
-        InvalidInputError: they name none, or contradict each other.
-    """
-    said = [option for option, value in options.items() if value is not None]
-    if store is not None and (backend is not None or path is not None):
-        raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
-    chosen = store if store is not None else backend
-    if isinstance(chosen, Backend):
-        if path is not None:
-            raise InvalidInputError("A path makes no sense with a Backend instance.")
-        if said:
-            raise InvalidInputError(f"Give {', '.join(said)} to the Backend instance itself.")
-        return chosen
-    if chosen is None and path is not None:
-        raise InvalidInputError('A path needs a backend: backend="file", path=….')
-    if chosen is None:
-        return open_backend("memory", **options)
-    if isinstance(chosen, os.PathLike):
-        raise InvalidInputError('For a directory say backend="file", path=….')
-    if not isinstance(chosen, str):
-        raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
-    if "://" not in chosen and store is None:
-        return open_backend(chosen, path, **options)
-    if said:
-        raise InvalidInputError(f"Write {', '.join(said)} into the URL: …?{said[0]}=….")
-    return open_url(chosen)
 
 
 def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.opening import open_store
 from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.codec import check_format
 from agent_checkpoint.errors import (
@@ -23,7 +24,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.aio import in_thread, wait_for
 from agent_checkpoint.manager.comparison import compare
-from agent_checkpoint.manager.lines import LineVerbs, moved, open_store
+from agent_checkpoint.manager.lines import LineVerbs, moved
 from agent_checkpoint.manager.subjects import (
     capture,
     make_draft,
