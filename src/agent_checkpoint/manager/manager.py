@@ -17,13 +17,10 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_store
 from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.codec import check_format
-from agent_checkpoint.errors import (
-    ConflictError,
-    InvalidInputError,
-    Suspended,
-)
+from agent_checkpoint.core.diff import Changes
+from agent_checkpoint.errors import ConflictError, Suspended
 from agent_checkpoint.manager.aio import in_thread, wait_for
-from agent_checkpoint.manager.comparison import compare
+from agent_checkpoint.manager.comparison import Comparison, DiffOptions
 from agent_checkpoint.manager.lines import LineVerbs, moved
 from agent_checkpoint.manager.subjects import (
     capture,
@@ -33,8 +30,7 @@ from agent_checkpoint.manager.subjects import (
     restore_parts,
     states_of,
 )
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue, again, check_key
-from agent_checkpoint.store.lookup import find
+from agent_checkpoint.records import Checkpoint, Draft, again, check_key
 from agent_checkpoint.store.reading import Reader
 
 if TYPE_CHECKING:
@@ -238,7 +234,7 @@ class CheckpointManager(LineVerbs):
         checkpoint_id_b: str | None = None,
         deep: bool = False,
         trust_pickle: bool = False,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Changes:
         """Return what changed: from a checkpoint to the present agent, or between two checkpoints.
 
         Args:
@@ -254,24 +250,18 @@ class CheckpointManager(LineVerbs):
             NotFoundError: there is no such key or checkpoint.
             StateError: a state cannot be decoded or captured.
         """
-        return self._diff(
-            key, agent, checkpoint_id_a, checkpoint_id_b, _captured(agent), deep, trust_pickle
+        comparison = Comparison(
+            agent=agent,
+            checkpoint_id_a=checkpoint_id_a,
+            checkpoint_id_b=checkpoint_id_b,
+            deep=deep,
+            trust_pickle=trust_pickle,
         )
+        return self._diff(key, comparison)
 
-    def adiff(
-        self,
-        key: str,
-        *,
-        agent: Any = None,
-        checkpoint_id_a: str | None = None,
-        checkpoint_id_b: str | None = None,
-        deep: bool = False,
-        trust_pickle: bool = False,
-    ) -> Coroutine[Any, Any, dict[str, dict[str, Any]]]:
+    def adiff(self, key: str, **options: Unpack[DiffOptions]) -> Coroutine[Any, Any, Changes]:
         """Do as `diff` does, for asyncio: the agent's state is taken at the call."""
-        return self._adiff(
-            key, agent, checkpoint_id_a, checkpoint_id_b, _captured(agent), deep, trust_pickle
-        )
+        return self._adiff(key, Comparison(**options))
 
     # -- how the verbs are made ------------------------------------------------------------------
 
@@ -300,33 +290,10 @@ class CheckpointManager(LineVerbs):
         except ConflictError as error:
             raise moved(draft.key, expected_head, self.store.head(draft.key)) from error
 
-    def _diff(
-        self,
-        key: str,
-        agent: Any,
-        id_a: str | None,
-        id_b: str | None,
-        present: dict[str, JsonValue] | None,
-        deep: bool,
-        trust_pickle: bool,
-    ) -> dict[str, dict[str, Any]]:
-        if present is None and id_a is None and id_b is None:
-            raise InvalidInputError("diff needs an agent, or the ids of one or two checkpoints.")
-        if present is not None and id_b is not None:
-            raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
+    def _diff(self, key: str, comparison: Comparison) -> Changes:
         key = check_key(key)
         self._background.settle()
-        before = find(self.store, key if id_a is None else id_a)
-        found = [before]
-        after = present
-        if after is None:
-            found.append(find(self.store, key if id_b is None else id_b))
-            after = dict(found[-1].parts)
-        targets = {} if present is None else parts_of(agent)
-        reader = self.store.reader(*found)
-        return compare(
-            before.parts, after, targets, deep=deep, trust_pickle=trust_pickle, reader=reader
-        )
+        return comparison.run(self.store, key)
 
     def _restore(
         self, checkpoint: Checkpoint, reader: Reader, agent: Any, **options: Unpack[LoadOptions]
@@ -347,7 +314,3 @@ class CheckpointManager(LineVerbs):
     _adiff = in_thread(_diff)
     _afetch = in_thread(LineVerbs._fetch)
     astate_dict = in_thread(state_dict)
-
-
-def _captured(agent: Any) -> dict[str, JsonValue] | None:
-    return None if agent is None else capture(agent)
