@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import tempfile
+from contextlib import closing
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -116,11 +117,8 @@ def pristine(session_scratch):
 @pytest.fixture(scope="session")
 def fault_process(session_scratch):
     """Runs functions of `scenarios` in processes that break."""
-    place = session_scratch / "runs"
-    place.mkdir()
-    process = FaultProcess("tests.crash.scenarios", place)
-    yield process
-    process.close()
+    with closing(FaultProcess("tests.crash.scenarios", session_scratch / "runs")) as process:
+        yield process
 
 
 @pytest.fixture

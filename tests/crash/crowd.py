@@ -4,12 +4,10 @@ Each runs `module:function(*arguments)`, prints a line with `tell` for whatever 
 must end well.
 """
 
-import os
 import subprocess
 import sys
 
-from tests.crash.fault_process import ROOT
-from tests.crash.tracing import child_environment
+from tests.crash.fault_process import child_environment
 
 LONGEST_WAIT = 300
 
@@ -25,14 +23,13 @@ do(*sys.argv[2:])
 
 def start(function, *arguments):
     """Start one; it waits to be told to go on."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _START, function, *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**child_environment(), "PYTHONPATH": path},
+        env=child_environment(),
     )
     assert process.stdout.readline() == "ready\n", process.communicate()[1]
     return process

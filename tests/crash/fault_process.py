@@ -2,8 +2,7 @@
 
 A server has the package imported and warmed up; every run is a fork of it that calls one function,
 `module:function`, traced by strace from just before that call. What it acknowledges it says with
-`say`. Much faster than `tracing`, which starts a Python
-for every run: sweeps over thousands of calls use this one.
+`say`.
 """
 
 import json
@@ -19,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-from tests.crash.tracing import child_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_WAIT = 100
@@ -123,13 +120,14 @@ class FaultProcess:
         if shutil.which("strace") is None:
             pytest.skip("strace is not installed")
         self.scratch = scratch
+        scratch.mkdir()
         self._server = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", SERVER, module, str(scratch / "warm")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
-            env={**child_environment(), **_own_home(scratch), "PYTHONPATH": _search_path()},
+            env={**child_environment(), **_own_home(scratch)},
         )
         try:
             self._answer()
@@ -215,10 +213,14 @@ def say(*words):
     os.writev(1, [(" ".join(map(str, words)) + "\n").encode()])
 
 
+def child_environment():
+    """The environment of a process that imports the tests and writes no files of its own."""
+    unwanted = ("COV_CORE_", "COVERAGE_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": path}
+
+
 def _own_home(scratch):
     home = str(scratch / "home")
     return {"HOME": home, "XDG_CONFIG_HOME": home, "AGENT_CHECKPOINT_HOME": home}
-
-
-def _search_path():
-    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -6,80 +6,73 @@ Kills and faults are aimed at every system call that changes the disk, one run f
 import os
 import shutil
 import stat
-from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, FileBackend
-from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.store.objects import BLOB, make_object
-from tests.crash.tracing import places, run_traced
-
-AT_ONCE = 3
-
-# Every script warms up in a store of its own: what Python loads late is loaded before it is traced.
-OPENED = """
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest
 from agent_checkpoint.errors import StorageError
+from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.store.objects import BLOB, make_object
+from tests.crash.fault_process import CHANGES, FaultProcess, places, say
 
-os.umask(0)
-path, warm = sys.argv[1:3]
-once = sys.argv[3:] == ["once"]
-
-def objects(*contents):
-    made = [make_object(BLOB, data) for data in contents]
-    return {name: packed.stored() for name, packed in made}
-
-def act(path):
-    manager = CheckpointManager(backend="file", path=path)
-    backend = manager.store.backend
-    ACTION
-
-old = CheckpointManager(backend="file", path=warm)
-for n in range(3):
-    old.save("Key", {"n": n})
-old.store.backend.put_objects(objects(b"old", b"older"))
-act(warm)
-ready()
-"""
-
-TO_BE_KILLED = OPENED + "say('did', act(path))\nos._exit(0)\n"
-
-GOES_ON = (
-    OPENED
-    + """
-try:
-    say("did", act(path))
-except StorageError as error:
-    say("refused", error)
-except KeyboardInterrupt:
-    say("interrupted")
-if not once:
-    manager = CheckpointManager(backend="file", path=path)
-    say("then", manager.save("Key", {"n": "then"}))
-os._exit(0)
-"""
-)
+HERE = "tests.crash.test_file_store_crash"
 
 ACTIONS = {
-    "save": 'return manager.save("Key", {"n": "new"})',
-    "save of a new key": 'return manager.save("Newer", {"n": "new"})',
-    "append with objects": (
-        'return backend.append("key/raw", b"entry", after=0, objects=objects(b"new", b"newer"), '
-        'requires=objects(b"old"))'
+    "save": lambda manager: manager.save("Key", {"n": "new"}),
+    "save of a new key": lambda manager: manager.save("Newer", {"n": "new"}),
+    "append with objects": lambda manager: manager.store.backend.append(
+        "key/raw",
+        b"entry",
+        after=0,
+        objects=objects(b"new", b"newer"),
+        requires=objects(b"old"),
     ),
-    "delete the newest": 'return manager.delete("Key", "Key")',
-    "delete the key": 'return manager.delete("Key")',
-    "prune": 'return manager.prune("Key", KeepLatest(1))',
-    "gc": "return manager.gc().objects",
+    "delete the newest": lambda manager: manager.delete("Key", "Key"),
+    "delete the key": lambda manager: manager.delete("Key"),
+    "prune": lambda manager: manager.prune("Key", KeepLatest(1)),
+    "gc": lambda manager: manager.gc().objects,
 }
+
+
+# -- what the processes do that break ------------------------------------------------------------
+
+
+def warm_up(place):
+    """Do everything once, so that all that Python loads late is loaded."""
+    for name, do in ACTIONS.items():
+        do(make_store(Path(place) / name))
+    shutil.rmtree(place)
+
+
+def act(name, path):
+    """Run as a process: do it, and say so."""
+    os.umask(0)  # what is private must be so by itself
+    say("did", ACTIONS[name](open_manager(path)))
+
+
+def act_and_go_on(name, path):
+    """Run as a process: do it or be refused; then go on in the same process."""
+    try:
+        act(name, path)
+    except StorageError as error:
+        say("refused", error)
+    except KeyboardInterrupt:
+        say("interrupted")
+    say("then", open_manager(path).save("Key", {"n": "then"}))
+
+
+# -- what must hold ------------------------------------------------------------------------------
+
+
+def open_manager(path):
+    return CheckpointManager(backend="file", path=path)
 
 
 def contents(path):
     """Every state in a store, by key and number; everything must be readable and right."""
-    manager = CheckpointManager(backend="file", path=path)
+    manager = open_manager(path)
     assert manager.verify().ok
     found = {}
     for key in manager.list_keys():
@@ -94,8 +87,8 @@ def contents(path):
 
 
 def make_store(path):
-    """A store as the scripts make it, too: three checkpoints and two objects."""
-    manager = CheckpointManager(backend="file", path=path)
+    """A store with OLD in it, and two objects."""
+    manager = open_manager(path)
     for n in range(3):
         manager.save("Key", {"n": n})
     manager.store.backend.put_objects(objects(b"old", b"older"))
@@ -103,7 +96,7 @@ def make_store(path):
 
 
 def objects(*contents):
-    """Objects by name, as the scripts make them."""
+    """Objects by name."""
     made = [make_object(BLOB, data) for data in contents]
     return {name: packed.stored() for name, packed in made}
 
@@ -114,47 +107,52 @@ OLD = {"Key": {1: 0, 2: 1, 3: 2}}
 class Sweep:
     """One action on fresh copies of one store, broken in every place it can be."""
 
-    def __init__(self, tmp_path, action, form, store):
-        self.tmp_path, self.store = tmp_path, store
-        self.source = form.replace("ACTION", ACTIONS[action])
-        self.numbers = count()
+    def __init__(self, process, scratch, action, store):
+        self.process, self.action, self.store = process, action, store
+        self.scratch, self.path = scratch, scratch / "store"
 
-    def run(self, inject=None, *arguments):
-        scratch = self.tmp_path / f"run{next(self.numbers)}"
-        scratch.mkdir()
-        path = scratch / "store"
+    def run(self, function, inject=None):
+        shutil.rmtree(self.path, ignore_errors=True)
         if self.store is not None:
-            shutil.copytree(self.store, path)
-        outcome = run_traced(
-            self.source, path, scratch / "warm", *arguments, scratch=scratch, inject=inject
-        )
+            shutil.copytree(self.store, self.path)
+        outcome = self.process.run(f"{HERE}:{function}", self.action, self.path, inject=inject)
         assert "Traceback" not in outcome.errors, outcome.errors
-        return path, outcome
+        return outcome
 
-    def everywhere(self, fault, names=None):
-        """Run once to count the calls, then once for each call with the fault there."""
-        _, whole = self.run(None, "once")
+    def calls(self, names=CHANGES):
+        """The calls that the action makes."""
+        whole = self.run("act")
         assert whole.status == 0
-        aims = [aim for aim in places(whole.calls) if names is None or aim[0] in names]
-        assert aims, f"no such call among {whole.calls}"
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            runs = pool.map(lambda aim: self.run(f"{aim[0]}:{fault}:when={aim[1]}"), aims)
-            yield from ((aim, path, outcome) for aim, (path, outcome) in zip(aims, runs))
+        return places(whole.calls, self.scratch, names)
+
+    def everywhere(self, function, fault, names=CHANGES):
+        """Run once to count the calls, then once for each call with the fault there."""
+        aims = self.calls(names)
+        assert aims, "no such call"
+        for aim in aims:
+            yield aim, self.path, self.run(function, f"{aim.name}:{fault}:when={aim.when}")
+
+
+@pytest.fixture(scope="module")
+def process(session_scratch):
+    """Runs functions of this file in processes that break."""
+    with closing(FaultProcess(HERE, session_scratch / "file-store-runs")) as process:
+        yield process
 
 
 @pytest.fixture
-def sweep(tmp_path):
-    make_store(tmp_path / "old")
+def sweep(process, scratch):
+    make_store(scratch / "old")
 
-    def start(action, form, *, new_store=False):
-        return Sweep(tmp_path, action, form, None if new_store else tmp_path / "old")
+    def start(action, *, new_store=False):
+        return Sweep(process, scratch, action, None if new_store else scratch / "old")
 
     return start
 
 
 def check_still_usable(path, present):
     """The next open works unaided: a save gets a number that nobody had, and can be deleted."""
-    manager = CheckpointManager(backend="file", path=path)
+    manager = open_manager(path)
     cid = manager.save("Key", {"n": "after"})
     assert manager.state_dict("Key") == {"n": "after"}
     seq = parse_checkpoint_id(cid).seq
@@ -176,17 +174,19 @@ def check_private(path):
 # -- what is durable when ------------------------------------------------------------------------
 
 
+def plain_names(calls):
+    """The names of calls, also where an architecture has but those that end with `at`."""
+    return [call.name[:-2] if call.name.endswith("at") else call.name for call in calls]
+
+
 def test_an_entry_is_durable_before_it_has_a_name_and_its_name_before_the_answer(sweep):
     """A kill cannot show a missing fsync, only a power cut could: so the order of calls is told."""
-    _, outcome = sweep("save", TO_BE_KILLED).run()
-    plain = [name.replace("at", "") if name.endswith("at") else name for name in outcome.calls]
-    assert plain == ["write", "fsync", "link", "fsync", "unlink"]
+    assert plain_names(sweep("save").calls()) == ["write", "fsync", "link", "fsync", "unlink"]
 
 
 def test_a_number_is_durable_before_its_entry_goes(sweep):
-    _, outcome = sweep("delete the newest", TO_BE_KILLED).run()
-    plain = [name.replace("at", "") if name.endswith("at") else name for name in outcome.calls]
-    assert plain == ["write", "fsync", "rename", "fsync", "unlink", "fsync"]
+    names = plain_names(sweep("delete the newest").calls())
+    assert names == ["write", "fsync", "rename", "fsync", "unlink", "fsync"]
 
 
 # -- F1: kill -9 ---------------------------------------------------------------------------------
@@ -205,13 +205,13 @@ def check_killed_save(aim, path, outcome, old, new):
 
 def test_killed_in_a_save(sweep):
     new = {"Key": {**OLD["Key"], 4: "new"}}
-    for aim, path, outcome in sweep("save", TO_BE_KILLED).everywhere("signal=KILL"):
+    for aim, path, outcome in sweep("save").everywhere("act", "signal=KILL"):
         check_killed_save(aim, path, outcome, OLD, new)
 
 
 @pytest.mark.slow
 def test_killed_in_the_first_save_of_a_store(sweep):
-    killed = sweep("save", TO_BE_KILLED, new_store=True).everywhere("signal=KILL")
+    killed = sweep("save", new_store=True).everywhere("act", "signal=KILL")
     for aim, path, outcome in killed:
         check_killed_save(aim, path, outcome, {}, {"Key": {1: "new"}})
 
@@ -219,7 +219,7 @@ def test_killed_in_the_first_save_of_a_store(sweep):
 @pytest.mark.slow
 def test_killed_in_the_first_save_of_a_key(sweep):
     new = {**OLD, "Newer": {1: "new"}}
-    for aim, path, outcome in sweep("save of a new key", TO_BE_KILLED).everywhere("signal=KILL"):
+    for aim, path, outcome in sweep("save of a new key").everywhere("act", "signal=KILL"):
         check_killed_save(aim, path, outcome, OLD, new)
 
 
@@ -227,7 +227,7 @@ def test_killed_in_the_first_save_of_a_key(sweep):
 def test_killed_in_an_append_with_objects(sweep):
     """The entry is there only if all objects that it names are."""
     seen = set()
-    for aim, path, outcome in sweep("append with objects", TO_BE_KILLED).everywhere("signal=KILL"):
+    for aim, path, outcome in sweep("append with objects").everywhere("act", "signal=KILL"):
         assert outcome.was_killed
         backend = FileBackend(path)
         entries = [entry.data for entry in backend.read("key/raw")]
@@ -260,19 +260,19 @@ def check_killed_removal(killed, new):
 
 
 def test_killed_in_a_delete_of_the_newest(sweep):
-    killed = sweep("delete the newest", TO_BE_KILLED).everywhere("signal=KILL")
+    killed = sweep("delete the newest").everywhere("act", "signal=KILL")
     check_killed_removal(killed, {1: 0, 2: 1})
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("action", "new"), [("delete the key", {}), ("prune", {3: 2})])
 def test_killed_in_a_delete_of_many(sweep, action, new):
-    check_killed_removal(sweep(action, TO_BE_KILLED).everywhere("signal=KILL"), new)
+    check_killed_removal(sweep(action).everywhere("act", "signal=KILL"), new)
 
 
 @pytest.mark.slow
 def test_killed_in_gc(sweep):
-    for aim, path, outcome in sweep("gc", TO_BE_KILLED).everywhere("signal=KILL"):
+    for aim, path, outcome in sweep("gc").everywhere("act", "signal=KILL"):
         assert outcome.was_killed, aim
         assert contents(path) == OLD
         check_still_usable(path, OLD)
@@ -294,7 +294,7 @@ def check_refused(refused, advice=""):
         seq = parse_checkpoint_id(then.split()[1]).seq
         assert present["Key"].pop(seq) == "then", aim
         # A name whose directory could not be synced may be there all the same.
-        unsure = {4: "new"} if aim[0] == "fsync" and len(present["Key"]) == 4 else {}
+        unsure = {4: "new"} if aim.name == "fsync" and len(present["Key"]) == 4 else {}
         assert present == {"Key": {**OLD["Key"], **unsure}}, aim
         check_private(path)
         check_still_usable(path, {"Key": {**present["Key"], seq: "then"}})
@@ -311,14 +311,14 @@ def check_refused(refused, advice=""):
     ],
 )
 def test_a_save_that_the_disk_refuses(sweep, call, error, advice):
-    check_refused(sweep("save", GOES_ON).everywhere(f"error={error}", [call]), advice)
+    check_refused(sweep("save").everywhere("act_and_go_on", f"error={error}", [call]), advice)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_the_first_save_of_a_store_that_the_disk_refuses(sweep, error):
-    refused = sweep("save", GOES_ON, new_store=True).everywhere(
-        f"error={error}", ["write", "fsync", "mkdir", "link", "rename"]
+    refused = sweep("save", new_store=True).everywhere(
+        "act_and_go_on", f"error={error}", ["write", "fsync", "mkdir", "link", "rename"]
     )
     for aim, path, outcome in refused:
         assert outcome.status == 0, aim
@@ -335,7 +335,9 @@ def test_the_first_save_of_a_store_that_the_disk_refuses(sweep, error):
 @pytest.mark.parametrize("action", ["delete the newest", "delete the key"])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 def test_a_delete_that_the_disk_refuses(sweep, action, error):
-    refused = sweep(action, GOES_ON).everywhere(f"error={error}", ["write", "fsync", "unlink"])
+    refused = sweep(action).everywhere(
+        "act_and_go_on", f"error={error}", ["write", "fsync", "unlink"]
+    )
     for aim, path, outcome in refused:
         assert outcome.status == 0, aim
         first, then = outcome.said
@@ -368,17 +370,17 @@ def check_interrupted(interrupted, old, new):
 
 def test_interrupted_in_a_save(sweep):
     """Ctrl-C at any call: all of the checkpoint or nothing, and the process goes on saving."""
-    interrupted = sweep("save", GOES_ON).everywhere("signal=INT")
+    interrupted = sweep("save").everywhere("act_and_go_on", "signal=INT")
     check_interrupted(interrupted, OLD["Key"], {**OLD["Key"], 4: "new"})
 
 
 @pytest.mark.slow
 def test_interrupted_in_the_first_save_of_a_store(sweep):
-    interrupted = sweep("save", GOES_ON, new_store=True).everywhere("signal=INT")
+    interrupted = sweep("save", new_store=True).everywhere("act_and_go_on", "signal=INT")
     check_interrupted(interrupted, {}, {1: "new"})
 
 
 @pytest.mark.slow
 def test_interrupted_in_a_delete(sweep):
-    interrupted = sweep("delete the newest", GOES_ON).everywhere("signal=INT")
+    interrupted = sweep("delete the newest").everywhere("act_and_go_on", "signal=INT")
     check_interrupted(interrupted, OLD["Key"], {1: 0, 2: 1})
