@@ -14,7 +14,7 @@ import attrs
 import numpy
 import pydantic
 
-from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.codec import decode_part, encode_state
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.splitting import inline_tree
 
@@ -28,6 +28,11 @@ def through_json(value: Any, target: Any = None) -> Any:
         return decode_state(as_json({"value": value}), "agent")["value"]
     target.value = value
     return decode_state(as_json(target), "agent", target)["value"]
+
+
+def decode_state(tree: Any, path: str, target: Any = None, *, trust_pickle: bool = False) -> Any:
+    """Return the state of a tree that is whole."""
+    return decode_part(tree, path, target, trust_pickle=trust_pickle).value
 
 
 def as_json(subject: Any) -> Any:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointError, CheckpointManager, IntegrityError, StateError
-from agent_checkpoint.core.codec import decode_state
 from agent_checkpoint.store import json_text
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.json_text import read_json
+from tests.exact import decode_state
 
 RECORD: "dict[str, Any]" = {
     "key": "key",

@@ -17,11 +17,11 @@ from agent_checkpoint import (
     IntegrityError,
     StateError,
 )
-from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.codec import encode_state
 from agent_checkpoint.store import json_text
 from agent_checkpoint.store.json_text import read_json, write_json
 from tests.attacks.forging import forge
-from tests.exact import alike
+from tests.exact import alike, decode_state
 
 DEEP = 200_000
 LIBRARIES = ["without orjson"] if json_text.orjson is None else ["with orjson", "without orjson"]

@@ -14,12 +14,12 @@ from agent_checkpoint import (
     UntrustedDataError,
     register_type,
 )
-from agent_checkpoint.core.codec import decode_state
 from agent_checkpoint.core.seal import make_seal
 from agent_checkpoint.store.archive import MAGIC
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.varints import write_varint
 from tests.attacks.forging import Poison, forge, next_number, pickle_tag, poisoned
+from tests.exact import decode_state
 from tests.properties.values import Note
 
 

@@ -10,9 +10,8 @@ import numpy
 import pytest
 
 from agent_checkpoint import Checkpointable, CheckpointManager, StateError
-from agent_checkpoint.core.codec import decode_state
 from tests.attacks.forging import forge
-from tests.exact import alike, through_json
+from tests.exact import alike, decode_state, through_json
 from tests.properties.values import TAGS
 
 # In no program by itself, and imported without effects: whoever imports it has been tricked.

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import Checkpointable, IntegrityError, StateError
-from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.codec import encode_state
 from agent_checkpoint.core.diff import diff_states, same
 from agent_checkpoint.store import json_text
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.splitting import inline_tree
-from tests.exact import alike, through_json
+from tests.exact import alike, decode_state, through_json
 from tests.properties.values import any_text, changed, fields, json_trees, values
 
 # The strategies nest deeply, which hypothesis takes for slow; functions use no fixture per example.

@@ -54,13 +54,6 @@ def encode_state(subject: Any, path: str, fmt: str = "json") -> JsonValue:
     raise AssertionError("unreachable: the loop returns or raises")
 
 
-def decode_state(
-    tree: JsonValue, path: str, target: Any = None, *, trust_pickle: bool = False
-) -> Any:
-    """Return the state that was encoded, of a tree that is whole. Raises as `decode_part` does."""
-    return decode_part(tree, path, target, trust_pickle=trust_pickle).value
-
-
 def decode_part(
     tree: JsonValue,
     path: str,

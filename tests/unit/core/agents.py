@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint import Checkpointable
-from agent_checkpoint.core.codec import decode_state
-from tests.exact import as_json
+from tests.exact import as_json, decode_state
 
 
 class MyAgent(Checkpointable):

@@ -18,11 +18,11 @@ import numpy
 import pytest
 
 from agent_checkpoint import Checkpointable, StateError, UntrustedDataError
-from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.codec import encode_state
 from agent_checkpoint.core.decode import _TAGS
 from agent_checkpoint.core.values import DECODERS
 from agent_checkpoint.store.json_text import write_json
-from tests.exact import alike, as_json, through_json
+from tests.exact import alike, as_json, decode_state, through_json
 from tests.properties.values import TAGS
 
 needs_zones = pytest.mark.skipif(

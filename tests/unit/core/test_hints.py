@@ -10,9 +10,9 @@ import pydantic
 import pytest
 
 from agent_checkpoint import Checkpointable, StateError
-from agent_checkpoint.core.codec import decode_state, encode_state
+from agent_checkpoint.core.codec import encode_state
 from agent_checkpoint.core.hints import hinted_types
-from tests.exact import alike, as_json
+from tests.exact import alike, as_json, decode_state
 from tests.unit.core import postponed
 
 

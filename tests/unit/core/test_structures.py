@@ -12,8 +12,8 @@ import pydantic
 import pytest
 
 from agent_checkpoint import InvalidInputError, StateError, register_type
-from agent_checkpoint.core.codec import decode_state, encode_state
-from tests.exact import alike, as_json, through_json
+from agent_checkpoint.core.codec import encode_state
+from tests.exact import alike, as_json, decode_state, through_json
 
 T = TypeVar("T")
 

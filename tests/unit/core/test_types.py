@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import InvalidInputError, StateError, register_alias, register_type
-from agent_checkpoint.core.codec import decode_state, encode_state
-from tests.exact import through_json
+from agent_checkpoint.core.codec import encode_state
+from tests.exact import decode_state, through_json
 
 
 class Money:
