@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
-from agent_checkpoint.records import Entry, ObjectInfo
+from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.records import Entry, ObjectInfo, show
 
 NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
 
@@ -145,6 +146,12 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files and connections; closing twice does nothing."""
+
+
+def check_newest(stream: str, newest: int, after: int) -> None:
+    """Make sure that a stream is where whoever appends believes it is. Raises ConflictError."""
+    if after != newest:
+        raise ConflictError(f"The stream {show(stream)} is at entry {newest}, not at {after}.")
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
 from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
 from agent_checkpoint.backends.file_numbers import (
     entry_file,
@@ -43,7 +43,7 @@ from agent_checkpoint.backends.posix import (
     sync_directory,
     write_new,
 )
-from agent_checkpoint.errors import ConflictError, InvalidInputError, MissingObjectsError
+from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -322,10 +322,8 @@ class FileBackend(Backend):
     def _link_next(self, stream: str, folder: Path, written: Path, after: int | None) -> int:
         while True:
             newest, free = newest_and_next(folder)
-            if after is not None and after != newest:
-                raise ConflictError(
-                    f"The stream {show(stream)} is at entry {newest}, not at {after}."
-                )
+            if after is not None:
+                check_newest(stream, newest, after)
             try:
                 os.link(written, entry_file(folder, free))
             except FileExistsError:

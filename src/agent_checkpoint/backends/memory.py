@@ -8,9 +8,9 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend
-from agent_checkpoint.errors import ConflictError, MissingObjectsError
-from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_stream, show
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
+from agent_checkpoint.errors import MissingObjectsError
+from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_stream
 
 
 class MemoryBackend(Backend):
@@ -66,11 +66,8 @@ class MemoryBackend(Backend):
         check_stream(stream)
         with self._lock:
             present = self._streams.get(stream, {})
-            newest = next(reversed(present), 0)
-            if after is not None and after != newest:
-                raise ConflictError(
-                    f"The stream {show(stream)} is at entry {newest}, not at {after}."
-                )
+            if after is not None:
+                check_newest(stream, next(reversed(present), 0), after)
             missing = self.missing_objects(requires)
             if missing:
                 raise MissingObjectsError(missing)

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
 from agent_checkpoint.backends.limits import Limits
 from agent_checkpoint.backends.mounts import network_file_system
 from agent_checkpoint.backends.posix import (
@@ -45,7 +45,7 @@ from agent_checkpoint.backends.sqlite_rows import (
     stream_names,
 )
 from agent_checkpoint.backends.sqlite_space import Space
-from agent_checkpoint.errors import ConflictError, InvalidInputError, MissingObjectsError
+from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -186,11 +186,7 @@ class SQLiteBackend(Backend):
         size = self._limits.check(objects, entry)
         with self._writing(size) as db:
             if after is not None:
-                newest = newest_entry(db, stream)
-                if after != newest:
-                    raise ConflictError(
-                        f"The stream {show(stream)} is at entry {newest}, not at {after}."
-                    )
+                check_newest(stream, newest_entry(db, stream), after)
             missing = set(requires) - present_objects(db, requires)
             if missing:
                 raise MissingObjectsError(missing)
