@@ -48,6 +48,16 @@ def fill_store(backend):
         backend.append("key/a", b"%d" % number * 10_000)
 
 
+def on_full_disk(disk, kind, fresh):
+    """A backend whose disk became full when it was open or, if fresh, before it was opened."""
+    backend = kind(disk / "store", min_free=0)
+    fill_store(backend)
+    if fresh:
+        backend.close()
+    fill(disk)
+    return kind(disk / "store", min_free=0) if fresh else backend
+
+
 def save_until_refused(backend):
     """Use up what room there is in the store's own files; return the number of the last entry."""
     last = ENTRIES
@@ -65,13 +75,7 @@ def save_until_refused(backend):
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["open before", "opened when full"])
 def test_deleting_objects(disk, kind, fresh):
-    backend = kind(disk / "store", min_free=0)
-    fill_store(backend)
-    if fresh:
-        backend.close()
-    fill(disk)
-    if fresh:
-        backend = kind(disk / "store", min_free=0)
+    backend = on_full_disk(disk, kind, fresh)
     last = save_until_refused(backend)
     doomed = list(OBJECTS)[:90]
     backend.delete_objects(doomed)
@@ -90,13 +94,7 @@ def test_deleting_objects(disk, kind, fresh):
 @pytest.mark.parametrize("count", [1, ENTRIES])
 def test_removing_the_newest_entries(disk, kind, fresh, count):
     """Their numbers are not used again, although there is no room to write them down."""
-    backend = kind(disk / "store", min_free=0)
-    fill_store(backend)
-    if fresh:
-        backend.close()
-    fill(disk)
-    if fresh:
-        backend = kind(disk / "store", min_free=0)
+    backend = on_full_disk(disk, kind, fresh)
     last = save_until_refused(backend)
     backend.remove("key/a", range(last - count + 1, last + 1))
     kept = list(range(1, last - count + 1))

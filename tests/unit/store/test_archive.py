@@ -1,7 +1,6 @@
 """Archives: from every store into every store, all of it or nothing."""
 
 import hashlib
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -10,43 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import (
-    Checkpointable,
     CheckpointManager,
     ConflictError,
     FormatError,
     IntegrityError,
-    Log,
 )
 from agent_checkpoint.store import compression
 from agent_checkpoint.store.archive import CHECKPOINT, END, HEADER, OBJECT, Frame, _frames
 from agent_checkpoint.store.varints import write_varint
 from tests.agents import managers
 from tests.exact import alike
+from tests.unit.store.carried import Carried, fill
 from tests.unit.store.counting import HookedBackend
 
 KINDS = ["memory", "file", "sqlite"]
-
-
-class Carried(Checkpointable):
-    def __init__(self, n: int = 0) -> None:
-        self.n = n
-        self.log: Log[Any] = Log({"n": n, "text": f"message {n} " * 20} for n in range(n * 30))
-        self.blob = bytes(range(256)) * (10 * n)
-        self.names = {f"name {n}": (n, {n}) for n in range(n * 100)}
-        self.queue = deque([1.5, None, "é" * 3000], 5)
-        self.look_alike = {"$ref": "0" * 64, "$blob": ["x"]}
-
-
-def fill(manager: CheckpointManager) -> None:
-    manager.save("other", {"not": "carried"})
-    manager.save("key", Carried(1), label="first", tags=["good", "é"], metrics={"score": 0.5})
-    manager.save("key", Carried(2))
-    manager.save("key", Carried(3), label="gone")
-    manager.delete("key", "key@3")
-    with pytest.raises(KeyError), manager.rollback_context("key", agent := Carried(5)):
-        manager.save("key", agent, label="within")
-        raise KeyError
-    manager.save("key", {"agent": Carried(2), "log": Log(["a part"])})
 
 
 def content(manager: CheckpointManager, key: str = "key") -> "list[Any]":
@@ -61,14 +37,6 @@ def content(manager: CheckpointManager, key: str = "key") -> "list[Any]":
         }
         for row in rows
     ]
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    manager = CheckpointManager()
-    fill(manager)
-    manager.export_archive(tmp_path / "a.ckpt", "key")
-    return tmp_path / "a.ckpt"
 
 
 @pytest.mark.parametrize("source", KINDS)

@@ -17,20 +17,12 @@ from agent_checkpoint.records import Entry
 from agent_checkpoint.store import importing
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.objects import TEXT, make_object
+from tests.unit.store.carried import fill
 from tests.unit.store.counting import HookedBackend
-from tests.unit.store.test_archive import fill
 
 
 class Killed(BaseException):
     pass
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    manager = CheckpointManager()
-    fill(manager)
-    manager.export_archive(tmp_path / "a.ckpt", "key")
-    return tmp_path / "a.ckpt"
 
 
 def kill(backend: HookedBackend, archive: Path, after: int) -> None:
