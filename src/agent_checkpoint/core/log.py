@@ -205,6 +205,7 @@ class LogItems(Large):
         builder = self._build(writer)
         if builder.bytes <= IN_ENTRY:
             refs += builder.refs
+            writer.size += builder.outside
             return builder.text
         return put_list(builder, writer, refs)
 

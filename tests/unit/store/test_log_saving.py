@@ -257,6 +257,19 @@ def test_the_size_of_a_state_does_not_depend_on_what_was_stored() -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_few_items_that_are_very_long(manager: CheckpointManager, again: bool) -> None:
+    """The log itself stands in the entry, and what its items have must still be counted."""
+    chat = SavedChat(*({"content": letter * 1_000_000} for letter in "abcdef"))
+    manager.save("key", chat)
+    if again:
+        chat.messages.append({"content": "g" * 1_000_000})
+        manager.save("key", chat)
+    size = next(manager.store.newest_first("key")).size
+    assert size > 1_000_000 * len(chat.messages)
+    assert loaded(manager) == list(chat.messages)
+
+
 def test_an_item_that_cannot_be_stored_is_named() -> None:
     chat = SavedChat(1, {"call": lambda: 1})  # can be copied, but not stored
     with pytest.raises(StateError, match=r"log\[1\]\.call"):
