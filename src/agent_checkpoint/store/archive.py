@@ -20,10 +20,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
-from agent_checkpoint.records import Checkpoint, check_key, show
+from agent_checkpoint.records import Checkpoint, Entry, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
-from agent_checkpoint.store.objects import ID_BYTES, MAX_OBJECT, Packed, make_plain, open_object
+from agent_checkpoint.store.objects import (
+    ID_BYTES,
+    MAX_OBJECT,
+    LostObjectError,
+    Packed,
+    make_plain,
+    open_object,
+)
 from agent_checkpoint.store.reachability import Seen, children_first, mark
 from agent_checkpoint.store.reading import fetch_objects, names_in
 from agent_checkpoint.store.splitting import split_parts
@@ -36,6 +43,7 @@ ARCHIVE_FORMAT = 1
 
 HEADER, OBJECT, CHECKPOINT, END = b"h", b"o", b"c", b"z"
 
+_TRIES = 5
 _MAX_FRAME = MAX_OBJECT + 4096
 """The longest frame that is read: a crafted file must not fill the memory."""
 
@@ -89,20 +97,44 @@ class _Export:
         self.key = key
         self.file = file
         self.digest = hashlib.sha256()
-        self.done: set[str] = set()
+        self.done: dict[str, int] = {}  # objects, and where in the file each begins
 
     def run(self) -> int:
         self._write(MAGIC + b"%d\n" % ARCHIVE_FORMAT)
         self._frame(HEADER, write_json({"key": self.key}))
-        count = 0
-        for entry in self.store.oldest_first(self.key):
+        count = last = 0
+        for _ in range(_TRIES):
+            gone = 0
+            for entry in self.store.oldest_first(self.key):
+                if entry.seq > last:
+                    last = entry.seq
+                    is_written = self._checkpoint(entry)
+                    count += is_written
+                    gone += not is_written
+            if not gone:
+                break  # else others may have come meanwhile: look for those
+        if not count:
+            raise unknown(self.key, self.store)
+        self._frame(END, self.digest.digest())
+        return count
+
+    def _checkpoint(self, entry: Entry) -> bool:
+        """Write a checkpoint and what it needs; nothing of one that goes while it is read."""
+        start, digest = self.file.tell(), self.digest.copy()
+        try:
             checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
             data = self._cut(checkpoint) if self.store.backend.readable else entry.data
             self._objects(names_in(checkpoint.parts.values()))
             self._frame(CHECKPOINT, write_varint(entry.seq) + data)
-            count += 1
-        self._frame(END, self.digest.digest())
-        return count
+        except LostObjectError:
+            if self.store.read(self.key, entry.seq) is not None:
+                raise
+            self.file.seek(start)
+            self.file.truncate()
+            self.digest = digest
+            self.done = {name: at for name, at in self.done.items() if at < start}
+            return False
+        return True
 
     def _cut(self, checkpoint: Checkpoint) -> bytes:
         """Write the objects that a readable store has in full, and return the entry without."""
@@ -132,7 +164,7 @@ class _Export:
 
     def _object(self, name: str, packed: Packed) -> None:
         if name not in self.done:
-            self.done.add(name)
+            self.done[name] = self.file.tell()
             self._frame(OBJECT, bytes.fromhex(name) + packed.stored(portable=True))
 
     def _frame(self, kind: bytes, content: bytes) -> None:

@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_checkpoint.backends.base import Scrubs
-from agent_checkpoint.errors import ConflictError, IntegrityError, InvalidInputError
+from agent_checkpoint.errors import (
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+)
 from agent_checkpoint.records import Checkpoint, Draft
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import gc
 from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
-from agent_checkpoint.store.objects import Object
-from agent_checkpoint.store.reachability import Seen, mark, reach, read_whole
-from agent_checkpoint.store.reading import names_in, tag_of, whole
+from agent_checkpoint.store.objects import LostObjectError, Object, missing
+from agent_checkpoint.store.reachability import Seen, mark, reach
+from agent_checkpoint.store.reading import fetch_objects, names_in, tag_of, whole
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.tombstones import bury
 
 BLOT = "[purged]"
 SHORTEST = 6
+_TRIES = 5
 
 _PIECES = re.compile(rb'"\$(?:text|blob)":\[([^\]]*)\]')
 _NAME = re.compile(rb"[0-9a-f]{64}")
@@ -65,14 +71,18 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         drop_dead(store)  # they are out of sight
     if store.imports():
         raise ConflictError("A key is being imported: purge when that is done.")
-    found = _Search(store, needles)
-    if dry_run:
-        return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
-    replaced = {}
-    for key, head in found.heads.items():
-        fresh = _blotted(store, head, needles)
-        if fresh is not None:
-            replaced[key] = store.write(fresh, parents=(head.id,)).id
+    replaced: dict[str, str] = {}
+    for attempt in range(_TRIES):
+        found = _Search(store, needles)
+        if dry_run:
+            return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
+        try:
+            _replace_heads(store, found.heads, needles, replaced)
+            break
+        except (ConflictError, LostObjectError):
+            # A key has moved on since it was searched: what is its head now may hold it, too.
+            if attempt == _TRIES - 1:
+                raise
     if found.checkpoints:
         bury(store, [item.id for item in found.checkpoints])
     for item in found.checkpoints:
@@ -84,23 +94,87 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     return PurgeReport([item.id for item in found.checkpoints], len(found.objects), replaced)
 
 
+def _replace_heads(
+    store: Store, heads: Mapping[str, Checkpoint], needles: Sequence[bytes], done: dict[str, str]
+) -> None:
+    """Let keys go on with copies of their heads in which the secret is blotted out."""
+    for key, head in heads.items():
+        fresh = _blotted(store, head, needles)
+        if fresh is not None:
+            done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
+
+
 class _Search:
     """What holds the secret: objects, checkpoints, and those of them that are the head of a key."""
 
     def __init__(self, store: Store, needles: Sequence[bytes]) -> None:
-        self.objects = _tainted(store, needles)
+        self.objects: set[str] = set()
         self.checkpoints: list[Checkpoint] = []
         self.heads: dict[str, Checkpoint] = {}
-        seen: Seen = {}
-        for key in store.list_keys():
+        self._store = store
+        self._needles = needles
+        self._examined: set[str] = set()
+        self._joints: set[tuple[str, str]] = set()
+        self._lost: set[str] = set()
+        self._seen: Seen = {}
+        self._examine(info.id for info in store.backend.list_objects())
+        keys = store.list_keys()
+        for key in keys:
+            for entry in store.entries(key):
+                self._examine_joints(entry.data)
+        for key in keys:
             for place, entry in enumerate(store.entries(key)):
                 checkpoint = read_checkpoint(key, entry.seq, entry.data)
-                roots = set(names_in(checkpoint.parts.values()))
-                mark(store.backend, roots, seen)
-                if _holds(_said(checkpoint), needles) or self.objects & reach(roots, seen):
+                if self._is_held_by(checkpoint, entry.data):
                     self.checkpoints.append(checkpoint)
                     if place == 0:
                         self.heads[key] = checkpoint
+
+    def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
+        roots = set(names_in(checkpoint.parts.values()))
+        try:
+            mark(self._store.backend, roots, self._seen)
+            needed = reach(roots, self._seen)
+            if needed - self._examined:  # it was saved while we looked
+                self._examine(needed - self._examined)
+                self._examine_joints(entry)
+            if needed & self._lost:
+                raise missing(needed & self._lost)
+        except LostObjectError as error:
+            if self._store.read(checkpoint.key, checkpoint.seq) is None:
+                return False  # it was pruned and collected while we looked
+            raise _unknowable(error) from None
+        return _holds(_said(checkpoint), self._needles) or bool(self.objects & needed)
+
+    def _examine(self, names: Iterable[str]) -> None:
+        """Find the objects that hold the secret, or a piece of it."""
+        found = list(names)
+        self._examined.update(found)
+        for name, item in self._sound(found):
+            if _holds(item.payload, self._needles):
+                self.objects.add(name)
+            self._examine_joints(item.payload)
+
+    def _examine_joints(self, data: bytes) -> None:
+        """Find the secret where two pieces of a text meet: it is cut anywhere, also within it."""
+        longest = max(map(len, self._needles))
+        for pair in _neighbours(data) - self._joints:
+            self._joints.add(pair)
+            pieces = [item.payload for _, item in self._sound(pair)]
+            if len(pieces) == len(pair) and _holds(
+                pieces[0][-longest:] + pieces[1][:longest], self._needles
+            ):
+                self.objects.update(pair)
+
+    def _sound(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+        """Iterate over objects; one that is gone may not have been needed any more."""
+        for name in names:
+            try:
+                yield from fetch_objects(self._store.backend, [name])
+            except LostObjectError:
+                self._lost.add(name)
+            except (IntegrityError, FormatError) as error:
+                raise _unknowable(error) from None
 
 
 def _needles(secret: str | bytes) -> list[bytes]:
@@ -155,25 +229,6 @@ def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
         )
 
 
-def _tainted(store: Store, needles: Sequence[bytes]) -> set[str]:
-    """Return the names of the objects that hold the secret, or a piece of it."""
-    found: set[str] = set()
-    neighbours: set[tuple[str, str]] = set()
-    for name, item in _sound(store, [info.id for info in store.backend.list_objects()]):
-        if _holds(item.payload, needles):
-            found.add(name)
-        neighbours |= _neighbours(item.payload)
-    for key in store.list_keys():
-        for entry in store.entries(key):
-            neighbours |= _neighbours(entry.data)
-    longest = max(map(len, needles))
-    for pair in neighbours:  # a long text is cut anywhere, also within the secret
-        (_, left), (_, right) = _sound(store, pair)
-        if _holds(left.payload[-longest:] + right.payload[:longest], needles):
-            found.update(pair)
-    return found
-
-
 def _neighbours(data: bytes) -> set[tuple[str, str]]:
     """Return the names of pieces that follow on each other, as a JSON text lists them."""
     pairs: set[tuple[str, str]] = set()
@@ -183,13 +238,8 @@ def _neighbours(data: bytes) -> set[tuple[str, str]]:
     return pairs
 
 
-def _sound(store: Store, names: Sequence[str]) -> Iterator[tuple[str, Object]]:
-    for name, found in read_whole(store.backend, names):
-        if isinstance(found, str):
-            raise IntegrityError(
-                f"{found} Nobody can tell what is in it: purge what is sound first."
-            )
-        yield name, found
+def _unknowable(error: Exception) -> IntegrityError:
+    return IntegrityError(f"{error} Nobody can tell what is in it: purge what is sound first.")
 
 
 def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
@@ -197,14 +247,13 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     text = needles[0].decode("utf-8", "replace")
-    parts = {
-        name: _replace(inline_tree(whole(tree, reader)), text) for name, tree in head.parts.items()
-    }
+    before = {name: whole(tree, reader) for name, tree in head.parts.items()}
+    parts = {name: _replace(inline_tree(tree), text) for name, tree in before.items()}
     label = None if head.label is None else head.label.replace(text, BLOT)
     tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
     draft = Draft(head.key, parts, "purge", label, tags, head.metrics)
     left = _said(replace(head, label=label, tags=tags, parts=parts))
-    is_whole = _members(parts) == _members({n: whole(t, reader) for n, t in head.parts.items()})
+    is_whole = _members(parts) == _members(before)
     return draft if is_whole and not _holds(left, needles) else None
 
 

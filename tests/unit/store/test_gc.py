@@ -14,6 +14,7 @@ from agent_checkpoint import (
     KeepLatest,
     Log,
     MemoryBackend,
+    NotFoundError,
     StorageError,
 )
 from agent_checkpoint.errors import MissingObjectsError
@@ -305,14 +306,16 @@ def test_what_came_and_went_before_the_sweep_keeps_what_it_refers_to() -> None:
 
 
 class RacedBackend(MemoryBackend):
-    """Lets somebody in before objects are read for the first time."""
+    """Lets somebody in before objects are read, at first or after some calls."""
 
     meanwhile: Any = None
+    calls = 0
 
     def get_objects(self, ids: "Iterable[str]") -> "dict[str, bytes]":
-        meanwhile, self.meanwhile = self.meanwhile, None
-        if meanwhile is not None:
+        if self.meanwhile is not None and self.calls == 0:
+            meanwhile, self.meanwhile = self.meanwhile, None
             meanwhile()
+        self.calls -= 1
         return super().get_objects(ids)
 
 
@@ -341,3 +344,90 @@ def test_what_is_pruned_and_collected_while_it_is_read_is_not_damage(verb: Any) 
     verb(CheckpointManager(backend))
     assert backend.meanwhile is None
     assert CheckpointManager(backend).state_dict("key") == state(2)
+
+
+SECRET = "sk-live-0123456789"
+
+
+def raced(verb: Any, at: int, then: Any) -> "CheckpointManager | None":
+    """Have a key move on, and its past collected, at a moment of a verb; None if it has no such."""
+    backend = RacedBackend()
+    other = CheckpointManager(backend)
+    other.save("key", state(1))
+    other.save("key", {**state(2), "secret": SECRET * 100})
+
+    def move_on() -> None:
+        if then is None:
+            other.delete("key")
+        else:
+            other.save("key", then)
+            other.prune("key", KeepLatest(1))
+        other.gc()
+
+    backend.meanwhile, backend.calls = move_on, at
+    verb(CheckpointManager(backend))
+    return CheckpointManager(backend) if backend.meanwhile is None else None
+
+
+def test_an_export_passes_over_what_is_pruned_and_collected_meanwhile(tmp_path: Path) -> None:
+    counts: list[int] = []
+    moments = 0
+    while raced(
+        lambda manager: counts.append(manager.export_archive(tmp_path / "a", "key")),
+        moments,
+        state(3),
+    ):
+        reader = CheckpointManager()
+        reader.import_archive(tmp_path / "a")
+        assert reader.verify().ok
+        assert reader.gc().objects == 0  # nothing in it of what it passed over
+        assert len(reader.history("key")) == counts[-1]
+        for row in reader.history("key"):
+            assert reader.state_dict("key", row["id"])["long"] in [
+                state(n)["long"] for n in (1, 2, 3)
+            ]
+        moments += 1
+    assert counts[0] == 1
+    assert counts[-2:] == [2, 2]
+    assert moments > 3
+
+
+def test_an_export_of_a_key_that_is_deleted_meanwhile(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        raced(lambda manager: manager.export_archive(tmp_path / "a", "key"), 0, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("leaks", [False, True])
+def test_a_purge_beside_somebody_who_prunes_and_collects(leaks: bool) -> None:
+    """Whatever the moment: what is then the head is kept, or blotted out if it holds the secret."""
+    then = state(3)
+    if leaks:
+        then["secret"] = SECRET * 100
+    moments = 0
+    while manager := raced(lambda manager: manager.purge(SECRET), moments, then):
+        found = manager.state_dict("key")
+        assert found["items"] == then["items"]
+        if not leaks:
+            assert found == then
+        elif manager.purge(SECRET, dry_run=True).checkpoints == []:
+            assert found == {**then, "secret": "[purged]" * 100}
+        assert manager.verify().ok
+        moments += 1
+    assert moments > 10
+
+
+def test_a_purge_finds_what_is_saved_while_it_looks() -> None:
+    then = {**state(3), "secret": SECRET * 100}
+    manager = raced(lambda manager: manager.purge(SECRET), 0, then)
+    assert manager is not None
+    assert manager.state_dict("key") == {**then, "secret": "[purged]" * 100}
+
+
+def test_a_purge_that_lacks_an_object_still_tells() -> None:
+    backend = MemoryBackend()
+    manager = CheckpointManager(backend)
+    manager.save("key", state(1))
+    backend.delete_objects([min(ids(backend))])
+    with pytest.raises(IntegrityError, match="Nobody can tell"):
+        CheckpointManager(backend).purge(SECRET)
