@@ -168,6 +168,8 @@ def _mapping(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
         done = defaultdict(value.default_factory)
     else:
         done = type(value)()
+    if type(value) is StateDict and depth:
+        depth += 1  # as when it is saved
     for key, item in value.items():
         try:
             done[key] = descend(item, depth + 1, live.get(key))

@@ -183,7 +183,8 @@ class _Encoder:
     def _state_dict(self, value: StateDict, depth: int) -> JsonValue:
         outer, self.types = self.types, value.types
         try:
-            return {"$state": self._dict(value, depth)}
+            # In another one it counts twice: a load takes that many steps for each.
+            return {"$state": self._dict(value, depth if depth == 1 else depth + 1)}
         finally:
             self.types = outer
 

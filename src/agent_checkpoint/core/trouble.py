@@ -17,7 +17,11 @@ from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.records import safe_repr
 
 MAX_DEPTH = 100
-"""How deep values may be nested; more than any JSON library would read back is refused early."""
+"""How deep values may be nested, where an object in another counts twice.
+
+Whatever is nested so, a load of it takes less than two thirds of the stack that Python has by
+default: what can be saved can also be loaded, unless the caller has used up the rest.
+"""
 
 _SHOWN = 12
 
@@ -48,7 +52,10 @@ class TooDeep(Trouble):
     """The value is nested deeper than can be stored, or refers to itself."""
 
     def __init__(self) -> None:
-        super().__init__(f"is nested deeper than {MAX_DEPTH} levels. Flatten it.")
+        super().__init__(
+            f"is nested deeper than {MAX_DEPTH} levels (an object in another counts twice). "
+            "Flatten it."
+        )
 
 
 @contextmanager
@@ -63,8 +70,12 @@ def troubles(root: str, value: Any = None) -> Iterator[None]:
     except (TooDeep, RecursionError) as error:
         cycle = find_cycle(value)
         if cycle is None:
-            trouble = error if isinstance(error, TooDeep) else TooDeep()
-            raise StateError(f"{trouble.path(root)} {trouble.reason}") from None
+            if isinstance(error, TooDeep):
+                raise StateError(f"{error.path(root)} {error.reason}") from None
+            raise StateError(
+                f"{root} is nested deeper than the rest of Python's stack is here, or than "
+                f"{MAX_DEPTH} levels. Flatten it, or call this where the stack is less deep."
+            ) from None
         raise StateError(
             f"{cycle.path(root)} refers back to a value that contains it. A state must not have "
             "cycles: break it, or keep it in an attribute with a leading underscore."

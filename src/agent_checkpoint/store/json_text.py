@@ -84,7 +84,10 @@ def read_json(data: bytes) -> JsonValue:
     try:
         return _parse(data) if orjson is None else orjson.loads(data)  # type: ignore[no-any-return]
     except RecursionError:
-        raise IntegrityError("The JSON text is nested too deeply to be one of ours.") from None
+        raise IntegrityError(
+            "The JSON text is nested too deeply to be one of ours, or to be read where so much of "
+            "Python's stack is in use."
+        ) from None
     except ValueError as error:
         # The library's message quotes no content, only the position.
         raise IntegrityError(f"Not the JSON text that was written: {error}") from None
