@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.retention import KeepLatest as KeepLatest
     from agent_checkpoint.store.retention import KeepNewerThan as KeepNewerThan
     from agent_checkpoint.store.retention import KeepTagged as KeepTagged
+    from agent_checkpoint.workspace.workspace import Workspace as Workspace
 
 __version__ = "0.1.0"
 
@@ -82,6 +83,7 @@ _OWNERS = {
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
     "store.retention": ("KeepBest", "KeepEvery", "KeepLatest", "KeepNewerThan", "KeepTagged"),
+    "workspace.workspace": ("Workspace",),
 }
 _MODULE_OF = {name: module for module, names in _OWNERS.items() for name in names}
 

@@ -232,6 +232,7 @@ def test_the_reference_has_every_public_method_as_it_is(owner: str) -> None:
         "KeepLatest",
         "KeepNewerThan",
         "KeepTagged",
+        "Workspace",
         "checkpoint",
         "register_alias",
         "register_migration",

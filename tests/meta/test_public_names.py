@@ -40,6 +40,7 @@ PUBLIC = [
     "Suspended",
     "UnsafeWorkspaceError",
     "UntrustedDataError",
+    "Workspace",
     "WorkspaceError",
     "checkpoint",
     "register_alias",

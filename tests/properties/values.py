@@ -31,6 +31,7 @@ TAGS = [
     "$defaultdict",
     "$ndarray",
     "$pickle",
+    "$object",
     "$int",
     "$float",
     "$str",

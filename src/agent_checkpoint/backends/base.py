@@ -25,6 +25,8 @@ class Backend(ABC):
 
     readable: ClassVar[bool] = False
     """Whether people read the medium itself: entries are then indented, with the state inline."""
+    url: str | None = None
+    """What opens the same store in another process, if anything does."""
 
     @abstractmethod
     def put_objects(self, objects: Mapping[str, bytes]) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
+from urllib.parse import quote
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
 from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
@@ -80,6 +81,7 @@ class FileBackend(Backend):
         given = check_path(path)
         with os_errors(f"look at {given}"):
             self.path = given.absolute()
+            self.url = f"file://{quote(str(self.path))}"
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
         if (self.path / "store.db").exists():

@@ -50,7 +50,9 @@ def network_file_system(path: Path) -> str | None:
     except OSError:
         return None
     best: tuple[int, str] = (-1, "")
-    for line in table.splitlines():
+    for line in table.split("\n"):  # the kernel escapes no other end of a line
+        if not line:
+            continue
         mount, kind = _parse(line)
         # Later mounts cover earlier ones at the same place.
         if (place == mount or mount in place.parents) and len(mount.parts) >= best[0]:

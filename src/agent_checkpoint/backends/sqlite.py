@@ -17,6 +17,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
 from agent_checkpoint.backends.limits import Limits
@@ -86,6 +87,7 @@ class SQLiteBackend(Backend):
                 option makes no sense.
         """
         self.path = check_path(path).absolute()
+        self.url = f"sqlite://{quote(str(self.path))}"
         if durability not in DURABILITY:
             raise InvalidInputError(f"durability is 'full' or 'fast', not {show(durability)}.")
         with os_errors(f"look at {self.path}"):

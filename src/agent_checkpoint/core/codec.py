@@ -11,12 +11,12 @@ from typing import Any
 from agent_checkpoint.core.checkpointable import Checkpointable, class_name
 from agent_checkpoint.core.copying import snapshot
 from agent_checkpoint.core.decode import Decoded, decode
-from agent_checkpoint.core.encode import encode, encode_as_pickle
+from agent_checkpoint.core.encode import NewWriter, encode, encode_as_pickle
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.loading import class_of_state, rebuild_state
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.names import canonical
-from agent_checkpoint.core.stateful import StateDict
+from agent_checkpoint.core.stateful import StateDict, stores_itself
 from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, show
@@ -33,20 +33,23 @@ def check_format(fmt: str) -> str:
     return fmt
 
 
-def encode_state(subject: Any, path: str, fmt: str = "json") -> JsonValue:
+def encode_state(
+    subject: Any, path: str, fmt: str = "json", new_writer: NewWriter | None = None
+) -> JsonValue:
     """Return the state of a Stateful, or of a plain dict, as JSON.
 
     Args:
         subject: a Stateful or a dict.
         path: its name in messages.
         fmt: `json`, or `pickle` for one sealed pickle.
+        new_writer: makes writers for the store, for what stores objects of its own.
 
     Raises:
         StateError: a part of it cannot be captured.
     """
     for attempt in range(_TRIES):
         try:
-            return _encode(subject, path, fmt)
+            return _encode(subject, path, fmt, new_writer)
         except RuntimeError as error:
             # Another thread added to a container while we walked it; the next walk may be luckier.
             if "during iteration" not in str(error) or attempt == _TRIES - 1:
@@ -94,13 +97,14 @@ def decode_part(
     )
 
 
-def _encode(subject: Any, path: str, fmt: str) -> JsonValue:
-    if fmt == "json" and isinstance(subject, Checkpointable):
-        return encode(subject, path)  # straight from the live object: no copy is needed
-    if isinstance(subject, Log) and fmt == "json":
-        return encode(subject, path)
+def _encode(subject: Any, path: str, fmt: str, new_writer: NewWriter | None) -> JsonValue:
+    if stores_itself(subject) and not isinstance(subject, Log):
+        return encode(subject, path, new_writer)  # its objects are no pickle in any format
+    if fmt == "json" and isinstance(subject, (Checkpointable, Log)):
+        return encode(subject, path, new_writer)  # from the live object: no copy is needed
     if isinstance(subject, dict):
-        return encode(subject, path) if fmt == "json" else _pickle_dict(subject, path)
+        is_json = fmt == "json"
+        return encode(subject, path, new_writer) if is_json else _pickle_dict(subject, path)
     state = _ask(subject, path)
     return encode(state, path) if fmt == "json" else encode_as_pickle(state, path)
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
 from agent_checkpoint.core.encode import state_of
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.stateful import StateDict, is_stateful_part
+from agent_checkpoint.core.stateful import StateDict, is_stateful_part, stores_itself
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, key_piece
 from agent_checkpoint.core.values import LEAVES
 
@@ -37,6 +37,8 @@ def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
     """
     if isinstance(value, Checkpointable):
         value = state_of(value)
+    elif stores_itself(value) and type(value) is not Log:
+        return value.state_dict()
     return _copy(value, depth, snapshot)
 
 

@@ -21,8 +21,9 @@ from agent_checkpoint.core.values import DECODERS
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.store.json_text import read_json
+from agent_checkpoint.store.reading import OBJECT, Reader, has_no_tags, tag_of, whole
 from agent_checkpoint.store.reading import TAGS as STORED_TAGS
-from agent_checkpoint.store.reading import Reader, has_no_tags, tag_of, whole
+from agent_checkpoint.store.references import ObjectRef, Reference
 from agent_checkpoint.store.splitting import Large
 
 Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
@@ -93,6 +94,8 @@ class _Decoder:
             return self.object(tree)
         if isinstance(tree, float) and tree - tree == 0:
             return float(tree)  # a tree that was never written still has its ExponentFloats
+        if isinstance(tree, Reference) and tree.source is not None:
+            return ObjectRef(tree.name, tree.source)
         if isinstance(tree, Large):
             return self.value(tree.inline())
         raise Trouble("is damaged: not a value that JSON can have.")
@@ -260,6 +263,7 @@ _TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "$ndarray": lambda decoder, payload: decode_array(decoder.whole(payload)),
     "$log": lambda decoder, payload: Log._of(decoder.items(payload)),
     "$pickle": _Decoder.pickle,
+    OBJECT: lambda decoder, payload: ObjectRef(payload, decoder.stored.source),
 }
 
 

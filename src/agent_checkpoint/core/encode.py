@@ -24,7 +24,14 @@ from agent_checkpoint.core.checkpointable import (
 from agent_checkpoint.core.hints import hinted_types
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.pickles import encode_pickle
-from agent_checkpoint.core.stateful import CLASS, META, VERSION, StateDict, is_stateful_part
+from agent_checkpoint.core.stateful import (
+    CLASS,
+    META,
+    VERSION,
+    StateDict,
+    is_stateful_part,
+    stores_itself,
+)
 from agent_checkpoint.core.structures import BEYOND_FIELDS, has_hidden_content
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, key_piece, troubles
 from agent_checkpoint.core.types import type_of
@@ -32,7 +39,12 @@ from agent_checkpoint.core.values import LEAVES, encode_float, encode_int, encod
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.json_text import write_json
+from agent_checkpoint.store.references import Captured, ObjectRef, Reference
 from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.store.writing import Writer
+
+NewWriter = Callable[[], Writer]
+"""Makes a writer for the store that a state is taken for."""
 
 FACTORIES: dict[str, Any] = {
     cls.__name__: cls
@@ -46,18 +58,19 @@ _LONGEST_KEY = 1024
 _NO_TYPES: Mapping[str, type] = {}
 
 
-def encode(value: Any, path: str = "agent") -> JsonValue:
+def encode(value: Any, path: str = "agent", new_writer: NewWriter | None = None) -> JsonValue:
     """Return a value, or the state of a live object, as plain JSON.
 
     Args:
         value: what to encode; it must not change meanwhile.
         path: the name of the value in messages.
+        new_writer: for what stores objects of its own; without it, such are asked for their state.
 
     Raises:
         StateError: a part of it cannot be captured; the message names its path.
     """
     with troubles(path, value):
-        return _Encoder(_NO_TYPES).value(value, 0)
+        return _Encoder(_NO_TYPES, new_writer).value(value, 0)
 
 
 def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
@@ -88,8 +101,9 @@ class ItemEncoder:
 class _Encoder:
     """One walk over a value; `types` are the classes hinted by the innermost object."""
 
-    def __init__(self, types: Mapping[str, type]) -> None:
+    def __init__(self, types: Mapping[str, type], new_writer: NewWriter | None = None) -> None:
         self.types = types
+        self.new_writer = new_writer
 
     def value(self, value: Any, depth: int) -> JsonValue:
         kind = type(value)
@@ -195,6 +209,8 @@ class _Encoder:
             return {"$pickle": encode_pickle(value)} if text is None else {leaf.tag: text}
         if isinstance(value, Checkpointable):
             return self.value(state_of(value), depth)
+        if isinstance(value, ObjectRef) or stores_itself(value):
+            return self._reference(value)
         known = type_of(value, self.types)
         if known is not None:
             name, structure = known
@@ -210,6 +226,16 @@ class _Encoder:
                 return {"$ndarray": array}
             value = without_gaps(value)
         return {"$pickle": encode_pickle(value)}
+
+    def _reference(self, value: Any) -> JsonValue:
+        tree: Any
+        if isinstance(value, ObjectRef):
+            tree = Reference(value.name, value.source)
+        elif self.new_writer is None:
+            return self._reference(_ask(value))
+        else:
+            tree = Captured(value, self.new_writer)
+        return tree  # type: ignore[no-any-return]
 
 
 def _refuse_object(value: Any) -> None:
@@ -271,7 +297,7 @@ def foreign_state(value: Any, piece: str) -> Any:
     Raises:
         Trouble: its `state_dict()` failed.
     """
-    if not is_stateful_part(value) or isinstance(value, (Checkpointable, Log)):
+    if not is_stateful_part(value) or isinstance(value, Checkpointable) or stores_itself(value):
         return value
     try:
         state = _ask(value)

@@ -7,6 +7,7 @@ all of it is sound. Knows no JSON and no storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 from types import MemberDescriptorType
 from typing import Any
 
@@ -31,10 +32,12 @@ from agent_checkpoint.core.stateful import (
     StateDict,
     is_stateful,
     is_stateful_part,
+    stores_itself,
 )
 from agent_checkpoint.core.trouble import Trouble, key_piece, troubles
 from agent_checkpoint.errors import StateError, StateMismatchError
 from agent_checkpoint.records import show
+from agent_checkpoint.store.references import ObjectRef
 
 
 def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> LoadResult:
@@ -73,6 +76,8 @@ def load_parts(
             results[name] = plan.root(target, state, name)
         elif isinstance(target, Log) and isinstance(state, Log):
             results[name] = plan.log(target, decoded, name)
+        elif stores_itself(target) and isinstance(state, ObjectRef):
+            plan.steps.do(_restore(target, state, results, name))
         elif is_stateful(target):
             plan.steps.load(target, _call(target, state, strict, results, name), name)
         elif isinstance(state, dict):
@@ -138,6 +143,18 @@ def _call(
 
     def call() -> None:
         results[name] = target.load_state_dict(_plain(state), **options)
+
+    return call
+
+
+def _restore(
+    target: Any, ref: ObjectRef, results: dict[str, Any], name: str
+) -> Callable[[], Callable[[], object]]:
+    """Return the call that gives what stores objects of its own a state, and how to undo it."""
+
+    def call() -> Callable[[], object]:
+        results[name] = target.load_state_dict(ref)
+        return partial(target.undo_load, results[name])
 
     return call
 
@@ -222,6 +239,9 @@ class _Plan:
         live = self._live(target, name, present)
         if isinstance(value, StateDict) and live is present and _takes(live, value):
             return self._in_place(live, value, path)
+        if isinstance(value, ObjectRef) and stores_itself(live):
+            self.steps.do(_restore(live, value, {}, name))
+            return LoadResult([], [])
         if not is_fresh:
             value = self._value(value, live, hinted_types(type(target)), path)
         if isinstance(live, Log) and type(value) is list:

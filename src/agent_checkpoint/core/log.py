@@ -196,7 +196,7 @@ class LogItems(Large):
         self._items = log._items
         self._count = len(log._items)
 
-    def inline(self) -> JsonValue:
+    def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the items as JSON. Raises StateError."""
         return list(self._encoded(0))
 

@@ -71,6 +71,11 @@ def is_stateful(value: Any) -> bool:
         return False
 
 
+def stores_itself(value: Any) -> bool:
+    """Tell whether a Stateful stores objects of its own, by `checkpoint_to(writer)`."""
+    return callable(getattr(type(value), "checkpoint_to", None)) and is_stateful_part(value)
+
+
 def is_stateful_part(value: Any) -> bool:
     """Tell whether an attribute is a Stateful by its class: a mock has every attribute."""
     kind = type(value)

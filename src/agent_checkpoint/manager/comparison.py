@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from agent_checkpoint.core.diff import Changes, diff_states
+from agent_checkpoint.core.encode import NewWriter
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.subjects import ONLY, capture, parts_of, states_of
 from agent_checkpoint.records import JsonValue
@@ -32,6 +33,7 @@ class Comparison:
 
     def __init__(
         self,
+        new_writer: NewWriter,
         *,
         agent: Any = None,
         checkpoint_id_a: str | None = None,
@@ -39,7 +41,7 @@ class Comparison:
         deep: bool = False,
         trust_pickle: bool = False,
     ) -> None:
-        """Take the state of the agent, if there is one.
+        """Take the state of the agent, if there is one; writers are for what has its own objects.
 
         Raises:
             InvalidInputError: there is nothing to compare, or too much.
@@ -49,7 +51,7 @@ class Comparison:
             raise InvalidInputError("diff needs an agent, or the ids of one or two checkpoints.")
         if agent is not None and checkpoint_id_b is not None:
             raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
-        self._present = None if agent is None else capture(agent)
+        self._present = None if agent is None else capture(agent, new_writer=new_writer)
         # Live objects by part, whose type hints vouch for types.
         self._targets = {} if agent is None else parts_of(agent)
         self._before = checkpoint_id_a
@@ -94,4 +96,6 @@ class Comparison:
 
 
 def _below(part: str, path: str) -> str:
+    if not path:  # a state that is no dict
+        return part
     return part + path if path.startswith("[") else f"{part}.{path}"

@@ -251,6 +251,7 @@ class CheckpointManager(LineVerbs):
             StateError: a state cannot be decoded or captured.
         """
         comparison = Comparison(
+            self.store.writer,
             agent=agent,
             checkpoint_id_a=checkpoint_id_a,
             checkpoint_id_b=checkpoint_id_b,
@@ -261,7 +262,7 @@ class CheckpointManager(LineVerbs):
 
     def adiff(self, key: str, **options: Unpack[DiffOptions]) -> Coroutine[Any, Any, Changes]:
         """Do as `diff` does, for asyncio: the agent's state is taken at the call."""
-        return self._adiff(key, Comparison(**options))
+        return self._adiff(key, Comparison(self.store.writer, **options))
 
     # -- how the verbs are made ------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class CheckpointManager(LineVerbs):
         key = check_key(key)  # before the work of capturing
         draft = make_draft(
             key,
-            capture(agent, self._fmt),
+            capture(agent, self._fmt, self.store.writer),
             label=options.get("label"),
             tags=options.get("tags", ()),
             metrics=options.get("metrics"),

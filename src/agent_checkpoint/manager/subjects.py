@@ -12,6 +12,7 @@ from typing import Any
 
 from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.codec import decode_part, encode_state
+from agent_checkpoint.core.encode import NewWriter
 from agent_checkpoint.core.loading import load_parts
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
@@ -48,14 +49,17 @@ def parts_of(subject: Any) -> dict[str, Any]:
     return dict(subject)
 
 
-def capture(subject: Any, fmt: str = "json") -> dict[str, JsonValue]:
-    """Return the parts of what a user passed as JSON, taken now.
+def capture(
+    subject: Any, fmt: str = "json", new_writer: NewWriter | None = None
+) -> dict[str, JsonValue]:
+    """Return the parts of what a user passed as JSON, taken now for the store of the writers.
 
     Raises:
         InvalidInputError: it cannot be saved at all.
         StateError: a value in it cannot be captured.
     """
-    return {name: encode_state(part, name, fmt) for name, part in parts_of(subject).items()}
+    parts = parts_of(subject)
+    return {name: encode_state(part, name, fmt, new_writer) for name, part in parts.items()}
 
 
 def restore(

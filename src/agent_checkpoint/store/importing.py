@@ -22,7 +22,8 @@ from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
-from agent_checkpoint.store.reading import MAX_STATE, Reader, whole
+from agent_checkpoint.store.reachability import Seen, mark
+from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in, whole
 from agent_checkpoint.store.store import Store
 
 _BATCH = 1 << 25
@@ -100,7 +101,7 @@ class _Import:
         )
         parents = tuple(self.renamed.get(parent, parent) for parent in found.parents)
         for attempt in range(_TRIES):
-            adopted = self._put_objects(names if attempt == 0 else self.archive.names)
+            adopted = self._put_objects(names if attempt == 0 else self.archive.names, draft.parts)
             try:
                 return self.store.write(
                     draft, parents=parents, after=self.last, ts_ns=found.ts_ns, adopted=adopted
@@ -117,11 +118,15 @@ class _Import:
         reader.fetch(found.parts.values())
         return {name: whole(tree, reader) for name, tree in found.parts.items()}
 
-    def _put_objects(self, names: Iterable[str]) -> dict[str, Packed]:
+    def _put_objects(
+        self, names: Iterable[str], parts: Mapping[str, JsonValue]
+    ) -> dict[str, Packed]:
         """Store the objects that refer to nothing; return those to be written with the entry."""
         others: dict[str, Packed] = {}
-        if self.store.backend.readable:  # has all parts in full
-            return others
+        if self.store.backend.readable:  # it has all that is text in full
+            seen: Seen = {}
+            mark(self.archive, names_in(parts.values()), seen)
+            names = [name for name in names if name in seen]
         batch: dict[str, bytes] = {}
         size = 0
         for name, stored in self.archive.objects(names):

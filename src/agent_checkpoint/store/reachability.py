@@ -11,7 +11,7 @@ from typing import Any, Optional
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.store.objects import End, Object, open_object
-from agent_checkpoint.store.reading import fetch_objects, names_in
+from agent_checkpoint.store.reading import ObjectSource, fetch_objects, names_in
 
 
 def roots_of(record: dict[str, Any], where: str) -> set[str]:
@@ -31,7 +31,7 @@ Seen = dict[str, Optional[tuple[str, ...]]]
 """What each object refers to; None of one that was only called an end, and not read."""
 
 
-def mark(backend: Backend, roots: Iterable[str], seen: Seen) -> None:
+def mark(source: ObjectSource, roots: Iterable[str], seen: Seen) -> None:
     """Add to `seen` all that can be reached from the roots, each with what it refers to.
 
     Ends are not read, as long as nothing speaks of them otherwise: a forged object must not keep
@@ -48,7 +48,7 @@ def mark(backend: Backend, roots: Iterable[str], seen: Seen) -> None:
         inner = {name for name in wanted if type(name) is not End and seen.get(name) is None}
         seen.update((end, None) for end in ends if end not in seen)
         wanted = []
-        for name, found in fetch_objects(backend, inner):
+        for name, found in fetch_objects(source, inner):
             seen[name] = found.refs
             wanted += found.refs
 

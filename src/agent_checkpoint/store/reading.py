@@ -33,6 +33,8 @@ Half of the smallest that is cut out of a state: a sound one counts less than tw
 """
 
 TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
+OBJECT = "$object"
+"""Stands for an object that is no text: it is followed, and never put in its place."""
 
 _BATCH = 256
 
@@ -58,7 +60,7 @@ class Reader:
             size: how many bytes the states have, as their checkpoints say: what turns out to be
                 much more is refused.
         """
-        self._source = source
+        self.source = source
         self._cache = Cache() if cache is None else cache
         self._objects: dict[str, Object] = {}
         self._left = self._most = 2 * size + _SLACK
@@ -75,7 +77,7 @@ class Reader:
         while wanted:
             kept = {name: self._cache.get(name) for name in wanted}
             found = {name: item for name, item in kept.items() if item is not None}
-            for name, item in fetch_objects(self._source, wanted - found.keys()):
+            for name, item in fetch_objects(self.source, wanted - found.keys()):
                 found[name] = item
                 self._cache.put_object(name, item)
             self._objects.update(found)
@@ -191,7 +193,7 @@ def names_in(trees: Iterable[Any]) -> Iterator[str]:
         if isinstance(tree, list):
             stack += tree
         elif isinstance(tree, dict):
-            tag = tag_of(tree)
+            tag = OBJECT if len(tree) == 1 and OBJECT in tree else tag_of(tree)
             if tag is None:
                 stack += tree.values()
             else:

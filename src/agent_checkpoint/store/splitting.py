@@ -44,8 +44,8 @@ class Large(ABC):
         """Put the value's objects, add the names of the topmost to `refs`; return its JSON text."""
 
     @abstractmethod
-    def inline(self) -> JsonValue:
-        """Return the value as plain JSON, for stores that people read."""
+    def inline(self, writer: Writer | None = None) -> JsonValue:
+        """Return the value as plain JSON, for stores that people read; put what can be no text."""
 
 
 class Blob(Large):
@@ -59,7 +59,7 @@ class Blob(Large):
         pieces = [self.data[at : at + PIECE] for at in range(0, len(self.data), PIECE)]
         return _put_pieces("$blob", pieces, writer, refs)
 
-    def inline(self) -> JsonValue:
+    def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the bytes as base64."""
         return base64.b64encode(self.data).decode()
 
@@ -73,21 +73,21 @@ def split_parts(
     return texts, tuple(dict.fromkeys(refs))
 
 
-def inline_parts(parts: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return parts in full, as plain JSON."""
-    return {name: inline_tree(tree) for name, tree in parts.items()}
+def inline_parts(parts: Mapping[str, JsonValue], writer: Writer) -> dict[str, JsonValue]:
+    """Return parts in full, as plain JSON; the writer takes what can be no text."""
+    return {name: inline_tree(tree, writer) for name, tree in parts.items()}
 
 
-def inline_tree(tree: Any) -> Any:
+def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
     """Return a tree in full, as plain JSON."""
     if isinstance(tree, Large):
-        return inline_tree(tree.inline())
+        return inline_tree(tree.inline(writer), writer)
     if isinstance(tree, bytes):
         return Blob(tree).inline()
     if type(tree) is list:
-        return [inline_tree(item) for item in tree]
+        return [inline_tree(item, writer) for item in tree]
     if type(tree) is dict:
-        return {key: inline_tree(item) for key, item in tree.items()}
+        return {key: inline_tree(item, writer) for key, item in tree.items()}
     return tree
 
 

@@ -67,6 +67,15 @@ class _Appended(NamedTuple):
     size: int
 
 
+class _Form(NamedTuple):
+    """A draft as it is stored: the entry, its parts, and the objects that they name."""
+
+    entry: bytes
+    parts: dict[str, JsonValue]
+    roots: tuple[str, ...]
+    size: int
+
+
 class Store:
     """Checkpoints by key over one backend. Safe to use from several threads."""
 
@@ -101,21 +110,17 @@ class Store:
             FormatError: the store is of a newer format.
             StorageError: the medium failed; nothing was acknowledged.
         """
-        stream = _stream(draft.key)
+        check_key(draft.key)
         self.format.check(writing=True)
         if parents is None:
             parents = self._readable_head(draft.key)
         ts_ns = time.time_ns() if ts_ns is None else ts_ns
         try:
-            if self.backend.readable:
-                done = self._append_readable(stream, draft, ts_ns, parents, after)
-            else:
-                done = self._append_objects(stream, draft, ts_ns, parents, after, adopted)
+            seq, parts, size = self._append(draft, ts_ns, parents, after, adopted)
         except RecursionError:
             raise InvalidInputError(
                 f"The state for {show(draft.key)} is nested too deeply to be written from here."
             ) from None
-        seq, parts, size = done
         self._remember_head(draft.key, seq, ts_ns)
         return Checkpoint(
             key=draft.key,
@@ -129,6 +134,11 @@ class Store:
             parts=parts,
             size=size,
         )
+
+    def writer(self, key: str | None = None, *, trust_memory: bool = True) -> Writer:
+        """Return a writer of objects for a checkpoint, of a key whose long lists are known."""
+        lists = None if key is None else self._lists_of(key)
+        return Writer(self._memory, lists, backend=self.backend, trust_memory=trust_memory)
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
         """Return a reader of what stands outside of the entries of these checkpoints."""
@@ -254,41 +264,23 @@ class Store:
         place = CheckpointId(key, ts_ns, seq)
         self._heads[key] = _Head(seq, str(place), str(ts_ns).encode())
 
-    def _append_readable(
-        self, stream: str, draft: Draft, ts_ns: int, parents: tuple[str, ...], after: int | None
-    ) -> _Appended:
-        parts = inline_parts(draft.parts)
-        entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
-        return _Appended(self.backend.append(stream, entry, after=after), parts, len(entry))
-
-    def _append_objects(
+    def _append(
         self,
-        stream: str,
         draft: Draft,
         ts_ns: int,
         parents: tuple[str, ...],
         after: int | None,
         adopted: Mapping[str, Packed],
     ) -> _Appended:
+        form = self._readable_form if self.backend.readable else self._split_form
         for attempt in range(_TRIES):
-            writer = Writer(self._memory, self._lists_of(draft.key), trust_memory=attempt == 0)
-            if draft.source is None:
-                texts, roots = split_parts(draft.parts, writer)
-                size = writer.size + sum(map(len, texts.values()))
-                if size > MAX_STATE:
-                    raise InvalidInputError(
-                        f"The state for {show(draft.key)} has {size:,} bytes; a checkpoint holds "
-                        f"up to {MAX_STATE:,}. Keep large files in a workspace, or in several keys."
-                    )
-            else:
-                texts = {name: write_json(tree) for name, tree in draft.parts.items()}
-                roots, size = tuple(names_in(draft.parts.values())), draft.source.size
-                writer.adopt(adopted)
-            entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
+            writer = self.writer(draft.key, trust_memory=attempt == 0)
+            writer.adopt(adopted)
+            entry, parts, roots, size = form(draft, writer, ts_ns, parents)
             objects, requires = writer.flush(self.backend, roots)
             try:
                 seq = self.backend.append(
-                    stream, entry, after=after, objects=objects, requires=requires
+                    _stream(draft.key), entry, after=after, objects=objects, requires=requires
                 )
             except MissingObjectsError as error:
                 # gc took away what nothing needed when it looked: write it again.
@@ -299,9 +291,33 @@ class Store:
             else:
                 writer.committed()
                 writer.keep(self._cache)
-                parts = {name: read_json(text) for name, text in texts.items()}
                 return _Appended(seq, parts, size)
         raise AssertionError("unreachable: the loop returns or raises")
+
+    def _readable_form(
+        self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
+    ) -> _Form:
+        parts = inline_parts(draft.parts, writer)
+        entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
+        return _Form(entry, parts, tuple(names_in(parts.values())), len(entry))
+
+    def _split_form(
+        self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
+    ) -> _Form:
+        if draft.source is None:
+            texts, roots = split_parts(draft.parts, writer)
+            size = writer.size + sum(map(len, texts.values()))
+            if size > MAX_STATE:
+                raise InvalidInputError(
+                    f"The state for {show(draft.key)} has {size:,} bytes; a checkpoint holds "
+                    f"up to {MAX_STATE:,}. Keep large files in a workspace, or in several keys."
+                )
+        else:
+            texts = {name: write_json(tree) for name, tree in draft.parts.items()}
+            roots, size = tuple(names_in(draft.parts.values())), draft.source.size
+        entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
+        parts = {name: read_json(text) for name, text in texts.items()}
+        return _Form(entry, parts, roots, size)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # A newest entry that cannot be read must not stop an agent from saving.

@@ -29,16 +29,23 @@ class Writer:
     """Collects objects; `flush` finds out what of them has to be written."""
 
     def __init__(
-        self, memory: Memory, lists: ListMemory | None = None, *, trust_memory: bool = True
+        self,
+        memory: Memory,
+        lists: ListMemory | None = None,
+        *,
+        backend: Backend | None = None,
+        trust_memory: bool = True,
     ) -> None:
         """Begin a checkpoint.
 
         Args:
             memory: what the store is known to have, by whom; kept as long as they live.
             lists: what it is known to have of the long lists of the key.
+            backend: takes what is stored ahead of the entry; without one, all of it is kept here.
             trust_memory: whether what was stored by an earlier checkpoint may be referred to
                 without being made again.
         """
+        self.backend = backend
         self.memory = memory
         self.trust_memory = trust_memory
         self.lists = (lists or ListMemory()).begin()
@@ -61,6 +68,28 @@ class Writer:
     def adopt(self, objects: Mapping[str, Packed]) -> None:
         """Keep objects to be written that were made elsewhere."""
         self._pending.update(objects)
+
+    def holds(self, name: str) -> bool:
+        """Tell whether an object was put already."""
+        return name in self._pending
+
+    def absorb(self, other: Writer) -> None:
+        """Take over what another writer has collected."""
+        self._pending.update(other._pending)
+        self._committed += other._committed
+
+    def store_ahead(self, objects: Mapping[str, Packed]) -> None:
+        """Store objects that refer to nothing right away, for they are many. From any thread.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        if self.backend is None:
+            self.adopt(objects)
+            return
+        lost = self.backend.missing_objects(objects)
+        if lost:
+            self.backend.put_objects({name: objects[name].stored() for name in lost})
 
     def pending(self) -> Iterable[tuple[str, Packed]]:
         """Return the objects that were put, by name; what they refer to comes first."""

@@ -686,6 +686,7 @@ SURELY_WRONG = {
     "$defaultdict": [None, [], ["list"], ["eval", []], ["os.system", []], [5, []], [None, {}]],
     "$ndarray": GARBAGE,
     "$pickle": GARBAGE,
+    "$object": GARBAGE,
     "$int": [None, 5, "", "xyz", "0x", 1.5, [1]],
     "$float": [None, 5, "", "1.5", "NaN", "1e999", ["nan"]],
     "$str": [None, 5, "é", "\\", "\\q", "\\u12", "\\N{DIGIT ONE}", "\n", []],

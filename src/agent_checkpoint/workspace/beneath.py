@@ -1,0 +1,144 @@
+"""Files below a root, without ever following a symlink. Owns opening them and reading them whole.
+
+Every step of a path is opened by itself, relative to the directory before it: whoever swaps a
+parent for a link meanwhile gets an error, not our hands.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from agent_checkpoint.workspace.folders import READ_AGAIN, stamp_of
+
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not to wait for a writer if a fifo takes the place of the file.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_PIECE = 1 << 20
+_TRIES = 3
+_FINE, _COARSE = 20_000_000, 2_000_000_000
+"""How long, in ns, two changes may have the same time: the tick of a kernel; that of old disks."""
+
+
+class Changing(Exception):
+    """An entry is no longer of the type that it was a moment ago."""
+
+
+class Opened(NamedTuple):
+    """A file as it was when it was opened."""
+
+    fd: int
+    stat: os.stat_result
+    ns: int
+
+
+def open_root(path: str | os.PathLike[str]) -> int:
+    """Open the root directory itself, which may be named through links. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def open_directory(name: bytes, parent: int) -> int:
+    """Open a directory in another one. Raises OSError."""
+    return os.open(name, DIRECTORY, dir_fd=parent)
+
+
+@contextmanager
+def directory_below(root: int, path: bytes) -> Iterator[int]:
+    """Give a directory by its path below the root, opened. Raises OSError."""
+    fd = os.dup(root)
+    try:
+        for name in path.split(b"/") if path else ():
+            below = open_directory(name, fd)
+            os.close(fd)
+            fd = below
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def opened_file(directory: int, name: bytes) -> Iterator[Opened]:
+    """Give a regular file, opened for reading.
+
+    Raises:
+        Changing: it is something else now.
+        OSError: it cannot be opened.
+    """
+    try:
+        fd = os.open(name, _FILE, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link; a socket; a device
+            raise Changing from error
+        raise
+    try:
+        now = time.time_ns()
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise Changing
+        yield Opened(fd, found, now)
+    finally:
+        os.close(fd)
+
+
+def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
+    """Return a file's content, its stat and its stamp, and whether it held still for us.
+
+    Raises:
+        Changing: it is something else now.
+        OSError: it cannot be read.
+    """
+    for _ in range(_TRIES):
+        with opened_file(directory, name) as file:
+            data = read_all(file.fd, file.stat.st_size)
+            stamp = settled_stamp(file)
+            is_still = held_still(file, len(data))
+            if is_still and stamp == READ_AGAIN:
+                # Its time cannot tell a change of this very moment, so the content has to.
+                os.lseek(file.fd, 0, os.SEEK_SET)
+                is_still = read_all(file.fd, len(data)) == data
+        if is_still:
+            break
+    return data, file.stat, stamp if is_still else READ_AGAIN, is_still
+
+
+def read_all(fd: int, size: int) -> bytes:
+    """Return what is left of a file that should have so many bytes; little more if it has more.
+
+    Raises OSError.
+    """
+    data = os.read(fd, size + 1)
+    if len(data) == size:
+        return data
+    pieces, left = [data], size + _PIECE - len(data)
+    while data and left > 0:  # one that grows as fast as it is read would never end
+        data = os.read(fd, left)
+        pieces.append(data)
+        left -= len(data)
+    return b"".join(pieces)
+
+
+def held_still(file: Opened, size: int) -> bool:
+    """Tell whether a file is as it was when it was opened, now that so many bytes were read."""
+    now = os.fstat(file.fd)
+    return stamp_of(now) == stamp_of(file.stat) and now.st_size == size
+
+
+def settled_stamp(file: Opened) -> bytes:
+    """Return the stamp of a file, or READ_AGAIN if a later change could have the same."""
+    return settled(file.stat, file.ns)
+
+
+def settled(found: os.stat_result, ns: int) -> bytes:
+    """Return the stamp of what was looked at then, or READ_AGAIN if a change could have the same.
+
+    A time in the future says nothing; whole seconds are those of a disk that knows no others.
+    """
+    newest = max(found.st_mtime_ns, found.st_ctime_ns)
+    is_coarse = found.st_mtime_ns % 1_000_000_000 == 0 == found.st_ctime_ns % 1_000_000_000
+    return READ_AGAIN if newest > ns - (_COARSE if is_coarse else _FINE) else stamp_of(found)

@@ -1,0 +1,155 @@
+"""A directory as it was last seen. Owns what is remembered of one; reads no disk.
+
+A `Folder` is never changed: what is new is a new folder, which shares the rest with the old one.
+Forks and earlier trees keep theirs at no cost.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from os import stat_result
+from stat import S_ISDIR
+from types import MappingProxyType
+from typing import NamedTuple
+
+from agent_checkpoint.workspace.tree import Get, Item, Stored, read_directory
+
+STAMP = struct.Struct("<QqqQI")
+"""Size, times of content and of attributes, inode, type and mode: what tells that a file is new."""
+READ_AGAIN = bytes(STAMP.size)
+"""The stamp of what has to be read again, whatever it looks like: no file has it."""
+
+IGNORED, SPECIAL, UNREADABLE, TORN, SETUID = "ignored", "special", "unreadable", "torn", "setuid"
+
+
+class Note(NamedTuple):
+    """What has to be said of an entry: why it was left out, or what it is captured without."""
+
+    kind: str
+    text: str = ""
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the entry is in the tree all the same."""
+        return self.kind in (TORN, SETUID)
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether a tree is incomplete by it."""
+        return self.kind in (UNREADABLE, TORN)
+
+
+NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})
+
+
+def stamp_of(stat: stat_result) -> bytes:
+    """Return what tells whether an entry is still the same."""
+    if S_ISDIR(stat.st_mode):  # what is in it is looked at anyway
+        return STAMP.pack(0, 0, 0, stat.st_ino, stat.st_mode)
+    return STAMP.pack(
+        stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_mode & 0xFFFFFFFF
+    )
+
+
+class Folder:
+    """A directory: its captured names with a stamp each, its folders, its id and its object."""
+
+    __slots__ = (
+        "_items",
+        "bytes",
+        "files",
+        "folders",
+        "is_noted",
+        "is_stored",
+        "names",
+        "notes",
+        "stamps",
+        "stored",
+    )
+
+    def __init__(
+        self,
+        names: Sequence[bytes],
+        stamps: bytes,
+        folders: Mapping[bytes, Folder],
+        notes: Mapping[bytes, Note],
+        stored: Stored,
+        files: int,
+        size: int,
+        items: list[Item] | None = None,
+    ) -> None:
+        """Remember a directory.
+
+        Args:
+            names: what is captured, sorted.
+            stamps: one for each name.
+            folders: the directories among them.
+            notes: what is to be said of entries, captured or not.
+            stored: the id and the topmost object.
+            files: how many files and links there are, here and below.
+            size: how many bytes these files have.
+            items: the entries, if they are at hand; else they are read when asked for.
+        """
+        self.names = names
+        self.stamps = stamps
+        self.folders = folders
+        self.notes = notes
+        self.stored = stored
+        self.files = files
+        self.bytes = size
+        self.is_noted: bool = any(note.kind != IGNORED for note in notes.values()) or any(
+            folder.is_noted for folder in folders.values()
+        )
+        """Whether there is anything to be said of what is here or below, but that it is ignored."""
+        self.is_stored = False
+        """Whether a checkpoint that is durable has it, and so all below it."""
+        self._items = items
+
+    def items(self, get: Get) -> list[Item]:
+        """Return the entries.
+
+        Raises:
+            IntegrityError: they are to be read, and are missing or damaged.
+        """
+        if self._items is None:
+            self._items = read_directory(self.stored.ref, get)
+        return self._items
+
+    @property
+    def has_items(self) -> bool:
+        """Whether the entries are at hand."""
+        return self._items is not None
+
+    def stamp(self, place: int) -> bytes:
+        """Return the stamp of a name by its place."""
+        return self.stamps[place * STAMP.size : (place + 1) * STAMP.size]
+
+    def stamp_of(self, name: bytes) -> bytes:
+        """Return the stamp of a name that is captured."""
+        return self.stamp(bisect_left(self.names, name))
+
+    def all_stamps(self) -> list[bytes]:
+        """Return the stamps, one for each name."""
+        return [self.stamp(place) for place in range(len(self.names))]
+
+    def all_notes(self) -> Iterator[tuple[bytes, Note]]:
+        """Iterate over what is to be said of this directory and all below it, by path.
+
+        What is ignored is left out: it comes and goes, and the rules say which it is.
+        """
+        stack: list[tuple[bytes, Folder]] = [(b"", self)] if self.is_noted else []
+        while stack:
+            path, folder = stack.pop()
+            for name, note in folder.notes.items():
+                if note.kind != IGNORED:
+                    yield path + name, note
+            for name, below in folder.folders.items():
+                if below.is_noted:
+                    stack.append((path + name + b"/", below))
+
+
+def stamps_by_name(folder: Folder) -> dict[bytes, bytes]:
+    """Return the stamps of a folder by name."""
+    return dict(zip(folder.names, folder.all_stamps()))

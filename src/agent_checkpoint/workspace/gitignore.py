@@ -1,0 +1,252 @@
+r"""The language of ignore patterns. Owns how a line is read and what it matches; knows no files.
+
+As git has it (its dir.c and wildmatch.c), byte by byte: `?` is one byte, and case always counts.
+
+    # words         a comment; a blank line says nothing either. Spaces at the end do not count
+    name            without a slash in front or in the middle: that name, at any depth
+    /name, a/b      with one: that path, counted from where the rules stand
+    name/           directories only
+    * ? [a-z] [!ab] [[:digit:]]     within one name: none of them matches a slash
+    **/x, x/**, a/**/b              any number of directories
+    !pattern        included again, unless a directory above is left out
+    \x              the character x itself
+
+Patterns may come from anyone who writes in the workspace. Whatever they are, no gap is tried twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import count, groupby
+from typing import NamedTuple
+
+_SLASH, _BACKSLASH, _DASH, _CLOSE = b"/\\-]"
+_SPECIAL = re.compile(rb"[*?[\\]")
+_CLASS = re.compile(rb"\[:([^]]*):\]")
+_STAR, _ANYTHING, _DIRECTORIES = b"[^/]*?", b".*?", b"(?:.*?/)??"
+
+_LOWER, _UPPER = frozenset(range(0x61, 0x7B)), frozenset(range(0x41, 0x5B))
+_DIGITS, _VISIBLE = frozenset(range(0x30, 0x3A)), frozenset(range(0x21, 0x7F))
+_CLASSES = {
+    b"alnum": _LOWER | _UPPER | _DIGITS,
+    b"alpha": _LOWER | _UPPER,
+    b"blank": frozenset(b" \t"),
+    b"cntrl": frozenset({*range(0x20), 0x7F}),
+    b"digit": _DIGITS,
+    b"graph": _VISIBLE,
+    b"lower": _LOWER,
+    b"print": _VISIBLE | {0x20},
+    b"punct": _VISIBLE - _LOWER - _UPPER - _DIGITS,
+    b"space": frozenset(b" \t\n\r"),  # git's own idea of it
+    b"upper": _UPPER,
+    b"xdigit": _DIGITS | frozenset(b"abcdefABCDEF"),
+}
+
+
+class Pattern(NamedTuple):
+    """What one line says."""
+
+    body: bytes
+    is_negated: bool
+    for_directories: bool
+    is_anchored: bool
+    """Whether it is the path that has to match, and not the name alone."""
+
+
+def lines_of(text: bytes) -> list[bytes]:
+    """Return the lines of a file of rules."""
+    text = text[3:] if text.startswith(b"\xef\xbb\xbf") else text
+    lines = [line[:-1] if line.endswith(b"\r") else line for line in text.split(b"\n")]
+    return [line.partition(b"\0")[0] for line in lines]  # git has them as C strings
+
+
+def parse(line: bytes) -> Pattern | None:
+    """Return what a line says; None if it says nothing.
+
+    Raises:
+        ValueError: nothing can ever match it. Git passes over such a line.
+    """
+    body = line.rstrip(b" ")
+    if len(body) < len(line) and (len(body) - len(body.rstrip(b"\\"))) % 2:
+        body += b" "  # the first of them was escaped
+    if not body or body.startswith(b"#"):
+        return None
+    is_negated = body.startswith(b"!")
+    body = body[is_negated:]
+    for_directories = body.endswith(b"/")
+    body = body[: len(body) - for_directories]
+    is_anchored = b"/" in body
+    body = body[body.startswith(b"/") :]
+    if not body:
+        raise ValueError("it names nothing")
+    if _SPECIAL.search(body) is not None:
+        _elements(body)
+    return Pattern(body, is_negated, for_directories, is_anchored)
+
+
+class Run:
+    """Patterns in a row that all leave out, or all include again: any one of them decides."""
+
+    __slots__ = ("_of_directories", "_of_files", "is_excluding")
+
+    def __init__(self, patterns: list[Pattern]) -> None:
+        self.is_excluding = not patterns[0].is_negated
+        self._of_directories = self._of_files = _Bodies(patterns)
+        if any(pattern.for_directories for pattern in patterns):
+            self._of_files = _Bodies(one for one in patterns if not one.for_directories)
+
+    def matches(self, path: bytes, name: bytes, is_directory: bool) -> bool:
+        """Tell whether one of them matches an entry; the path begins where the rules stand."""
+        bodies = self._of_directories if is_directory else self._of_files
+        if name in bodies.names or name.endswith(bodies.suffixes) or path in bodies.paths:
+            return True
+        names, paths = bodies.name_globs, bodies.path_globs
+        return (names is not None and names.fullmatch(name) is not None) or (
+            paths is not None and paths.fullmatch(path) is not None
+        )
+
+
+def runs_of(patterns: Iterable[Pattern]) -> tuple[Run, ...]:
+    """Return what the patterns of one text come to, the last first, since the last one decides."""
+    rows = [list(row) for _, row in groupby(patterns, key=lambda pattern: pattern.is_negated)]
+    return tuple(map(Run, reversed(rows)))
+
+
+class _Bodies:
+    """Bodies of patterns by how they are matched; most need no regular expression."""
+
+    __slots__ = ("name_globs", "names", "path_globs", "paths", "suffixes")
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        names, paths, suffixes, name_globs, path_globs = [], [], [], [], []
+        for body, _, _, is_anchored in patterns:
+            if _SPECIAL.search(body) is None:
+                (paths if is_anchored else names).append(body)
+            elif body[:1] == b"*" and _SPECIAL.search(body, 1) is None and not is_anchored:
+                suffixes.append(body[1:])
+            else:
+                (path_globs if is_anchored else name_globs).append(body)
+        self.names, self.paths = frozenset(names), frozenset(paths)
+        self.suffixes = tuple(suffixes)
+        self.name_globs, self.path_globs = _any_of(name_globs), _any_of(path_globs)
+
+
+def _any_of(bodies: list[bytes]) -> re.Pattern[bytes] | None:
+    groups = count()
+    sources = [_regex(_elements(body), groups) for body in bodies]
+    return re.compile(b"|".join(sources), re.DOTALL) if sources else None
+
+
+def _regex(elements: list[bytes], groups: Iterator[int]) -> bytes:
+    """Return elements as one expression that matches in about linear time.
+
+    What stands between two gaps can be taken where it is first found: the second gap makes up for
+    whatever comes later. So it never has to be tried again, and only the last gap of each kind
+    looks for the end.
+    """
+    source = b""
+    wide = _split(elements, (_ANYTHING, _DIRECTORIES))
+    for left, (gap, chunk) in zip(reversed(range(len(wide))), wide):
+        text = b""
+        narrow = _split(chunk, (_STAR,))
+        for left_within, (star, literals) in zip(reversed(range(len(narrow))), narrow):
+            text += _after(star, b"".join(literals), groups, left + left_within)
+        source += _after(gap, text, groups, left)
+    return source
+
+
+def _split(elements: list[bytes], gaps: tuple[bytes, ...]) -> list[tuple[bytes, list[bytes]]]:
+    """Return each gap with what follows it; what stands before the first has none."""
+    parts: list[tuple[bytes, list[bytes]]] = [(b"", [])]
+    for element in elements:
+        if element in gaps:
+            parts.append((element, []))
+        else:
+            parts[-1][1].append(element)
+    return parts
+
+
+def _after(gap: bytes, text: bytes, groups: Iterator[int], gaps_left: int) -> bytes:
+    if not gap or not gaps_left:
+        return gap + text
+    # Means `(?>…)`, which Python has since 3.11.
+    group = next(groups)
+    return b"(?=(?P<g%d>%b%b))(?P=g%d)" % (group, gap, text, group)
+
+
+def _elements(body: bytes) -> list[bytes]:
+    """Return the bytes of a glob, each as an expression, and its gaps. Raises as `parse` does."""
+    elements: list[bytes] = []
+    at, is_literal = 0, True
+    while at < len(body):
+        start, char = at, body[at : at + 1]
+        at += 1
+        if _SPECIAL.match(char) is None:
+            elements.append(re.escape(char))
+            continue
+        if char == b"*":
+            while body[at : at + 1] == b"*":
+                at += 1
+            # Git compares what is before the first wildcard by itself; `**` right after that
+            # stands at a beginning, to git: `/a**/b` matches `ab` and `ax/y/b`.
+            is_whole = at - start > 1 and (is_literal or body[start - 1] == _SLASH)
+            if is_whole and body[at : at + 1] == b"/":
+                elements.append(_DIRECTORIES)
+                at += 1
+            elif is_whole and body[at : at + 2] in (b"", b"\\/"):
+                elements.append(_ANYTHING)
+            else:
+                elements.append(_STAR)
+        elif char == b"?":
+            elements.append(b"[^/]")
+        elif char == b"[":
+            expression, at = _bracket(body, at)
+            elements.append(expression)
+        else:
+            elements.append(re.escape(bytes([_byte(body, at)])))
+            at += 1
+        is_literal = False
+    return elements
+
+
+def _bracket(body: bytes, at: int) -> tuple[bytes, int]:
+    """Return the expression for what is in brackets from `at` on, and where it ends.
+
+    Raises:
+        ValueError: the bracket is not closed, or names a class that there is not.
+    """
+    is_negated = body[at : at + 1] in (b"!", b"^")
+    at = first = at + is_negated
+    members: set[int] = set()
+    lowest = 0  # of a range, if a dash follows
+    while at == first or _byte(body, at) != _CLOSE:
+        char = _byte(body, at)
+        named = _CLASS.match(body, at)
+        if char == _DASH and lowest and _byte(body, at + 1) != _CLOSE:
+            at += 1
+            at += _byte(body, at) == _BACKSLASH
+            members.update(range(lowest, _byte(body, at) + 1))
+            lowest = 0
+        elif named is not None:
+            if named[1] not in _CLASSES:
+                raise ValueError(f"there is no class {named[1].decode('ascii', 'replace')!r}")
+            members |= _CLASSES[named[1]]
+            at = named.end() - 1
+            lowest = 0
+        else:
+            at += char == _BACKSLASH
+            lowest = _byte(body, at)
+            members.add(lowest)
+        at += 1
+    members = members | {_SLASH} if is_negated else members - {_SLASH}
+    escaped = re.escape(bytes(sorted(members)))
+    if is_negated:
+        return b"[^%b]" % escaped, at + 1
+    return b"[%b]" % escaped if members else b"(?!)", at + 1
+
+
+def _byte(body: bytes, at: int) -> int:
+    if at >= len(body):
+        raise ValueError("a bracket is not closed, or a backslash is the last of it")
+    return body[at]

@@ -1,0 +1,66 @@
+"""One restore at a time, and no snapshot of half of one. Owns the lock on the root directory."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.records import show
+from agent_checkpoint.workspace.beneath import open_root
+
+_PATIENCE = 60.0
+_BREATH = 0.02
+
+
+class RootLock:
+    """The root directory, opened and locked. Used by one thread at a time; may be nested."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    @contextmanager
+    def held(self, *, exclusive: bool, patience: float = _PATIENCE) -> Iterator[int]:
+        """Give the root directory, open, while others neither restore nor, if exclusive, look.
+
+        Raises:
+            WorkspaceError: it is not there, or another process keeps it for too long.
+        """
+        if self._fd >= 0:
+            yield self._fd
+            return
+        try:
+            fd = open_root(self._path)
+        except OSError as error:
+            raise WorkspaceError(
+                f"The workspace {show(str(self._path))} cannot be opened ({error.strerror})."
+            ) from error
+        try:
+            self._lock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, patience)
+            self._fd = fd
+            yield fd
+        finally:
+            self._fd = -1
+            os.close(fd)
+
+    def _lock(self, fd: int, kind: int, patience: float) -> None:
+        until = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(fd, kind | fcntl.LOCK_NB)
+                return
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
+                    return  # there are file systems without such locks, and snapshots all the same
+                if time.monotonic() > until:
+                    raise WorkspaceError(
+                        f"Another process has been working on {show(str(self._path))} for "
+                        f"{patience:.0f} seconds: wait for it and try again."
+                    ) from error
+            time.sleep(_BREATH)

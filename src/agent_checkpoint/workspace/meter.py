@@ -1,0 +1,56 @@
+"""How much a snapshot reads. Owns the limit and the telling of progress."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.workspace.contents import Wanted
+
+Progress = Callable[[int, int], None]
+"""Told, as a snapshot goes on, how many files and bytes it has read so far."""
+
+
+class Meter:
+    """Counts what one snapshot reads."""
+
+    def __init__(self, limit: int | None, progress: Progress | None) -> None:
+        """Set a limit.
+
+        Args:
+            limit: how many bytes one snapshot may read; any number if it is None.
+            progress: called before each batch of files.
+        """
+        self._limit = limit
+        self._progress = progress
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from nothing."""
+        self.files = self.bytes = 0
+        self._by_top: Counter[bytes] = Counter()
+
+    def read(self, batch: Iterable[Wanted]) -> None:
+        """Count files that are about to be read.
+
+        Raises:
+            WorkspaceError: there are more bytes than the limit allows.
+        """
+        for wanted in batch:
+            self.files += 1
+            self.bytes += wanted.size
+            self._by_top[wanted.directory.partition(b"/")[0]] += wanted.size
+        if self._progress is not None:
+            self._progress(self.files, self.bytes)
+        if self._limit is not None and self.bytes > self._limit:
+            largest = ", ".join(
+                f"{os.fsdecode(top) or 'files at the top'} ({size >> 20:,} MiB)"
+                for top, size in self._by_top.most_common(3)
+            )
+            raise WorkspaceError(
+                f"There are more than {self._limit >> 20:,} MiB of new files to capture; most so "
+                f"far in {largest}. Leave out what can be made again, by ignore= or a line in "
+                ".checkpointignore, or set another limit=."
+            )

@@ -1,0 +1,295 @@
+"""What a restore would do, and what it leaves alone. Owns that decision; touches nothing.
+
+Whatever is deleted or overwritten is held by the safety checkpoint, just as it is now. What is
+excluded, could not be read or was torn is left alone, in the present and in the tree alike.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from agent_checkpoint.workspace.comparing import Change, Side, differences, is_same
+from agent_checkpoint.workspace.folders import (
+    IGNORED,
+    READ_AGAIN,
+    SPECIAL,
+    TORN,
+    UNREADABLE,
+    Note,
+)
+from agent_checkpoint.workspace.git_words import GitWords
+from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.tree import FILE, FOLDER, Item
+
+_WORDS = {
+    IGNORED: "it is excluded",
+    SPECIAL: "it is {text}, which is never touched",
+    UNREADABLE: "it cannot be read ({text})",
+    TORN: "it was changing while it was read",
+}
+
+
+class Step(NamedTuple):
+    """One entry to be made so; `before` is what is there now, with its stamp."""
+
+    path: bytes
+    before: Item | None
+    after: Item | None
+    stamp: bytes
+
+    @property
+    def keeps_content(self) -> bool:
+        """Whether only the mode is to change."""
+        before, after = self.before, self.after
+        return (
+            before is not None
+            and after is not None
+            and is_same(before._replace(mode=after.mode), after._replace())
+        ) or (before is not None and after is not None and before.type == after.type == FOLDER)
+
+    @property
+    def removes_folder(self) -> bool:
+        """Whether a directory goes, for good or to make room for something else."""
+        was_folder = self.before is not None and self.before.type == FOLDER
+        return was_folder and (self.after is None or self.after.type != FOLDER)
+
+
+@dataclass
+class Plan:
+    """What a restore does, path by path, in words that a person can check."""
+
+    tree: Tree
+    steps: list[Step] = field(default_factory=list, repr=False)
+    write: list[str] = field(default_factory=list)
+    """Files, links and directories that are made or get their old content."""
+    delete: list[str] = field(default_factory=list)
+    mode: list[str] = field(default_factory=list)
+    """What only gets its old permission bits."""
+    leave: dict[str, str] = field(default_factory=dict)
+    """What is left alone though the tree has it otherwise, and why."""
+    unseen: list[str] = field(default_factory=list)
+    """What is overwritten or deleted and no ordinary checkpoint holds, only the safety one."""
+    git: list[str] = field(default_factory=list)
+    """What happens to git's own heads and branches."""
+    safety: Tree | None = None
+    """The workspace as it was before, to go back to."""
+    safety_id: str | None = None
+    """The checkpoint that holds it."""
+
+    def keep(self, holding: set[bytes]) -> None:
+        """Keep directories that hold what is left alone, and say what is done to all others."""
+        kept = [step.path for step in self.steps if step.path in holding and step.removes_folder]
+        replaced = {
+            step.path for step in self.steps if step.path in kept and step.after is not None
+        }
+        done, self.steps = self.steps, []
+        for step in done:
+            if replaced and not replaced.isdisjoint({step.path, *_parents(step.path)}):
+                self.leave[os.fsdecode(step.path)] = "a directory in its place cannot be emptied"
+            elif step.path in kept:
+                self.leave[os.fsdecode(step.path)] = "it holds what is left alone"
+            else:
+                self.steps.append(step)
+        for step in self.steps:
+            if step.after is None:
+                paths = self.delete
+            else:
+                paths = self.mode if step.keeps_content else self.write
+            paths.append(os.fsdecode(step.path))
+
+    def __bool__(self) -> bool:
+        return bool(self.steps)
+
+    def __str__(self) -> str:
+        lines = [f"Restore of {self.tree.files:,} files, tree {self.tree.id[:12]}:"]
+        for title, paths in (
+            ("write", self.write),
+            ("delete", self.delete),
+            ("set the mode of", self.mode),
+        ):
+            lines += [f"  {title} {path}" for path in paths]
+        lines += [f"  leave {path}: {why}" for path, why in self.leave.items()]
+        lines += [f"  held by the safety checkpoint only: {path}" for path in self.unseen]
+        lines += [f"  git: {words}" for words in self.git]
+        return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing to do"])
+
+
+class Planner:
+    """Decides, for one restore, about each entry that differs."""
+
+    def __init__(
+        self,
+        now: Side,
+        tree: Tree,
+        *,
+        evidence: Side | None = None,
+        seen: Tree | None = None,
+        keep_unseen: bool = False,
+        paths: Iterable[bytes] | None = None,
+        exclude: Rules,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            now: the workspace as it was just seen.
+            tree: what it is to become.
+            evidence: what the safety checkpoint holds, if that is not `now`.
+            seen: the tree of the last ordinary checkpoint, if there is one.
+            keep_unseen: leave alone what that one does not hold.
+            paths: what to restore; everything if None.
+            exclude: what not to restore.
+        """
+        self._now = now
+        self._tree = tree
+        self._paths = None if paths is None else tuple(paths)
+        self._exclude = exclude
+        self._keep_unseen = keep_unseen
+        self._notes = {os.fsencode(note.path): note for note in tree.notes}
+        self._rules = _RulesOf(tree)
+        self._unseen = _changed(seen, now)
+        self._strange = None if evidence is None else _strange(evidence, now, tree)
+
+    def plan(self) -> Plan:
+        """Return the plan.
+
+        Raises:
+            IntegrityError: an object of the tree is missing or damaged, or it is no tree at all.
+            StorageError: the medium failed.
+        """
+        plan = Plan(self._tree)
+        git = GitWords(self._now.get, self._tree.get)
+        left: set[bytes] = set()
+        holding: set[bytes] = set()
+        then = Side(self._tree.root.ref, self._tree.get)
+        for change in differences(self._now, then, self._wants):
+            if change.path.rpartition(b"/")[0] in left:
+                left.add(change.path)
+                continue
+            why = self._why_left(change)
+            if why is None and change.path in self._unseen and change.before is not None:
+                plan.unseen.append(os.fsdecode(change.path))
+                why = "no checkpoint but the safety one holds it" if self._keep_unseen else None
+            if why is not None:
+                plan.leave[os.fsdecode(change.path)] = why
+                left.add(change.path)
+                holding |= _parents(change.path)
+                continue
+            if _holds_more(change):
+                holding |= {change.path, *_parents(change.path)}
+            plan.steps.append(_step(change))
+            git.look(change)
+        plan.git = git.words
+        plan.keep(holding)
+        return plan
+
+    def _wants(self, path: bytes, is_folder: bool) -> bool:
+        directory, _, name = path.rpartition(b"/")
+        if self._exclude and self._exclude.excludes(directory, name, is_folder):
+            return False
+        if self._paths is None:
+            return True
+        return any(
+            path == wanted
+            or path.startswith(wanted + b"/")
+            or (is_folder and wanted.startswith(path + b"/"))
+            for wanted in self._paths
+        )
+
+    def _why_left(self, change: Change) -> str | None:
+        here = change.folder.notes.get(change.name) if change.folder is not None else None
+        if here is not None and (here.kind == TORN or not here.is_captured):
+            return _WORDS[here.kind].format(text=here.text)
+        if self._strange is not None and change.path in self._strange:
+            return "it changed after the safety checkpoint"
+        there = self._notes.get(change.path)
+        if there is not None and there.kind == TORN and change.path not in (self._paths or ()):
+            return "it was changing when the checkpoint was taken"
+        if change.after is None:
+            if there is not None and Note(there.kind).is_loss:
+                return "it could not be read when the checkpoint was taken"
+            if self._rules.excluded(change.path, change.before):
+                return "it was excluded when the checkpoint was taken"
+            if is_git_object(change.path) and change.before and change.before.type != FOLDER:
+                return "objects of git are never deleted"
+        return None
+
+
+def is_git_object(path: bytes) -> bool:
+    """Tell whether a path is in the objects of a git repository, also of a submodule's."""
+    names = path.split(b"/")
+    return b".git" in names and b"objects" in names[names.index(b".git") :]
+
+
+def _parents(path: bytes) -> set[bytes]:
+    """Return the paths of the directories above."""
+    names = path.split(b"/")
+    return {b"/".join(names[:depth]) for depth in range(1, len(names))}
+
+
+def _holds_more(change: Change) -> bool:
+    """Tell whether there is something in a directory that is not captured."""
+    if change.folder is None or change.before is None or change.before.type != FOLDER:
+        return False
+    return any(not note.is_captured for note in change.folder.folders[change.name].notes.values())
+
+
+def _step(change: Change) -> Step:
+    stamp = READ_AGAIN
+    if change.folder is not None and change.before is not None:
+        stamp = change.folder.stamp_of(change.name)
+    return Step(change.path, change.before, change.after, stamp)
+
+
+def _changed(seen: Tree | None, now: Side) -> set[bytes]:
+    """Return the paths of what the last ordinary checkpoint does not hold as it is now."""
+    if seen is None:
+        return set()
+    changes = differences(Side(seen.root.ref, seen.get), now)
+    return {change.path for change in changes if change.after and change.after.type != FOLDER}
+
+
+def _strange(evidence: Side, now: Side, tree: Tree) -> set[bytes]:
+    """Return the paths of what neither the safety checkpoint nor the target holds as it is now."""
+    after = {
+        change.path: change.after
+        for change in differences(Side(tree.root.ref, tree.get), now)
+        if change.after is not None and change.after.type != FOLDER
+    }
+    held = differences(evidence, now)
+    return {change.path for change in held if change.path in after and change.after is not None}
+
+
+class _RulesOf:
+    """The rules that were in force when a tree was taken, read from the tree as needed."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._top = Rules.of(tree.ignore, gitignore=tree.gitignore)
+        self._known: dict[bytes, tuple[Rules, Side]] = {}
+
+    def excluded(self, path: bytes, item: Item | None) -> bool:
+        """Tell whether a path that the tree lacks was left out of it."""
+        directory, _, name = path.rpartition(b"/")
+        rules, _ = self._within(directory)
+        is_folder = item is not None and item.type == FOLDER
+        return bool(rules) and rules.excludes(directory, name, is_folder)
+
+    def _within(self, directory: bytes) -> tuple[Rules, Side]:
+        if directory not in self._known:
+            if directory:
+                parent, _, name = directory.rpartition(b"/")
+                rules, above = self._within(parent)
+                side = above.below(next((i for i in above.items() if i.name == name), None))
+            else:
+                rules, side = self._top, Side(self._tree.root.ref, self._tree.get)
+            texts = {
+                item.name: self._tree.get([item.ref])[0].payload
+                for item in (side.items() if rules.files(directory) else ())
+                if item.name in rules.files(directory) and item.type == FILE and item.id == item.ref
+            }
+            self._known[directory] = (rules.within(directory, texts) if texts else rules, side)
+        return self._known[directory]

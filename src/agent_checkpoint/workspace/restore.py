@@ -1,0 +1,235 @@
+"""A plan carried out. Owns the order of steps and the look before each; decides nothing.
+
+Contents are staged before anything is touched. Then what has to go goes, the deepest first, and
+what has to come comes, each file in one rename. Right before a step the entry must still be what
+the safety checkpoint holds: if it is not, it is left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
+from agent_checkpoint.workspace.folders import stamp_of
+from agent_checkpoint.workspace.plan import Plan, Step
+from agent_checkpoint.workspace.staging import BESIDE, FEW, Journal, Staging, sync_file_system
+from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS, ContentHash, Item
+
+_PIECE = 1 << 20
+_CHANGED = "it changed while the restore was under way"
+
+
+class Restore:
+    """One restore, from staging to the last rename."""
+
+    def __init__(self, root: int, plan: Plan) -> None:
+        self._root = root
+        self._plan = plan
+        self.failed: dict[str, str] = {}
+        """What could not be done, and why."""
+        self.left: dict[str, str] = {}
+        """What turned out to be no longer what the safety checkpoint holds."""
+        self.touched: dict[bytes, set[bytes]] = {}
+        """The names that were made, changed or removed, by directory."""
+        self._modes: dict[bytes, int] = {}
+        """Directories that have got another mode for a while, or are to get one at last."""
+
+    def run(self, journal: Journal) -> None:
+        """Carry the plan out.
+
+        Raises:
+            IntegrityError: a content is missing or damaged; nothing was touched.
+            OSError: it cannot be staged; nothing was touched.
+        """
+        steps = self._plan.steps
+        files = [step for step in steps if _brings_content(step)]
+        staging = Staging(self._root)
+        try:
+            contents = (step.after for step in files if step.after is not None)
+            names = staging.put(contents, self._plan.tree.get)
+            staged = dict(zip((step.path for step in files), names))
+            staging.begin(journal)
+        except BaseException:
+            staging.end()
+            raise
+        try:
+            for step in reversed(steps):
+                if step.removes_folder or _makes_room(step):
+                    self._do(step, self._remove)
+            for step in steps:
+                if step.after is not None:
+                    self._do(step, lambda step, fd: self._make(step, fd, staging, staged))
+            self._set_modes()
+            self._sync()
+        except BaseException:
+            staging.close()  # the journal stays: the next who opens the workspace goes on
+            raise
+        staging.end()
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def _do(self, step: Step, act: Callable[[Step, int], None]) -> None:
+        directory, _, name = step.path.rpartition(b"/")
+        shown = os.fsdecode(step.path)
+        if shown in self.left or shown in self.failed:
+            return
+        try:
+            with self._writable(directory) as fd:
+                self.touched.setdefault(directory, set()).add(name)
+                act(step, fd)
+        except Changing:
+            self.left[shown] = _CHANGED
+        except FileExistsError:
+            self.left[shown] = "something has taken its place"
+        except OSError as error:
+            if error.errno == errno.ENOTEMPTY:
+                self.left[shown] = "something has come into it"
+            else:
+                self.failed[shown] = error.strerror or type(error).__name__
+
+    def _remove(self, step: Step, fd: int) -> None:
+        name = _name(step)
+        try:
+            _check(step, fd)
+        except FileNotFoundError:
+            return  # somebody was faster
+        if step.removes_folder:
+            os.rmdir(name, dir_fd=fd)
+        else:
+            os.unlink(name, dir_fd=fd)
+
+    def _make(self, step: Step, fd: int, staging: Staging, staged: Mapping[bytes, bytes]) -> None:
+        name, after = _name(step), step.after
+        if after is None:
+            return
+        if step.keeps_content:
+            _check(step, fd)
+            if after.type == FOLDER:
+                self._modes[step.path] = after.mode
+            else:
+                _chmod(name, fd, after.mode)
+        elif after.type == FOLDER:
+            os.mkdir(name, 0o700, dir_fd=fd)
+            self._modes[step.path] = after.mode
+        elif after.type == LINK:
+            with suppress(FileNotFoundError):  # of one that could not be put in place
+                os.unlink(b"link", dir_fd=staging.files)
+            os.symlink(after.target, b"link", dir_fd=staging.files)
+            self._put(step, fd, b"link", staging)
+        else:
+            self._put(step, fd, staged[step.path], staging)
+
+    def _put(self, step: Step, fd: int, source: bytes, staging: Staging) -> None:
+        """Rename what is staged into its place."""
+        name = _name(step)
+        is_new = step.before is None or _makes_room(step) or step.removes_folder
+        if not is_new:
+            _check(step, fd)
+        elif _exists(name, fd):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        try:
+            os.rename(source, name, src_dir_fd=staging.files, dst_dir_fd=fd)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # Another file system is mounted there: it takes a copy and a rename within it.
+            staging.copy(source, fd, is_link=step.after is not None and step.after.type == LINK)
+            os.rename(BESIDE, name, src_dir_fd=fd, dst_dir_fd=fd)
+
+    # -- directories -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _writable(self, path: bytes) -> Iterator[int]:
+        """Give a directory, opened; if it is ours and refuses changes, they are allowed for now."""
+        with directory_below(self._root, path) as fd:
+            found = os.fstat(fd)
+            if found.st_mode & 0o300 != 0o300 and found.st_uid == os.geteuid():
+                self._modes.setdefault(path, found.st_mode & MODE_BITS)
+                os.fchmod(fd, stat.S_IMODE(found.st_mode) | 0o700)
+            yield fd
+
+    def _set_modes(self) -> None:
+        """Give directories the modes that they are to have, the deepest first."""
+        for path in sorted(self._modes, reverse=True):
+            try:
+                with directory_below(self._root, path) as fd:
+                    mode = stat.S_IMODE(os.fstat(fd).st_mode)
+                    if mode & MODE_BITS != self._modes[path]:
+                        os.fchmod(fd, mode & ~MODE_BITS | self._modes[path])
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # it had to be changed to be removed
+            except OSError as error:
+                self.failed[os.fsdecode(path)] = error.strerror or type(error).__name__
+
+    def _sync(self) -> None:
+        """Make durable what was renamed and removed."""
+        if len(self.touched) > FEW:
+            sync_file_system(self._root)
+            return
+        for path in self.touched:
+            removed = suppress(FileNotFoundError, NotADirectoryError)
+            with removed, directory_below(self._root, path) as fd:
+                os.fsync(fd)
+
+
+def _name(step: Step) -> bytes:
+    return step.path.rpartition(b"/")[2]
+
+
+def _brings_content(step: Step) -> bool:
+    return step.after is not None and step.after.type == FILE and not step.keeps_content
+
+
+def _makes_room(step: Step) -> bool:
+    """Tell whether a file or link goes, for good or for a directory."""
+    was_file = step.before is not None and step.before.type != FOLDER
+    return was_file and (step.after is None or step.after.type == FOLDER)
+
+
+def _exists(name: bytes, fd: int) -> bool:
+    try:
+        os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _chmod(name: bytes, fd: int, mode: int) -> None:
+    with opened_file(fd, name) as file:
+        os.fchmod(file.fd, mode)
+
+
+def _check(step: Step, fd: int) -> None:
+    """See to it that an entry is still what the safety checkpoint holds.
+
+    Raises:
+        Changing: it is not.
+        OSError: it cannot be looked at.
+    """
+    name, before = _name(step), step.before
+    if before is None:
+        raise Changing
+    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    if before.type == FOLDER:
+        if not stat.S_ISDIR(found.st_mode):
+            raise Changing
+        return
+    if stamp_of(found) != step.stamp and not _is_same_content(before, name, found, fd):
+        raise Changing
+
+
+def _is_same_content(before: Item, name: bytes, found: os.stat_result, fd: int) -> bool:
+    """Compare by content what cannot be told by its stamp."""
+    if before.type == LINK:
+        return stat.S_ISLNK(found.st_mode) and os.readlink(name, dir_fd=fd) == before.target
+    if found.st_size != before.size or found.st_mode & MODE_BITS != before.mode:
+        return False
+    whole = ContentHash()
+    with opened_file(fd, name) as file:
+        while data := os.read(file.fd, _PIECE):
+            whole.add(data)
+    return whole.id() == before.id

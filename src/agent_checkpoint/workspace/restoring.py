@@ -1,0 +1,216 @@
+"""Restores of one workspace, from the safety checkpoint to the last look. Owns that order.
+
+Also finishes what was interrupted: the journal says what was to become of what, and the safety
+checkpoint that it names is the evidence by which files may still be overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from agent_checkpoint.backends.opening import open_url
+from agent_checkpoint.errors import (
+    CheckpointError,
+    FormatError,
+    IntegrityError,
+    RestoreIncompleteError,
+    WorkspaceError,
+)
+from agent_checkpoint.records import show
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.comparing import Side
+from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.workspace.plan import Plan, Planner
+from agent_checkpoint.workspace.restore import Restore
+from agent_checkpoint.workspace.sight import Sight
+from agent_checkpoint.workspace.snapshots import Tree, objects_from, read_record
+from agent_checkpoint.workspace.staging import Journal, has_staging, read_journal, remove_staging
+from agent_checkpoint.workspace.taking import PART, Taking
+
+SAFETY = "safety"
+_KEPT = 10
+_LOOKED_THROUGH = 1000
+
+
+class Wish(NamedTuple):
+    """What of a tree is to be restored."""
+
+    paths: tuple[bytes, ...] | None
+    exclude: tuple[str, ...]
+    keep_unseen: bool = False
+
+
+class Restoring:
+    """Makes a directory what it was."""
+
+    def __init__(self, root: RootLock, sight: Sight, take: Callable[..., Taking], key: str) -> None:
+        """Prepare for a workspace.
+
+        Args:
+            root: its directory.
+            sight: looks at it.
+            take: makes a taking of it.
+            key: where safety checkpoints go.
+        """
+        self._root = root
+        self._sight = sight
+        self._take = take
+        self._key = key
+
+    def preview(self, store: Store, tree: Tree, wish: Wish) -> Plan:
+        """Return what a restore would do. Raises as `restore` does."""
+        with self._root.held(exclusive=False) as root:
+            present = self._sight.look(root, store.writer(), full=True, ahead=True)
+            return self._plan(store, Side(present, objects_from(store.backend)), tree, wish)
+
+    def restore(self, store: Store, tree: Tree, wish: Wish) -> Plan:
+        """Make the directory what the tree says; return what was done.
+
+        Raises:
+            IntegrityError: a part of the tree is missing or damaged; nothing was touched.
+            RestoreIncompleteError: some paths could not be restored.
+            WorkspaceError: nothing was restored.
+            StorageError: the store failed; nothing was touched.
+        """
+        with self._root.held(exclusive=True) as root:
+            seen = self._last_seen(store)
+            taking = self._take(full=True)
+            saved = store.write(taking.draft(self._key, store, kind=SAFETY))
+            self._forget_old_safety(store)
+            present = Side(taking.folder, objects_from(store.backend))
+            plan = self._plan(store, present, tree, wish, seen)
+            plan.safety, plan.safety_id = taking.tree, saved.id
+            if plan:
+                paths = None if wish.paths is None else tuple(map(os.fsdecode, wish.paths))
+                place = store.backend.url or repr(store.backend)
+                journal = Journal(tree.ref, taking.tree.ref, paths, wish.exclude, place)
+                self._carry_out(root, store, plan, journal)
+            return plan
+
+    def recover(self, store: Store | None) -> None:
+        """Finish a restore that was interrupted, if there is one.
+
+        Raises:
+            WorkspaceError: it needs a store that is not this one.
+            RestoreIncompleteError: some paths could not be restored.
+        """
+        with self._root.held(exclusive=False) as root:
+            if not has_staging(root):
+                return
+        with self._root.held(exclusive=True) as root:
+            journal = read_journal(root)
+            if journal is None:
+                remove_staging(root)  # it was not begun, or is finished by now
+                return
+            store = self._store_of(journal, store)
+            get = objects_from(store.backend)
+            tree = read_record(journal.tree, store.backend)
+            safety = read_record(journal.safety, store.backend)
+            present = self._sight.look(root, store.writer(), full=True, ahead=True)
+            planner = Planner(
+                Side(present, get),
+                tree,
+                evidence=Side(safety.root.ref, get),
+                paths=_paths(journal),
+                exclude=Rules.of(journal.exclude),
+            )
+            plan = planner.plan()
+            plan.safety = safety
+            self._carry_out(root, store, plan, journal)
+
+    def _plan(
+        self, store: Store, present: Side, tree: Tree, wish: Wish, seen: Tree | None = None
+    ) -> Plan:
+        planner = Planner(
+            present,
+            tree,
+            seen=seen or self._last_seen(store),
+            keep_unseen=wish.keep_unseen,
+            paths=wish.paths,
+            exclude=Rules.of(wish.exclude),
+        )
+        return planner.plan()
+
+    def _carry_out(self, root: int, store: Store, plan: Plan, journal: Journal) -> None:
+        work = Restore(root, plan)
+        try:
+            work.run(journal)
+        except OSError as error:
+            raise WorkspaceError(
+                f"The restore was not finished ({error.strerror or error}). If anything was "
+                "changed, the next who opens the workspace goes on."
+            ) from error
+        plan.leave.update(work.left)
+        folder = self._sight.look(root, store.writer(), ahead=True, touched=work.touched)
+        now = Side(folder, objects_from(store.backend))
+        exclude = Rules.of(journal.exclude)
+        rest = Planner(now, plan.tree, paths=_paths(journal), exclude=exclude).plan()
+        failed = dict(work.failed)
+        for step in rest.steps:
+            path = os.fsdecode(step.path)
+            if path not in plan.leave:
+                failed.setdefault(path, "it is not as it should be")
+        if failed:
+            raise _incomplete(plan, failed)
+
+    def _last_seen(self, store: Store) -> Tree | None:
+        """Return the tree of the last ordinary checkpoint of the workspace's own key."""
+        for found in islice(store.newest_first(self._key), _LOOKED_THROUGH):
+            tag = found.parts.get(PART)
+            if found.kind != SAFETY and isinstance(tag, dict):
+                return read_record(str(tag.get(OBJECT)), store.backend)
+        return None
+
+    def _forget_old_safety(self, store: Store) -> None:
+        found = []
+        for entry in islice(store.entries(self._key), _LOOKED_THROUGH):
+            try:
+                if read_checkpoint(self._key, entry.seq, entry.data).kind == SAFETY:
+                    found.append(entry.seq)
+            except (IntegrityError, FormatError):
+                continue  # not ours to judge, and never removed unread
+        if len(found) > _KEPT:
+            store.remove(self._key, found[_KEPT:])
+
+    def _store_of(self, journal: Journal, store: Store | None) -> Store:
+        """Return the store that an interrupted restore was from. Raises WorkspaceError."""
+        wanted = [journal.tree, journal.safety]
+        if store is not None and not store.backend.missing_objects(wanted):
+            return store
+        trouble = "it is not the one that was given"
+        try:
+            found = Store(open_url(journal.store))
+            if not found.backend.missing_objects(wanted):
+                return found
+        except CheckpointError as error:
+            trouble = str(error)
+        raise WorkspaceError(
+            f"A restore was interrupted here, and can be finished only from {journal.store} "
+            f"({trouble}). Open the workspace with that store, or remove the directory "
+            ".agent-checkpoint-restore in it to leave the files as they are."
+        )
+
+
+def tree_of(state: Tree | ObjectRef) -> Tree:
+    """Return the tree itself where its name stands for it. Raises IntegrityError, StorageError."""
+    return read_record(state.name, state.source) if isinstance(state, ObjectRef) else state
+
+
+def _paths(journal: Journal) -> Iterable[bytes] | None:
+    return None if journal.paths is None else tuple(map(os.fsencode, journal.paths))
+
+
+def _incomplete(plan: Plan, failed: dict[str, str]) -> RestoreIncompleteError:
+    some = "; ".join(f"{show(path)}: {why}" for path, why in list(failed.items())[:5])
+    more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+    return RestoreIncompleteError(
+        f"{len(failed)} of {len(plan.steps)} changes could not be made: {some}{more}. The others "
+        f"were made; to go back, restore the safety checkpoint {plan.safety_id}."
+    )

@@ -1,0 +1,355 @@
+"""A directory tree as it is now, given what it was before. Owns the walk; follows no symlink.
+
+What has its old stamp is not read again. Everything else is handed to `contents`, and when all of
+that is read the folders are put together, from the deepest up.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.beneath import directory_below, open_directory
+from agent_checkpoint.workspace.contents import Contents, Found, Wanted
+from agent_checkpoint.workspace.folders import (
+    IGNORED,
+    SPECIAL,
+    STAMP,
+    UNREADABLE,
+    Folder,
+    Note,
+    stamp_of,
+    stamps_by_name,
+)
+from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.nodes import Node, assemble
+from agent_checkpoint.workspace.tree import Get
+
+_TRIES = 3
+_MOST_OPEN = 128
+_SPECIALS = {
+    stat.S_IFIFO: "a fifo",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class Watches(Protocol):
+    """Told of every directory before it is listed."""
+
+    def add(self, fd: int, path: bytes) -> None:
+        """Watch a directory."""
+
+
+class Excluded(NamedTuple):
+    """What is never looked at: names of our own, and directories by device and inode."""
+
+    names: Collection[bytes]
+    places: Collection[tuple[int, int]]
+
+
+class _Frame:
+    """A directory that is being walked through."""
+
+    __slots__ = ("fd", "names", "node", "rules")
+
+    def __init__(self, node: Node, fd: int) -> None:
+        self.node = node
+        self.fd = fd
+        self.names: Iterator[bytes] = iter(())
+        self.rules: Rules
+
+    def begin(self, names: list[bytes], rules: Rules) -> None:
+        self.names = iter(names)
+        self.rules = rules
+
+    def open(self, root: int, name: bytes) -> int:
+        if self.fd < 0:  # it was closed, since there are deeper trees than a process has files
+            with directory_below(root, self.node.path) as fd:
+                return open_directory(name, fd)
+        return open_directory(name, self.fd)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Scan:
+    """One look at a tree. Made for one checkpoint; `writer` takes what is new."""
+
+    def __init__(
+        self,
+        root: int,
+        writer: Writer,
+        get: Get,
+        contents: Contents,
+        *,
+        rules: Rules,
+        excluded: Excluded,
+        watches: Watches | None = None,
+    ) -> None:
+        self._root = root
+        self._writer = writer
+        self._get = get
+        self._contents = contents
+        self._rules = rules
+        self._excluded = excluded
+        self._watches = watches
+        self._device = os.fstat(root).st_dev
+        self._by_stamp = True
+
+    def full(self, old: Folder | None) -> Folder:
+        """Return the tree as it is now, looking at every entry.
+
+        Raises:
+            WorkspaceError: the root cannot be listed.
+            StorageError: the store failed.
+        """
+        top = Node(b"", old, None)
+        with directory_below(self._root, b"") as fd:
+            nodes = list(self._walk(top, fd, self._rules))
+        return self._settle(self._assemble(nodes), nodes)
+
+    def partial(
+        self,
+        old: Folder,
+        touched: Mapping[bytes, Collection[bytes]],
+        replaced: Collection[bytes],
+        *,
+        by_stamp: bool = False,
+    ) -> Folder:
+        """Return the tree as it is now, looking only at names that were touched.
+
+        Args:
+            old: the tree before.
+            touched: the names, by the path of their directory.
+            replaced: paths of directories of which nothing below can be taken for known.
+            by_stamp: whether a touched file that has its old stamp need not be read. A store
+                through a memory map may leave the times as they were.
+
+        Raises as `full` does.
+        """
+        self._by_stamp = by_stamp
+        nodes = list(self._visit(old, touched, replaced))
+        return self._settle(self._assemble(nodes), nodes)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def _walk(self, top: Node, fd: int, rules: Rules) -> Iterator[Node]:
+        """List a directory and all below it; yield each before those below it."""
+        frames = [_Frame(top, os.dup(fd))]
+        try:
+            frames[0].begin(*self._list(top, fd, rules))
+            yield top
+            while frames:
+                frame = frames[-1]
+                name = next(frame.names, None)
+                if name is None:
+                    frames.pop().close()
+                    continue
+                node = frame.node
+                child = Node(node.child(name), node.old and node.old.folders.get(name), node)
+                try:
+                    frames.append(_Frame(child, frame.open(self._root, name)))
+                    frames[-1].begin(*self._list(child, frames[-1].fd, frame.rules))
+                except OSError as error:
+                    node.found[name] = _not_listed(error)
+                    if frames[-1] is not frame:
+                        frames.pop().close()
+                    continue
+                yield child
+                if len(frames) > _MOST_OPEN:
+                    frames[-_MOST_OPEN].close()
+        finally:
+            for frame in frames:
+                frame.close()
+
+    def _list(self, node: Node, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
+        """Look at every entry of a directory; return those that are directories, and the rules."""
+        if self._watches is not None:
+            self._watches.add(fd, node.path)  # first, so that nothing is missed
+        with os.scandir(fd) as entries:
+            rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
+        rules = self._rules_in(node.path, fd, rules)
+        folders: list[bytes] = []
+        for name, entry in rows:
+            try:
+                found = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if self._take(node, name, found, rules) and stat.S_ISDIR(found.st_mode):
+                folders.append(name)
+        old = node.old
+        if old is not None and old.names == node.names and old.stamps == b"".join(node.stamps):
+            node.is_same = True
+            node.notes.update(_captured_notes(old))
+        else:
+            self._want(node)
+        return folders, rules
+
+    def _visit(
+        self, old: Folder, touched: Mapping[bytes, Collection[bytes]], replaced: Collection[bytes]
+    ) -> Iterator[Node]:
+        nodes: dict[bytes, Node] = {}
+        for path in sorted(_with_parents(touched)):
+            parent = nodes.get(path.rpartition(b"/")[0]) if path else None
+            known = old if parent is None else parent.below.get(path.rpartition(b"/")[2])
+            if known is None or (path and parent is None):
+                continue  # it came or went as a whole, which its parent tells
+            node = nodes[path] = Node(path, known, parent)
+            node.below = dict(known.folders)
+            yield node
+            if path in touched:
+                yield from self._revisit(node, known, touched[path], replaced)
+            else:
+                node.names, node.stamps = list(known.names), known.all_stamps()
+                node.notes, node.is_same = dict(known.notes), True
+
+    def _revisit(
+        self,
+        node: Node,
+        old: Folder,
+        touched: Collection[bytes],
+        replaced: Collection[bytes],
+    ) -> Iterator[Node]:
+        """Look again at some names of a known directory, and at all below those that are new."""
+        stamps = stamps_by_name(old)
+        node.notes = dict(old.notes)
+        fresh: list[bytes] = []
+        with directory_below(self._root, node.path) as fd:
+            rules = self._rules_at(node.path, fd)
+            for name in touched:
+                before = stamps.pop(name, None)
+                node.notes.pop(name, None)
+                look = Node(node.path, None, None)
+                try:
+                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                except FileNotFoundError:
+                    node.below.pop(name, None)
+                    continue
+                if self._take(look, name, found, rules):
+                    stamps[name] = look.stamps[0]
+                    is_known = before == stamps[name] and node.child(name) not in replaced
+                    if stat.S_ISDIR(found.st_mode) and not is_known:
+                        fresh.append(name)
+                        continue
+                else:
+                    node.notes.update(look.notes)
+                if not stat.S_ISDIR(found.st_mode):
+                    node.below.pop(name, None)
+            node.names = sorted(stamps)
+            node.stamps = [stamps[name] for name in node.names]
+            self._want(node, () if self._by_stamp else touched)
+            for name in fresh:
+                known = node.below.pop(name, None)
+                child = Node(node.child(name), known, node)
+                try:
+                    below = open_directory(name, fd)
+                except OSError as error:
+                    node.found[name] = _not_listed(error)
+                    continue
+                try:
+                    yield from self._walk(child, below, rules)
+                finally:
+                    os.close(below)
+
+    def _take(self, node: Node, name: bytes, found: os.stat_result, rules: Rules) -> bool:
+        """Add an entry to a node if it is one that is captured; else say why not."""
+        mode = found.st_mode
+        is_folder = stat.S_ISDIR(mode)
+        if rules and rules.excludes(node.path, name, is_folder):
+            node.notes[name] = Note(IGNORED)
+        elif not (is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+            node.notes[name] = Note(SPECIAL, _SPECIALS.get(stat.S_IFMT(mode), "no file"))
+        elif name in self._excluded.names or (
+            is_folder and (found.st_dev, found.st_ino) in self._excluded.places
+        ):
+            node.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
+        else:
+            node.names.append(name)
+            node.stamps.append(stamp_of(found))
+            return True
+        return False
+
+    def _want(self, node: Node, touched: Collection[bytes] = ()) -> None:
+        """Have everything read that was touched, or has not its old stamp."""
+        before = {} if node.old is None else stamps_by_name(node.old)
+        for name in touched:
+            before.pop(name, None)
+        if node.old is not None:
+            notes = _captured_notes(node.old)
+            node.notes.update((name, notes[name]) for name in node.names if name in notes)
+        for name, stamp in zip(node.names, node.stamps):
+            if before.get(name) == stamp:
+                continue
+            size, _, _, _, mode = STAMP.unpack(stamp)
+            if not stat.S_ISDIR(mode):
+                is_link = stat.S_ISLNK(mode)
+                self._contents.want(Wanted(node.path, name, size, is_link, node.found))
+
+    def _rules_at(self, path: bytes, fd: int) -> Rules:
+        """Return the rules of a directory that was not come to from above."""
+        rules, place = self._rules, b""
+        names = path.split(b"/") if path else []
+        for depth in range(len(names)):
+            with directory_below(self._root, place) as above:
+                rules = self._rules_in(place, above, rules)
+            place = b"/".join(names[: depth + 1])
+        return self._rules_in(path, fd, rules)
+
+    def _rules_in(self, path: bytes, fd: int, rules: Rules) -> Rules:
+        texts: dict[bytes, bytes] = {}
+        for name in rules.files(path):
+            try:
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+            except OSError:  # as good as none: what it says is not known
+                continue
+            with open(file, "rb") as stream:
+                if stat.S_ISREG(os.fstat(file).st_mode):
+                    texts[name] = stream.read()
+        return rules.within(path, texts) if texts else rules
+
+    def _assemble(self, nodes: list[Node]) -> Folder:
+        self._contents.finish()
+        return assemble(nodes, self._get, self._writer.put)
+
+    def _settle(self, folder: Folder, nodes: list[Node]) -> Folder:
+        """Look again where an entry took on another type while we looked."""
+        for _ in range(_TRIES):
+            changing: dict[bytes, list[bytes]] = {}
+            for node in nodes:
+                names = [name for name, found in node.found.items() if found.is_changing]
+                if names:
+                    changing[node.path] = names
+            if not changing:
+                return folder
+            nodes = list(self._visit(folder, changing, frozenset()))
+            folder = self._assemble(nodes)
+        return folder
+
+
+def _not_listed(error: OSError) -> Found:
+    """Return what is found where a directory cannot be listed."""
+    if isinstance(error, PermissionError):
+        return Found(None, note=Note(UNREADABLE, str(error.strerror)))
+    return Found(None, is_changing=True)
+
+
+def _captured_notes(folder: Folder) -> dict[bytes, Note]:
+    """Return what was said of entries that are captured."""
+    return {name: note for name, note in folder.notes.items() if note.is_captured}
+
+
+def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
+    """Return the paths and those of all directories above them."""
+    found = {b""}
+    for path in paths:
+        while path and path not in found:
+            found.add(path)
+            path = path.rpartition(b"/")[0]
+    return found

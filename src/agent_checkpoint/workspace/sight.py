@@ -1,0 +1,259 @@
+"""What is known of a directory from the last look, and the choice of how to look again.
+
+Owns the remembered folders, the watcher and the index; one store at a time, since what is
+remembered says which objects that store has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.backends.places import default_store
+from agent_checkpoint.errors import IntegrityError, InvalidInputError, WorkspaceError
+from agent_checkpoint.records import show
+from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.beneath import Changing
+from agent_checkpoint.workspace.contents import Contents, Wanted
+from agent_checkpoint.workspace.folders import Folder
+from agent_checkpoint.workspace.ignoring import CHECKPOINTIGNORE, GITIGNORE, Rules
+from agent_checkpoint.workspace.index import read_index, write_index
+from agent_checkpoint.workspace.meter import Meter
+from agent_checkpoint.workspace.scan import Excluded, Scan
+from agent_checkpoint.workspace.snapshots import objects_from
+from agent_checkpoint.workspace.staging import BESIDE, STAGING
+from agent_checkpoint.workspace.tree import put_directory
+from agent_checkpoint.workspace.watch import Touched, Watcher, WatchError
+
+_LOOK_AT_ALL_AFTER = 60.0
+"""Stores through a memory map and links from outside raise no event: in seconds."""
+_WORTH_AN_INDEX = 64
+"""So many files have to be read again by a new process before the index is written anew."""
+
+Touches = Mapping[bytes, set[bytes]]
+
+
+class Sight:
+    """Looks at one directory, and remembers what it saw."""
+
+    def __init__(self, path: Path, rules: Rules, meter: Meter, *, watch: bool) -> None:
+        """Remember nothing yet.
+
+        Args:
+            path: the directory.
+            rules: what to leave out.
+            meter: counts what is read.
+            watch: whether to watch it.
+        """
+        self._path = path
+        self._rules = rules
+        self._watch = watch
+        self._meter = meter
+        self._backend: Any = None
+        self._folder: Folder | None = None
+        self._watcher: Watcher | None = None
+        self._looked_at_all = 0.0
+        self._not_in_index = 0
+        self.watch_trouble: str | None = None if watch else "watching was not asked for"
+        """Why nothing is watched."""
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the next look can be a short one."""
+        return self._watcher is not None
+
+    def look(
+        self,
+        root: int,
+        writer: Writer,
+        *,
+        full: bool = False,
+        ahead: bool = False,
+        touched: Touches | None = None,
+    ) -> Folder:
+        """Return the directory as it is now; the writer gets what its store lacks.
+
+        Args:
+            root: the directory, open.
+            writer: of the store that it is for.
+            full: whether to look at every entry, also if all changes are known.
+            ahead: whether to store contents right away, since no entry may follow.
+            touched: names that were changed by ourselves, if nothing is watched.
+
+        Raises:
+            WorkspaceError: it cannot be listed.
+            StorageError: the store failed.
+        """
+        self._face(writer)
+        known = self._folder
+        events = self._events(full) if known is not None else None
+        if events is None and not full and known is not None and touched is not None:
+            events = Touched({path: set(names) for path, names in touched.items()}, set())
+        self._meter.begin()
+        with Contents(root, writer, self._count, ahead=ahead) as contents:
+            folder = None
+            try:
+                if known is not None and events is not None:
+                    folder = self._look_at_some(root, writer, contents, known, events)
+                if folder is None:
+                    folder = self._look_at_all(root, writer, contents)
+            except IntegrityError:  # of what is remembered something is gone: look with new eyes
+                self._folder = None
+                folder = self._look_at_all(root, writer, contents)
+        self._put_again(folder, writer)
+        self._folder = folder
+        writer.on_commit(lambda: self._committed(folder))
+        return folder
+
+    def close(self) -> None:
+        """Stop watching. Twice is fine."""
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+
+    def adopt(self, folder: Folder, backend: Any) -> None:
+        """Take for known what another has seen, in a directory that is the same."""
+        self._folder = folder
+        self._backend = backend
+
+    # -- how to look -----------------------------------------------------------------------------
+
+    def _face(self, writer: Writer) -> None:
+        """See to it that what is remembered is about the store of the writer."""
+        if writer.backend is not self._backend or not writer.trust_memory:
+            self.close()
+            self._folder = None
+            self._backend = writer.backend
+            index = self._index()
+            if writer.trust_memory and index is not None:
+                self._folder = read_index(index)
+            self._not_in_index = 0 if self._folder is not None else _WORTH_AN_INDEX
+
+    def _events(self, full: bool) -> Touched | None:
+        """Return what the watcher knows; None if every entry has to be looked at."""
+        if self._watcher is None:
+            return None
+        events = self._watcher.drain()
+        if events is None:
+            self.close()
+            return None
+        is_old = time.monotonic() - self._looked_at_all > _LOOK_AT_ALL_AFTER
+        rules = {CHECKPOINTIGNORE, GITIGNORE}
+        rules_changed = any(not rules.isdisjoint(names) for names in events.names.values())
+        return None if full or is_old or rules_changed else events
+
+    def _look_at_some(
+        self, root: int, writer: Writer, contents: Contents, known: Folder, events: Touched
+    ) -> Folder | None:
+        if not events.names:
+            return known
+        if self._watcher is not None:
+            for path in events.replaced:
+                self._watcher.forget(path)  # before it is watched again, perhaps elsewhere
+        try:
+            scan = self._scan(root, writer, contents, self._watcher)
+            return scan.partial(known, events.names, events.replaced)
+        except (OSError, Changing, WatchError):  # it changes as we look: then look at everything
+            self.close()
+            return None
+
+    def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
+        if self._watch and self._watcher is None:
+            try:
+                self._watcher = Watcher()
+                self.watch_trouble = None
+            except WatchError as error:
+                self.watch_trouble = str(error)
+        now = time.monotonic()
+        try:
+            try:
+                folder = self._scan(root, writer, contents, self._watcher).full(self._folder)
+            except WatchError as error:
+                self.close()
+                self.watch_trouble = str(error)
+                self._watch = False  # what was refused once will be refused again
+                folder = self._scan(root, writer, contents, None).full(self._folder)
+        except OSError as error:
+            self.close()
+            raise WorkspaceError(f"{show(str(self._path))} cannot be listed ({error}).") from error
+        except BaseException:
+            self.close()
+            raise
+        self._looked_at_all = now
+        return folder
+
+    def _scan(self, root: int, writer: Writer, contents: Contents, watcher: Watcher | None) -> Scan:
+        return Scan(
+            root,
+            writer,
+            objects_from(writer.backend) if writer.backend is not None else _nothing,
+            contents,
+            rules=self._rules,
+            excluded=Excluded({STAGING, BESIDE}, self._own_places()),
+            watches=watcher,
+        )
+
+    def _own_places(self) -> set[tuple[int, int]]:
+        """Return where the store and the indexes are, which may be below the workspace."""
+        places = set()
+        index = self._index()
+        for path in (getattr(self._backend, "path", None), index and index.parent):
+            try:
+                found = os.stat(path) if path is not None else None
+            except OSError:
+                continue  # not made yet
+            if found is not None:
+                places.add((found.st_dev, found.st_ino))
+        return places
+
+    # -- what the store has ----------------------------------------------------------------------
+
+    def _count(self, batch: list[Wanted]) -> None:
+        self._not_in_index += len(batch)
+        self._meter.read(batch)
+
+    def _put_again(self, folder: Folder, writer: Writer) -> None:
+        """Put the objects of directories that were made for a checkpoint that came to nothing."""
+        stack = [folder]
+        while stack:
+            folder = stack.pop()
+            if folder.is_stored or writer.backend is None:
+                continue
+            if not writer.holds(folder.stored.ref):
+                put_directory(folder.items(objects_from(writer.backend)), writer.put)
+            stack += folder.folders.values()
+
+    def _committed(self, folder: Folder) -> None:
+        stack = [folder]
+        while stack:
+            below = stack.pop()
+            if not below.is_stored:
+                below.is_stored = True
+                stack += below.folders.values()
+        index = self._index()
+        if index is not None and self._not_in_index >= _WORTH_AN_INDEX:
+            try:
+                write_index(index, folder)
+            except OSError:  # it only saves time; the checkpoint is durable without it
+                return
+            self._not_in_index = 0
+
+    def _index(self) -> Path | None:
+        """Return where the index is; None if the store ends with the process."""
+        place = getattr(self._backend, "path", None)
+        if place is None:
+            return None
+        try:
+            home = default_store().parent
+        except InvalidInputError:
+            return None
+        name = hashlib.sha256(os.fsencode(place) + b"\0" + os.fsencode(self._path)).hexdigest()
+        return home / "index" / name[:32]
+
+
+def _nothing(names: object) -> list[Any]:
+    raise WorkspaceError("There is no store to read from.")

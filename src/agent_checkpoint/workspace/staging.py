@@ -1,0 +1,247 @@
+"""The directory in a workspace where a restore is prepared. Owns its files and the journal.
+
+It lies in the workspace because a rename must not leave the file system. As long as it has a
+journal, a restore has begun and has to be finished, by whoever opens the workspace next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from agent_checkpoint.errors import IntegrityError, WorkspaceError
+from agent_checkpoint.store.objects import BLOB
+from agent_checkpoint.workspace.beneath import open_directory
+from agent_checkpoint.workspace.tree import ContentHash, Get, Item, read_chunks
+
+STAGING = b".agent-checkpoint-restore"
+_JOURNAL = b"journal"
+_FILES = b"files"
+BESIDE = b".agent-checkpoint-new"
+"""Where a file is copied to that cannot be renamed, since another file system is mounted there."""
+FEW = 64
+"""So many files are synced one by one; for more, the whole file system is."""
+_BATCH = 64
+_PIECE = 1 << 20
+
+
+class Journal(NamedTuple):
+    """A restore that has begun: what it makes of what, and how it was asked for."""
+
+    tree: str
+    safety: str
+    paths: tuple[str, ...] | None
+    exclude: tuple[str, ...]
+    store: str
+
+
+class Staging:
+    """What a restore is about to put in place. Holds open the root and its own directory."""
+
+    def __init__(self, root: int) -> None:
+        """Make the directory anew.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._root = root
+        remove_staging(root, keep_journal=True)
+        with suppress(FileExistsError):
+            os.mkdir(STAGING, 0o700, dir_fd=root)
+        self._fd = open_directory(STAGING, root)
+        os.mkdir(_FILES, 0o700, dir_fd=self._fd)
+        self.files = open_directory(_FILES, self._fd)
+        self._count = 0
+
+    def put(self, items: Iterable[Item], get: Get) -> Iterator[bytes]:
+        """Write the contents of files; yield the name of each, in order.
+
+        Raises:
+            IntegrityError: a content is missing or damaged.
+            OSError: it cannot be written.
+        """
+        batch: list[Item] = []
+        for item in items:
+            batch.append(item)
+            if len(batch) == _BATCH:
+                yield from self._put(batch, get)
+                batch = []
+        yield from self._put(batch, get)
+
+    def begin(self, journal: Journal) -> None:
+        """Make durable what is staged, then the journal: from now on there is no way back.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._count > FEW:
+            sync_file_system(self._root)
+        text = json.dumps(journal._asdict()).encode()
+        with self._new(_JOURNAL + b".new", self._fd) as file:
+            _write(file, text)
+            os.fsync(file)
+        os.rename(_JOURNAL + b".new", _JOURNAL, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        os.fsync(self._fd)
+        os.fsync(self._root)
+
+    def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
+        """Copy what is staged into a directory, as BESIDE. Raises OSError."""
+        with suppress(FileNotFoundError):
+            os.unlink(BESIDE, dir_fd=directory)
+        if is_link:
+            os.symlink(os.readlink(source, dir_fd=self.files), BESIDE, dir_fd=directory)
+        else:
+            file = os.open(source, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.files)
+            with open(file, "rb") as old, self._new(BESIDE, directory) as new:
+                while data := old.read(_PIECE):
+                    _write(new, data)
+                os.fchmod(new, os.fstat(file).st_mode & 0o777)
+                os.fsync(new)
+        os.unlink(source, dir_fd=self.files)
+
+    def end(self) -> None:
+        """Remove the journal and the directory. Raises OSError."""
+        self.close()
+        remove_staging(self._root)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        for fd in (self.files, self._fd):
+            if fd >= 0:
+                os.close(fd)
+        self.files = self._fd = -1
+
+    def _put(self, batch: list[Item], get: Get) -> Iterator[bytes]:
+        small = [item.ref for item in batch if item.id == item.ref]
+        contents = dict(zip(small, get(small)))
+        for item in batch:
+            name = b"%d" % self._count
+            self._count += 1
+            with self._new(name, self.files) as file:
+                if item.id == item.ref:
+                    found = contents[item.ref]
+                    if found.kind != BLOB or len(found.payload) != item.size:
+                        raise IntegrityError(f"The object {item.ref} is not the file it should be.")
+                    _write(file, found.payload)
+                else:
+                    _write_chunks(file, item, get)
+                os.fchmod(file, item.mode)
+                if self._count <= FEW:
+                    os.fsync(file)
+            yield name
+
+    @contextmanager
+    def _new(self, name: bytes, directory: int) -> Iterator[int]:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(name, flags, 0o600, dir_fd=directory)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+
+def has_staging(root: int) -> bool:
+    """Tell whether a restore has left something, or is under way. Raises OSError."""
+    try:
+        os.stat(STAGING, dir_fd=root, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_journal(root: int) -> Journal | None:
+    """Return the journal of a restore that has begun, or None.
+
+    Raises:
+        WorkspaceError: there is one that cannot be read.
+    """
+    try:
+        staging = open_directory(STAGING, root)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        with open(os.open(_JOURNAL, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=staging), "rb") as file:
+            record = json.loads(file.read())
+        return Journal(
+            str(record["tree"]),
+            str(record["safety"]),
+            None if record["paths"] is None else tuple(map(str, record["paths"])),
+            tuple(map(str, record["exclude"])),
+            str(record["store"]),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise WorkspaceError(
+            f"A restore was interrupted here, and its journal {os.fsdecode(STAGING)}/journal "
+            f"cannot be read ({error!r}). Remove that directory to leave the files as they are."
+        ) from error
+    finally:
+        os.close(staging)
+
+
+def remove_staging(root: int, *, keep_journal: bool = False) -> None:
+    """Remove what a restore has left, its journal first unless that is to stay. Raises OSError."""
+    try:
+        staging = open_directory(STAGING, root)
+    except FileNotFoundError:
+        return
+    try:
+        for name in sorted(map(os.fsencode, os.listdir(staging)), reverse=True):
+            if name == _FILES:
+                _remove_files(staging)
+            elif name != _JOURNAL or not keep_journal:
+                os.unlink(name, dir_fd=staging)
+    finally:
+        os.close(staging)
+    if not keep_journal:
+        os.rmdir(STAGING, dir_fd=root)
+
+
+def sync_file_system(fd: int) -> None:
+    """Have everything written on the file system of an open file. Raises OSError."""
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):  # not Linux
+        os.sync()
+        return
+    if syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _remove_files(staging: int) -> None:
+    files = open_directory(_FILES, staging)
+    try:
+        for name in os.listdir(files):
+            os.unlink(name, dir_fd=files)
+    finally:
+        os.close(files)
+    os.rmdir(_FILES, dir_fd=staging)
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _write_chunks(file: int, item: Item, get: Get) -> None:
+    chunks = read_chunks(item.ref, get)
+    whole = ContentHash()
+    size = 0
+    for name in chunks.names:
+        (found,) = get([name])  # never more than one in memory
+        if found.kind != BLOB:
+            raise IntegrityError(f"The object {name} is no piece of a file.")
+        whole.add(found.payload)
+        size += len(found.payload)
+        if size > item.size:
+            break
+        _write(file, found.payload)
+    if whole.id() != item.id or size != item.size:
+        raise IntegrityError(f"The chunks {item.ref} do not make up the file they are of.")

@@ -1,0 +1,263 @@
+"""Workspace: a directory that can be captured, compared, restored and forked. Owns the verbs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+from typing import Any, TypeVar
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.opening import open_backend
+from agent_checkpoint.errors import (
+    InvalidInputError,
+    StateMismatchError,
+    UnsafeWorkspaceError,
+    WorkspaceError,
+)
+from agent_checkpoint.records import MAX_KEY_BYTES, show
+from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.comparing import Side
+from agent_checkpoint.workspace.diff import WorkspaceDiff, compare
+from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.workspace.meter import Meter, Progress
+from agent_checkpoint.workspace.plan import Plan
+from agent_checkpoint.workspace.restoring import Restoring, Wish, tree_of
+from agent_checkpoint.workspace.sight import Sight
+from agent_checkpoint.workspace.snapshots import Tree, objects_from
+from agent_checkpoint.workspace.taking import PART, Taking
+
+_LIMIT = 10 << 30
+
+Self = TypeVar("Self", bound="Workspace")
+
+
+class Workspace:
+    """A directory with all that is in it; a Stateful. Safe to use from several threads."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        store: Store | None = None,
+        *,
+        ignore: Iterable[str] = (),
+        gitignore: bool = False,
+        watch: bool = True,
+        limit: int | None = _LIMIT,
+        progress: Progress | None = None,
+        force: bool = False,
+    ) -> None:
+        """Open a directory; a restore that was interrupted there is finished.
+
+        Args:
+            path: the directory.
+            store: where its own snapshots go (`manager.store`); the user's own store if not given.
+                As a part of a checkpoint, it goes where the checkpoint goes.
+            ignore: patterns of what to leave out, as in `.checkpointignore`.
+            gitignore: leave out what `.gitignore` files say, too.
+            watch: learn from the kernel what changes, where it tells.
+            limit: how many bytes of new files one snapshot may read; any number if None.
+            progress: called with the numbers of files and bytes read so far, as a snapshot goes on.
+            force: take also `/`, a home directory, or one that holds it.
+
+        Raises:
+            InvalidInputError: a pattern makes no sense.
+            UnsafeWorkspaceError: the directory is `/`, a home directory, or holds one.
+            WorkspaceError: there is no such directory, or an interrupted restore needs another
+                store.
+        """
+        self.path = _checked(path, force=force)
+        # A manager has its store by that name: whoever passes it means that.
+        self._store: Store | None = getattr(store, "store", store)
+        patterns = tuple(ignore)
+        rules = Rules.of(patterns, gitignore=gitignore)
+        self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
+        self._root = RootLock(self.path)
+        self._take = partial(Taking, self._root, self._sight, ignore=patterns, gitignore=gitignore)
+        self._restoring = Restoring(self._root, self._sight, self._take, self.key)
+        self._lock = RLock()
+        self._restoring.recover(self._store)
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self.path)!r})"
+
+    def __deepcopy__(self: Self, memo: object) -> Self:
+        return self  # it is a place, and there is but one of it
+
+    @property
+    def store(self) -> Store:
+        """Where its own snapshots go. Raises InvalidInputError."""
+        if self._store is None:
+            self._store = Store(open_backend("sqlite"))
+        return self._store
+
+    @property
+    def key(self) -> str:
+        """The key of its own snapshots and safety checkpoints."""
+        path = os.fsencode(self.path)
+        key = f"workspace:{path.decode(errors='backslashreplace')}"
+        if len(key.encode()) > MAX_KEY_BYTES:
+            key = f"workspace:{hashlib.sha256(path).hexdigest()}"
+        return key
+
+    @property
+    def watch_trouble(self) -> str | None:
+        """Why every snapshot looks at all files; None if only at what has changed."""
+        return self._sight.watch_trouble
+
+    def snapshot(self, *, label: str | None = None, full: bool = False) -> Tree:
+        """Capture everything, as a checkpoint of the workspace's own key; return the tree.
+
+        If nothing has changed since that key's last checkpoint, nothing is written.
+
+        Args:
+            label: what a person calls this checkpoint.
+            full: look at every file, also if all changes seem to be known.
+
+        Raises:
+            WorkspaceError: the directory cannot be read, or has more than the limit.
+            StorageError: the store failed; nothing was acknowledged.
+        """
+        with self._lock:
+            taking = self._take(full=full)
+            draft = taking.draft(self.key, self.store, label=label)
+            head = self.store.head(self.key)
+            is_new = head is None or head.parts.get(PART) != {OBJECT: taking.tree.ref}
+            if is_new or label is not None:
+                self.store.write(draft)
+            return taking.tree
+
+    def diff(self, tree: Tree | ObjectRef, other: Tree | ObjectRef | None = None) -> WorkspaceDiff:
+        """Return what changed from a tree to the present, or to another tree.
+
+        Raises:
+            IntegrityError: a part of a tree is missing or damaged.
+            WorkspaceError: the directory cannot be read.
+            StorageError: the store failed.
+        """
+        before = tree_of(tree)
+        if other is not None:
+            after = tree_of(other)
+            return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
+        store = self._store_for(before)
+        with self._lock, self._root.held(exclusive=False) as root:
+            present = self._sight.look(root, store.writer(), ahead=True)
+        now = Side(present, objects_from(store.backend))
+        return compare(Side(before.root.ref, before.get), now)
+
+    def checkpoint_to(self, writer: Writer) -> str:
+        """Hand what a store does not have yet to a writer; return the name of the snapshot.
+
+        Raises as `snapshot` does.
+        """
+        with self._lock:
+            return self._take().checkpoint_to(writer)
+
+    def state_dict(self) -> ObjectRef:
+        """Return the name of a snapshot of the present. Raises as `snapshot` does."""
+        return ObjectRef(self.snapshot().ref, self.store.backend)
+
+    def load_state_dict(self, state: Any, strict: bool = False) -> Plan:
+        """Restore a snapshot that is the state of a workspace; return what was done.
+
+        Raises:
+            StateMismatchError: the state is none of a workspace.
+            WorkspaceError: as `restore` does.
+        """
+        if not isinstance(state, ObjectRef):
+            raise StateMismatchError(
+                f"A Workspace loads a snapshot of one, not {type(state).__name__}."
+            )
+        return self.restore(state)
+
+    def undo_load(self, plan: Plan) -> None:
+        """Take back a restore. Raises as `restore` does."""
+        if plan.safety is not None:
+            self.restore(plan.safety)
+
+    def restore(
+        self,
+        tree: Tree | ObjectRef,
+        *,
+        paths: Iterable[str | os.PathLike[str]] | None = None,
+        exclude: Iterable[str] = (),
+        keep_unseen: bool = False,
+        dry_run: bool = False,
+    ) -> Plan:
+        """Make the directory what it was, all of it or a part; return what was done.
+
+        First the present is saved as a safety checkpoint, `safety` of the result: restore that to
+        go back. Only what it holds is deleted or overwritten.
+
+        Args:
+            tree: what to go back to.
+            paths: what to restore, relative to the workspace; everything if not given.
+            exclude: patterns of what to leave as it is, such as `.git`.
+            keep_unseen: leave alone what has come or changed since the last ordinary checkpoint.
+            dry_run: only tell what would be done.
+
+        Raises:
+            InvalidInputError: a path is not within the workspace.
+            IntegrityError: a part of the tree is missing or damaged; nothing was touched.
+            RestoreIncompleteError: some paths could not be restored; the message names them.
+            WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
+        """
+        chosen = None if paths is None else tuple(self._relative(path) for path in paths)
+        wish = Wish(chosen, tuple(exclude), keep_unseen)
+        with self._lock:
+            found = tree_of(tree)
+            store = self._store_for(found)
+            run = self._restoring.preview if dry_run else self._restoring.restore
+            return run(store, found, wish)
+
+    def close(self) -> None:
+        """Stop watching the directory. Twice is fine."""
+        with self._lock:
+            self._sight.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _store_for(self, tree: Tree) -> Store:
+        """Return where a safety checkpoint goes: its own store, else the one of the tree."""
+        if self._store is None and isinstance(tree.source, Backend):
+            return Store(tree.source)
+        return self.store
+
+    def _relative(self, path: str | os.PathLike[str]) -> bytes:
+        """Return a path within the workspace as bytes. Raises InvalidInputError."""
+        given = Path(path)
+        whole = Path(os.path.normpath(self.path / given))
+        if self.path not in whole.parents:
+            raise InvalidInputError(f"{show(str(path))} is no path within {self.path}.")
+        return os.fsencode(whole.relative_to(self.path))
+
+
+def _checked(path: str | os.PathLike[str], *, force: bool) -> Path:
+    """Return the real path of a directory that may be a workspace."""
+    place = Path(os.path.realpath(path))
+    if not place.is_dir():
+        raise WorkspaceError(f"There is no directory {show(str(place))}.")
+    home = Path(os.path.realpath(os.path.expanduser("~")))
+    if not force and (place == Path(place.anchor) or place == home or place in home.parents):
+        raise UnsafeWorkspaceError(
+            f"{place} holds a whole home directory or system, which a restore would set back. "
+            "Name the directory of one project, or pass force=True."
+        )
+    return place
