@@ -53,6 +53,12 @@ def stamp_of(stat: stat_result) -> bytes:
     )
 
 
+def is_copied(before: bytes, now: bytes) -> bool:
+    """Tell whether a stamp is that of a copy: another file with the same times of content."""
+    old, new = STAMP.unpack(before), STAMP.unpack(now)
+    return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
+
+
 class Folder:
     """A directory: its captured names with a stamp each, its folders, its id and its object."""
 

@@ -119,17 +119,19 @@ class _Bodies:
     __slots__ = ("name_globs", "names", "path_globs", "paths", "suffixes")
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
-        names, paths, suffixes, name_globs, path_globs = [], [], [], [], []
+        exact: tuple[list[bytes], list[bytes]] = [], []
+        globs: tuple[list[bytes], list[bytes]] = [], []
+        suffixes: list[bytes] = []
         for body, _, _, is_anchored in patterns:
             if _SPECIAL.search(body) is None:
-                (paths if is_anchored else names).append(body)
+                exact[is_anchored].append(body)
             elif body[:1] == b"*" and _SPECIAL.search(body, 1) is None and not is_anchored:
                 suffixes.append(body[1:])
             else:
-                (path_globs if is_anchored else name_globs).append(body)
-        self.names, self.paths = frozenset(names), frozenset(paths)
+                globs[is_anchored].append(body)
+        self.names, self.paths = map(frozenset, exact)
         self.suffixes = tuple(suffixes)
-        self.name_globs, self.path_globs = _any_of(name_globs), _any_of(path_globs)
+        self.name_globs, self.path_globs = map(_any_of, globs)
 
 
 def _any_of(bodies: list[bytes]) -> re.Pattern[bytes] | None:

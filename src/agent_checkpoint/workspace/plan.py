@@ -75,6 +75,8 @@ class Plan:
     """What is overwritten or deleted and no ordinary checkpoint holds, only the safety one."""
     git: list[str] = field(default_factory=list)
     """What happens to git's own heads and branches."""
+    left: set[bytes] = field(default_factory=set, repr=False)
+    """What is left alone, with all that is below."""
     safety: Tree | None = None
     """The workspace as it was before, to go back to."""
     safety_id: str | None = None
@@ -82,7 +84,7 @@ class Plan:
 
     def keep(self, holding: set[bytes]) -> None:
         """Keep directories that hold what is left alone, and say what is done to all others."""
-        kept = [step.path for step in self.steps if step.path in holding and step.removes_folder]
+        kept = {step.path for step in self.steps if step.path in holding and step.removes_folder}
         replaced = {
             step.path for step in self.steps if step.path in kept and step.after is not None
         }
@@ -147,6 +149,7 @@ class Planner:
         self._tree = tree
         self._paths = None if paths is None else tuple(paths)
         self._exclude = exclude
+        self._refused: list[bytes] = []
         self._keep_unseen = keep_unseen
         self._notes = {os.fsencode(note.path): note for note in tree.notes}
         self._rules = _RulesOf(tree)
@@ -162,7 +165,7 @@ class Planner:
         """
         plan = Plan(self._tree)
         git = GitWords(self._now.get, self._tree.get)
-        left: set[bytes] = set()
+        left = plan.left
         holding: set[bytes] = set()
         then = Side(self._tree.root.ref, self._tree.get)
         for change in differences(self._now, then, self._wants):
@@ -182,11 +185,19 @@ class Planner:
                 holding |= {change.path, *_parents(change.path)}
             plan.steps.append(_step(change))
             git.look(change)
+        for path in self._refused:
+            holding |= _parents(path)
         plan.git = git.words
         plan.keep(holding)
         return plan
 
     def _wants(self, path: bytes, is_folder: bool) -> bool:
+        is_wanted = self._is_wanted(path, is_folder)
+        if not is_wanted:
+            self._refused.append(path)
+        return is_wanted
+
+    def _is_wanted(self, path: bytes, is_folder: bool) -> bool:
         directory, _, name = path.rpartition(b"/")
         if self._exclude and self._exclude.excludes(directory, name, is_folder):
             return False

@@ -46,7 +46,7 @@ class Restore:
             OSError: it cannot be staged; nothing was touched.
         """
         steps = self._plan.steps
-        files = [step for step in steps if _brings_content(step)]
+        files = [step for step in steps if _brings_content(step) or self._is_shared(step)]
         staging = Staging(self._root)
         try:
             contents = (step.after for step in files if step.after is not None)
@@ -71,6 +71,15 @@ class Restore:
         staging.end()
 
     # -- one step --------------------------------------------------------------------------------
+
+    def _is_shared(self, step: Step) -> bool:
+        """Tell whether a new mode would also be that of other names, perhaps outside."""
+        if not step.keeps_content or step.after is None or step.after.type != FILE:
+            return False
+        directory, _, name = step.path.rpartition(b"/")
+        with suppress(OSError), directory_below(self._root, directory) as fd:
+            return os.stat(name, dir_fd=fd, follow_symlinks=False).st_nlink > 1
+        return False
 
     def _do(self, step: Step, act: Callable[[Step, int], None]) -> None:
         directory, _, name = step.path.rpartition(b"/")
@@ -106,7 +115,7 @@ class Restore:
         name, after = _name(step), step.after
         if after is None:
             return
-        if step.keeps_content:
+        if step.keeps_content and step.path not in staged:
             _check(step, fd)
             if after.type == FOLDER:
                 self._modes[step.path] = after.mode

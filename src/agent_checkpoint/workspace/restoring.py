@@ -131,7 +131,7 @@ class Restoring:
         planner = Planner(
             present,
             tree,
-            seen=seen or self._last_seen(store),
+            seen=seen or self._last_seen(store) or tree,
             keep_unseen=wish.keep_unseen,
             paths=wish.paths,
             exclude=Rules.of(wish.exclude),
@@ -155,7 +155,7 @@ class Restoring:
         failed = dict(work.failed)
         for step in rest.steps:
             path = os.fsdecode(step.path)
-            if path not in plan.leave:
+            if path not in plan.leave and step.path not in plan.left:
                 failed.setdefault(path, "it is not as it should be")
         if failed:
             raise _incomplete(plan, failed)

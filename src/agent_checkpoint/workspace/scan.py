@@ -16,16 +16,20 @@ from agent_checkpoint.workspace.beneath import directory_below, open_directory
 from agent_checkpoint.workspace.contents import Contents, Found, Wanted
 from agent_checkpoint.workspace.folders import (
     IGNORED,
+    READ_AGAIN,
     SPECIAL,
     STAMP,
     UNREADABLE,
     Folder,
     Note,
+    is_copied,
     stamp_of,
     stamps_by_name,
 )
 from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.nodes import Node, assemble
+from agent_checkpoint.workspace.rule_files import rules_at, rules_in
 from agent_checkpoint.workspace.tree import Get
 
 _TRIES = 3
@@ -92,6 +96,7 @@ class Scan:
         rules: Rules,
         excluded: Excluded,
         watches: Watches | None = None,
+        links: Links | None = None,
     ) -> None:
         self._root = root
         self._writer = writer
@@ -102,14 +107,22 @@ class Scan:
         self._watches = watches
         self._device = os.fstat(root).st_dev
         self._by_stamp = True
+        self._is_copy = False
+        self.links = links or Links()
 
-    def full(self, old: Folder | None) -> Folder:
+    def full(self, old: Folder | None, *, is_copy: bool = False) -> Folder:
         """Return the tree as it is now, looking at every entry.
+
+        Args:
+            old: what is known of it.
+            is_copy: whether that was seen in the directory that this one was just copied from:
+                then files with the same size, mode and time of content are the same.
 
         Raises:
             WorkspaceError: the root cannot be listed.
             StorageError: the store failed.
         """
+        self._is_copy = is_copy
         top = Node(b"", old, None)
         with directory_below(self._root, b"") as fd:
             nodes = list(self._walk(top, fd, self._rules))
@@ -175,7 +188,7 @@ class Scan:
             self._watches.add(fd, node.path)  # first, so that nothing is missed
         with os.scandir(fd) as entries:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
-        rules = self._rules_in(node.path, fd, rules)
+        rules = rules_in(node.path, fd, rules)
         folders: list[bytes] = []
         for name, entry in rows:
             try:
@@ -222,7 +235,7 @@ class Scan:
         node.notes = dict(old.notes)
         fresh: list[bytes] = []
         with directory_below(self._root, node.path) as fd:
-            rules = self._rules_at(node.path, fd)
+            rules = rules_at(self._root, node.path, fd, self._rules)
             for name in touched:
                 before = stamps.pop(name, None)
                 node.notes.pop(name, None)
@@ -234,7 +247,10 @@ class Scan:
                     continue
                 if self._take(look, name, found, rules):
                     stamps[name] = look.stamps[0]
-                    is_known = before == stamps[name] and node.child(name) not in replaced
+                    # A layer tells which directories are others; inodes change by writing, too.
+                    is_known = node.child(name) not in replaced and (
+                        before == stamps[name] or (self._by_stamp and name in node.below)
+                    )
                     if stat.S_ISDIR(found.st_mode) and not is_known:
                         fresh.append(name)
                         continue
@@ -262,7 +278,12 @@ class Scan:
         """Add an entry to a node if it is one that is captured; else say why not."""
         mode = found.st_mode
         is_folder = stat.S_ISDIR(mode)
-        if rules and rules.excludes(node.path, name, is_folder):
+        # What excludes is itself kept: who restores has to know what was left out.
+        if (
+            rules
+            and rules.excludes(node.path, name, is_folder)
+            and name not in rules.files(node.path)
+        ):
             node.notes[name] = Note(IGNORED)
         elif not (is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             node.notes[name] = Note(SPECIAL, _SPECIALS.get(stat.S_IFMT(mode), "no file"))
@@ -273,6 +294,8 @@ class Scan:
         else:
             node.names.append(name)
             node.stamps.append(stamp_of(found))
+            if found.st_nlink > 1 and not is_folder:
+                self.links.add(found, node.path, name)
             return True
         return False
 
@@ -281,38 +304,18 @@ class Scan:
         before = {} if node.old is None else stamps_by_name(node.old)
         for name in touched:
             before.pop(name, None)
-        if node.old is not None:
-            notes = _captured_notes(node.old)
-            node.notes.update((name, notes[name]) for name in node.names if name in notes)
+        notes = {} if node.old is None else _captured_notes(node.old)
         for name, stamp in zip(node.names, node.stamps):
-            if before.get(name) == stamp:
+            if before.get(name) == stamp or (
+                self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp)
+            ):
+                if name in notes:
+                    node.notes[name] = notes[name]
                 continue
             size, _, _, _, mode = STAMP.unpack(stamp)
             if not stat.S_ISDIR(mode):
                 is_link = stat.S_ISLNK(mode)
                 self._contents.want(Wanted(node.path, name, size, is_link, node.found))
-
-    def _rules_at(self, path: bytes, fd: int) -> Rules:
-        """Return the rules of a directory that was not come to from above."""
-        rules, place = self._rules, b""
-        names = path.split(b"/") if path else []
-        for depth in range(len(names)):
-            with directory_below(self._root, place) as above:
-                rules = self._rules_in(place, above, rules)
-            place = b"/".join(names[: depth + 1])
-        return self._rules_in(path, fd, rules)
-
-    def _rules_in(self, path: bytes, fd: int, rules: Rules) -> Rules:
-        texts: dict[bytes, bytes] = {}
-        for name in rules.files(path):
-            try:
-                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
-            except OSError:  # as good as none: what it says is not known
-                continue
-            with open(file, "rb") as stream:
-                if stat.S_ISREG(os.fstat(file).st_mode):
-                    texts[name] = stream.read()
-        return rules.within(path, texts) if texts else rules
 
     def _assemble(self, nodes: list[Node]) -> Folder:
         self._contents.finish()

@@ -22,6 +22,8 @@ from agent_checkpoint.workspace.contents import Contents, Wanted
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.index import read_index, write_index
+from agent_checkpoint.workspace.layer import Layer
+from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.meter import Meter
 from agent_checkpoint.workspace.scan import Excluded, Scan
 from agent_checkpoint.workspace.snapshots import objects_from
@@ -55,7 +57,9 @@ class Sight:
         self._meter = meter
         self._backend: Any = None
         self._folder: Folder | None = None
-        self._watcher: Watcher | None = None
+        self._watcher: Watcher | Layer | None = None
+        self._is_copy = False
+        self._links = Links()
         self._looked_at_all = 0.0
         self._not_in_index = 0
         self.watch_trouble: str | None = None if watch else "watching was not asked for"
@@ -115,10 +119,31 @@ class Sight:
             self._watcher.close()
             self._watcher = None
 
-    def adopt(self, folder: Folder, backend: Any) -> None:
-        """Take for known what another has seen, in a directory that is the same."""
+    def forget_index(self) -> None:
+        """Remove the index, of a directory that is to be no more."""
+        index = self._index()
+        if index is not None:
+            index.unlink(missing_ok=True)
+
+    def adopt(self, folder: Folder, backend: Any, layer: Layer | None = None) -> None:
+        """Take for known what was seen in the directory that this one was made from.
+
+        Args:
+            folder: what was seen there.
+            backend: the store that has it.
+            layer: tells what has changed here since, if there is one; else this is a copy, whose
+                files have other inodes and the same times.
+        """
+        self.close()
         self._folder = folder
         self._backend = backend
+        self._watcher = layer
+        self._is_copy = layer is None
+
+    @property
+    def folder(self) -> Folder | None:
+        """What was seen last."""
+        return self._folder
 
     # -- how to look -----------------------------------------------------------------------------
 
@@ -141,6 +166,8 @@ class Sight:
         if events is None:
             self.close()
             return None
+        if self._watcher.is_exact:
+            return events
         is_old = time.monotonic() - self._looked_at_all > _LOOK_AT_ALL_AFTER
         rules = {CHECKPOINTIGNORE, GITIGNORE}
         rules_changed = any(not rules.isdisjoint(names) for names in events.names.values())
@@ -149,17 +176,25 @@ class Sight:
     def _look_at_some(
         self, root: int, writer: Writer, contents: Contents, known: Folder, events: Touched
     ) -> Folder | None:
+        for path, names in self._links.touched(root, known).items():
+            events.names.setdefault(path, set()).update(names)
         if not events.names:
             return known
         if self._watcher is not None:
             for path in events.replaced:
                 self._watcher.forget(path)  # before it is watched again, perhaps elsewhere
         try:
-            scan = self._scan(root, writer, contents, self._watcher)
-            return scan.partial(known, events.names, events.replaced)
+            self._links.has_new = False
+            scan = self._scan(root, writer, contents, self._watcher, self._links)
+            by_stamp = self._watcher is not None and self._watcher.is_exact
+            folder = scan.partial(known, events.names, events.replaced, by_stamp=by_stamp)
+            return None if self._links.has_new else folder  # it has names that are not known
         except (OSError, Changing, WatchError):  # it changes as we look: then look at everything
             self.close()
             return None
+        except BaseException:
+            self.close()  # what it told is lost: the next look is at everything
+            raise
 
     def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
         if self._watch and self._watcher is None:
@@ -171,12 +206,14 @@ class Sight:
         now = time.monotonic()
         try:
             try:
-                folder = self._scan(root, writer, contents, self._watcher).full(self._folder)
+                scan = self._scan(root, writer, contents, self._watcher)
+                folder = scan.full(self._folder, is_copy=self._is_copy)
             except WatchError as error:
                 self.close()
                 self.watch_trouble = str(error)
                 self._watch = False  # what was refused once will be refused again
-                folder = self._scan(root, writer, contents, None).full(self._folder)
+                scan = self._scan(root, writer, contents, None)
+                folder = scan.full(self._folder, is_copy=self._is_copy)
         except OSError as error:
             self.close()
             raise WorkspaceError(f"{show(str(self._path))} cannot be listed ({error}).") from error
@@ -184,9 +221,18 @@ class Sight:
             self.close()
             raise
         self._looked_at_all = now
+        self._is_copy = False
+        self._links = scan.links
         return folder
 
-    def _scan(self, root: int, writer: Writer, contents: Contents, watcher: Watcher | None) -> Scan:
+    def _scan(
+        self,
+        root: int,
+        writer: Writer,
+        contents: Contents,
+        watcher: Watcher | Layer | None,
+        links: Links | None = None,
+    ) -> Scan:
         return Scan(
             root,
             writer,
@@ -195,6 +241,7 @@ class Sight:
             rules=self._rules,
             excluded=Excluded({STAGING, BESIDE}, self._own_places()),
             watches=watcher,
+            links=links,
         )
 
     def _own_places(self) -> set[tuple[int, int]]:

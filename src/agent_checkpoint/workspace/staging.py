@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -147,10 +148,10 @@ class Staging:
 def has_staging(root: int) -> bool:
     """Tell whether a restore has left something, or is under way. Raises OSError."""
     try:
-        os.stat(STAGING, dir_fd=root, follow_symlinks=False)
+        found = os.stat(STAGING, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return True
+    return stat.S_ISDIR(found.st_mode)
 
 
 def read_journal(root: int) -> Journal | None:

@@ -93,6 +93,9 @@ class Watcher:
         WatchError: there is no inotify here, or no more of it for this user.
     """
 
+    is_exact = False
+    """Not every change raises an event."""
+
     def __init__(self) -> None:
         self._libc = _libc()
         fds: list[int] = []

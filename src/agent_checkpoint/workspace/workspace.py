@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_backend
 from agent_checkpoint.errors import (
     InvalidInputError,
     StateMismatchError,
-    UnsafeWorkspaceError,
     WorkspaceError,
 )
 from agent_checkpoint.records import MAX_KEY_BYTES, show
@@ -26,14 +26,20 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.diff import WorkspaceDiff, compare
+from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
 from agent_checkpoint.workspace.plan import Plan
-from agent_checkpoint.workspace.restoring import Restoring, Wish, tree_of
+from agent_checkpoint.workspace.premises import checked_place, clean_up_forks
+from agent_checkpoint.workspace.restoring import SAFETY, Restoring, Wish, tree_of
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from
 from agent_checkpoint.workspace.taking import PART, Taking
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.forks import Fork
 
 _LIMIT = 10 << 30
 
@@ -74,10 +80,21 @@ class Workspace:
             WorkspaceError: there is no such directory, or an interrupted restore needs another
                 store.
         """
-        self.path = _checked(path, force=force)
+        self.path = checked_place(path, force=force)
+        self.held: Tree | None = None
+        """What it is while it is held."""
+        self.options: dict[str, Any] = {
+            "ignore": tuple(ignore),
+            "gitignore": gitignore,
+            "watch": watch,
+            "limit": limit,
+            "progress": progress,
+        }
+        """What was said when it was opened; forks have the same."""
+        self._forks: set[Fork] = set()
         # A manager has its store by that name: whoever passes it means that.
         self._store: Store | None = getattr(store, "store", store)
-        patterns = tuple(ignore)
+        patterns = self.options["ignore"]
         rules = Rules.of(patterns, gitignore=gitignore)
         self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
         self._root = RootLock(self.path)
@@ -85,6 +102,7 @@ class Workspace:
         self._restoring = Restoring(self._root, self._sight, self._take, self.key)
         self._lock = RLock()
         self._restoring.recover(self._store)
+        clean_up_forks()
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.path)!r})"
@@ -130,7 +148,9 @@ class Workspace:
             taking = self._take(full=full)
             draft = taking.draft(self.key, self.store, label=label)
             head = self.store.head(self.key)
-            is_new = head is None or head.parts.get(PART) != {OBJECT: taking.tree.ref}
+            # A safety checkpoint is forgotten after a while: nothing is saved by that alone.
+            saved = None if head is None or head.kind == SAFETY else head.parts.get(PART)
+            is_new = saved != {OBJECT: taking.tree.ref}
             if is_new or label is not None:
                 self.store.write(draft)
             return taking.tree
@@ -152,6 +172,27 @@ class Workspace:
             present = self._sight.look(root, store.writer(), ahead=True)
         now = Side(present, objects_from(store.backend))
         return compare(Side(before.root.ref, before.get), now)
+
+    def look(self) -> Folder:
+        """Return the directory as it is now, without a checkpoint. Raises as `snapshot` does."""
+        with self._lock, self._root.held(exclusive=False) as root:
+            return self._sight.look(root, self.store.writer(), ahead=True)
+
+    def know(self, folder: Folder | None, layer: Layer | None) -> None:
+        """Take for known what was seen in the directory that this one was made from.
+
+        Args:
+            folder: what was seen there; nothing if it is None.
+            layer: tells what has changed since, if this is no copy.
+        """
+        with self._lock:
+            if folder is not None:
+                self._sight.adopt(folder, self.store.backend, layer)
+
+    @property
+    def known(self) -> Folder | None:
+        """What was seen last."""
+        return self._sight.folder
 
     def checkpoint_to(self, writer: Writer) -> str:
         """Hand what a store does not have yet to a writer; return the name of the snapshot.
@@ -212,11 +253,62 @@ class Workspace:
         """
         chosen = None if paths is None else tuple(self._relative(path) for path in paths)
         wish = Wish(chosen, tuple(exclude), keep_unseen)
+        if self.held is not None and not dry_run:
+            raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._lock:
             found = tree_of(tree)
             store = self._store_for(found)
             run = self._restoring.preview if dry_run else self._restoring.restore
             return run(store, found, wish)
+
+    def fork(
+        self,
+        path: str | os.PathLike[str],
+        tree: Tree | ObjectRef | None = None,
+        driver: str = "auto",
+    ) -> Fork:
+        """Make another workspace that begins as this one is, or was, and is isolated from it.
+
+        Args:
+            path: the directory of the fork, which is made.
+            tree: what it begins as; the present if not given.
+            driver: `overlay`, `reflink` or `copy`; `auto` is the best that was seen to work here.
+
+        Raises:
+            InvalidInputError: there is no such driver.
+            UnsafeWorkspaceError: the path is taken, or is in this workspace.
+            WorkspaceError: the driver does not work here, or the directory cannot be read.
+            StorageError: the store failed.
+        """
+        from agent_checkpoint.workspace.forks import make_fork  # which is built on this class
+
+        with self._lock:
+            fork = make_fork(self, path, None if tree is None else tree_of(tree), driver)
+            self._forks.add(fork)  # also those that nobody else holds have to be closed
+            fork.on_close(lambda: self._forks.discard(fork))
+            return fork
+
+    @contextmanager
+    def hold(self) -> Iterator[Tree]:
+        """Promise that nothing writes here meanwhile: forks may then read through to it.
+
+        Forks that are open at the end are closed, with their last state saved. Gives the tree.
+
+        Raises as `snapshot` does.
+        """
+        with self._lock:
+            if self.held is not None:
+                raise WorkspaceError(f"{self.path} is held already.")
+            tree = self.snapshot(full=True)
+            self.held = tree
+        try:
+            with self._root.held(exclusive=False):
+                yield tree
+        finally:
+            with self._lock:
+                self.held = None
+                for fork in list(self._forks):
+                    fork.close()
 
     def close(self) -> None:
         """Stop watching the directory. Twice is fine."""
@@ -247,17 +339,3 @@ class Workspace:
         if self.path not in whole.parents:
             raise InvalidInputError(f"{show(str(path))} is no path within {self.path}.")
         return os.fsencode(whole.relative_to(self.path))
-
-
-def _checked(path: str | os.PathLike[str], *, force: bool) -> Path:
-    """Return the real path of a directory that may be a workspace."""
-    place = Path(os.path.realpath(path))
-    if not place.is_dir():
-        raise WorkspaceError(f"There is no directory {show(str(place))}.")
-    home = Path(os.path.realpath(os.path.expanduser("~")))
-    if not force and (place == Path(place.anchor) or place == home or place in home.parents):
-        raise UnsafeWorkspaceError(
-            f"{place} holds a whole home directory or system, which a restore would set back. "
-            "Name the directory of one project, or pass force=True."
-        )
-    return place

@@ -1,0 +1,148 @@
+"""Trees written out for forks to read through to. Owns their directories.
+
+    <home>/bases/<tree>/files       the tree; never changed
+    <home>/bases/<tree>/index       what was seen of it, so that no fork has to look at all of it
+    <home>/bases/<tree>/lock        held by every fork that uses it
+
+There is one for a tree, however many forks it has; it goes with the last of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.workspace.beneath import open_root
+from agent_checkpoint.workspace.comparing import Side
+from agent_checkpoint.workspace.folders import Folder
+from agent_checkpoint.workspace.ignoring import Rules
+from agent_checkpoint.workspace.index import read_index, write_index
+from agent_checkpoint.workspace.overlay import remove_tree
+from agent_checkpoint.workspace.plan import Planner
+from agent_checkpoint.workspace.restore import Restore
+from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.staging import Journal
+
+
+class Base:
+    """A tree that is written out, for as long as it is used."""
+
+    def __init__(self, place: Path, lock: int, folder: Folder) -> None:
+        self.files = place / "files"
+        self.folder = folder
+        self._place = place
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go of it; the last who does removes it. Twice is fine."""
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            try:
+                _remove_if_unused(self._place, lock)
+            finally:
+                os.close(lock)
+
+
+def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
+    """Return the base of a tree, made if there is none.
+
+    Args:
+        bases: the directory of bases.
+        tree: what it shows.
+        look: looks at a directory that holds the tree.
+
+    Raises:
+        IntegrityError: a part of the tree is missing or damaged.
+        WorkspaceError: it cannot be written.
+    """
+    place = bases / tree.root.ref
+    try:
+        while True:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except FileNotFoundError:
+                continue  # it was removed just now
+            fcntl.flock(lock, fcntl.LOCK_EX)  # one makes it, the others wait
+            if _is_in_place(lock, place / "lock"):
+                break
+            os.close(lock)
+    except OSError as error:
+        raise WorkspaceError(f"{place} cannot be made ({error.strerror}).") from error
+    try:
+        folder = read_index(place / "index")
+        if folder is None:
+            folder = _make(place, tree, look)
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        return Base(place, lock, folder)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def clean_up_bases(bases: Path) -> None:
+    """Remove the bases that no fork uses. Raises OSError."""
+    for place in bases.iterdir() if bases.is_dir() else ():
+        lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _remove_if_unused(place, lock)
+        finally:
+            os.close(lock)
+
+
+def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
+    draft = place / f"draft-{secrets.token_hex(4)}"
+    for old in place.glob("draft-*"):  # of one who was killed
+        remove_tree(old)
+    if (place / "files").exists():
+        remove_tree(place / "files")
+    write_out(tree, draft)
+    os.rename(draft, place / "files")
+    folder = look(place / "files")
+    if folder.stored.id != tree.id:
+        raise WorkspaceError(f"{place} is not the tree {tree.id} that was written there.")
+    write_index(place / "index", folder)
+    return folder
+
+
+def _remove_if_unused(place: Path, lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    if _is_in_place(lock, place / "lock"):
+        remove_tree(place)
+
+
+def _is_in_place(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def write_out(tree: Tree, target: Path) -> None:
+    """Write a tree to a directory that is made for it.
+
+    Raises:
+        IntegrityError: a part of the tree is missing or damaged.
+        WorkspaceError: it cannot be written.
+    """
+    target.mkdir(mode=0o700)
+    fd = open_root(target)
+    try:
+        plan = Planner(Side(None, tree.get), tree, exclude=Rules.of(())).plan()
+        work = Restore(fd, plan)
+        work.run(Journal(tree.ref, tree.ref, None, (), ""))
+    except OSError as error:
+        raise WorkspaceError(f"{target} cannot be written ({error.strerror}).") from error
+    finally:
+        os.close(fd)
+    troubles = {**work.left, **work.failed}
+    if troubles:
+        path, why = next(iter(troubles.items()))
+        raise WorkspaceError(f"{target} cannot be written: {path}: {why}.")

@@ -1,0 +1,210 @@
+"""Forks: workspaces of their own that begin as another one. Owns making and removing them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.backends.places import default_store
+from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.records import show
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.bases import Base, clean_up_bases, open_base, write_out
+from agent_checkpoint.workspace.copying import can_reflink, copy_tree
+from agent_checkpoint.workspace.drivers import Fork as Places
+from agent_checkpoint.workspace.drivers import begin_fork, best_driver, clean_up, end_fork
+from agent_checkpoint.workspace.folders import Folder
+from agent_checkpoint.workspace.layer import Layer
+from agent_checkpoint.workspace.overlay import changes, mount_overlay, mounts_below, remove_tree
+from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.staging import BESIDE, STAGING
+from agent_checkpoint.workspace.watch import Touched
+from agent_checkpoint.workspace.workspace import Workspace
+
+DRIVERS = ("auto", "overlay", "reflink", "copy")
+
+
+class Fork(Workspace):
+    """A workspace that began as another one, and is isolated from it."""
+
+    def __init__(
+        self,
+        path: Path,
+        store: Store,
+        options: dict[str, Any],
+        *,
+        driver: str,
+        tree: Tree,
+        places: Places | None = None,
+        base: Base | None = None,
+    ) -> None:
+        """Open a fork that was made; `Workspace.fork` makes one."""
+        super().__init__(path, store, **options)
+        self.driver = driver
+        self.tree = tree
+        """What it began as."""
+        self._places = places
+        self._base = base
+        self._is_open = True
+        self._on_close: Callable[[], object] = lambda: None
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Have something called once the fork is gone."""
+        self._on_close = call
+
+    def close(self, *, save: bool = True) -> None:
+        """Save the last state, then remove the fork with all that belongs to it. Twice is fine.
+
+        Args:
+            save: whether to save it; what is not saved is lost.
+
+        Raises:
+            WorkspaceError: the state cannot be saved, or something cannot be removed.
+            StorageError: the store failed; the fork is left as it is.
+        """
+        with self._lock:
+            if not self._is_open:
+                return
+            if save:
+                self.snapshot()
+            super().close()
+            self._sight.forget_index()
+            if self._places is not None:
+                end_fork(self._places)
+            else:
+                try:
+                    remove_tree(self.path)
+                except OSError as error:
+                    raise WorkspaceError(
+                        f"The fork {show(str(self.path))} cannot be removed ({error.strerror})."
+                    ) from error
+            if self._base is not None:
+                self._base.release()
+            self._is_open = False
+            self._on_close()
+
+
+def make_fork(
+    origin: Workspace, path: str | os.PathLike[str], tree: Tree | None, driver: str
+) -> Fork:
+    """Make a fork of a workspace, as it is or as it was. Takes and raises what `fork` does."""
+    if driver not in DRIVERS:
+        raise InvalidInputError(f"Unknown driver {show(driver)}: use one of {', '.join(DRIVERS)}.")
+    target = Path(os.path.realpath(path))
+    if target == origin.path or origin.path in target.parents or target in origin.path.parents:
+        raise UnsafeWorkspaceError(f"A fork at {target} and {origin.path} would be in each other.")
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        raise UnsafeWorkspaceError(f"{target} exists already: a fork needs a new directory.")
+    home = default_store().parent
+    clean_up_all()
+    making = _Making(origin, target, tree, home)
+    if driver != "auto":
+        return making.by(driver)
+    best = best_driver(target.parent)
+    try:
+        return making.by(best)
+    except WorkspaceError:
+        if best == "copy":
+            raise
+        return making.by("copy")
+
+
+def clean_up_all() -> None:
+    """Take away what forks of killed processes have left: mounts, then what they showed.
+
+    What cannot be taken away now is tried again the next time.
+    """
+    home = default_store().parent
+    clean_up(home / "forks")
+    with suppress(OSError):
+        clean_up_bases(home / "bases")
+
+
+class _Making:
+    """One fork that is to be made."""
+
+    def __init__(self, origin: Workspace, target: Path, tree: Tree | None, home: Path) -> None:
+        self._origin = origin
+        self._target = target
+        self._home = home
+        self._held = origin.held
+        self._present = self._held or origin.snapshot()
+        self._tree = tree or self._present
+
+    def by(self, driver: str) -> Fork:
+        """Make it with a driver. Raises WorkspaceError."""
+        if driver == "overlay":
+            return self._overlay()
+        if driver == "reflink" and not can_reflink(self._target.parent):
+            raise WorkspaceError(f"The file system of {self._target} cannot share blocks.")
+        return self._copy(driver)
+
+    def _overlay(self) -> Fork:
+        origin = self._origin
+        is_live = self._held is not None and self._tree.id == self._held.id
+        base = None
+        if is_live and not mounts_below(origin.path):
+            lower, folder = origin.path, origin.known
+        else:
+            base = open_base(self._home / "bases", self._tree, self._look)
+            lower, folder = base.files, base.folder
+        try:
+            places = begin_fork(self._home / "forks", self._target.parent, self._target)
+        except BaseException:
+            if base is not None:
+                base.release()
+            raise
+        try:
+            mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
+            fork = self._open("overlay", places=places, base=base)
+            fork.know(folder, Layer(lambda: _touched(places.upper, lower)))
+        except BaseException:
+            end_fork(places)
+            if base is not None:
+                base.release()
+            raise
+        return fork
+
+    def _copy(self, driver: str) -> Fork:
+        if self._tree.id != self._present.id:
+            if self._target.exists():
+                self._target.rmdir()
+            write_out(self._tree, self._target)
+            return self._open(driver)
+        places = begin_fork(self._home / "forks", self._target.parent)
+        try:
+            copy_tree(self._origin.path, places.files, leave_out=self._leaves_out)
+            os.rename(places.files, self._target)  # it is there as a whole, or not at all
+        except OSError as error:
+            raise WorkspaceError(f"{self._target} cannot be made ({error.strerror}).") from error
+        finally:
+            end_fork(places)
+        fork = self._open(driver)
+        fork.know(self._origin.known, None)
+        return fork
+
+    def _leaves_out(self, directory: bytes, name: bytes) -> bool:
+        """Tell whether something is ours, and no part of the workspace."""
+        store = getattr(self._origin.store.backend, "path", None)
+        here = self._origin.path / os.fsdecode(directory) / os.fsdecode(name)
+        return name in (STAGING, BESIDE) or here == store
+
+    def _open(self, driver: str, **made: Any) -> Fork:
+        origin = self._origin
+        return Fork(
+            self._target, origin.store, origin.options, driver=driver, tree=self._tree, **made
+        )
+
+    def _look(self, path: Path) -> Folder:
+        """Look at a base, for forks to know what is in it."""
+        store = self._origin.store
+        with Workspace(path, store, watch=False, limit=None, force=True) as base:
+            return base.look()
+
+
+def _touched(upper: Path, lower: Path) -> Touched:
+    found = changes(upper, lower)
+    return Touched(found.names, found.whole)

@@ -1,0 +1,42 @@
+"""What is seen to before a directory is taken for a workspace. Owns which may be one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from agent_checkpoint.backends.places import default_store
+from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.records import show
+
+
+def clean_up_forks() -> None:
+    """Take away what forks of killed processes have left, if there may be any."""
+    try:
+        forks = default_store().parent / "forks"
+        if not any(forks.iterdir()):
+            return
+    except (OSError, InvalidInputError):
+        return  # nobody ever made one here
+    from agent_checkpoint.workspace.forks import clean_up_all  # costly to import
+
+    clean_up_all()
+
+
+def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
+    """Return the real path of a directory that may be a workspace.
+
+    Raises:
+        UnsafeWorkspaceError: it is `/`, a home directory, or holds one.
+        WorkspaceError: there is no such directory.
+    """
+    place = Path(os.path.realpath(path))
+    if not place.is_dir():
+        raise WorkspaceError(f"There is no directory {show(str(place))}.")
+    home = Path(os.path.realpath(os.path.expanduser("~")))
+    if not force and (place == Path(place.anchor) or place == home or place in home.parents):
+        raise UnsafeWorkspaceError(
+            f"{place} holds a whole home directory or system, which a restore would set back. "
+            "Name the directory of one project, or pass force=True."
+        )
+    return place
