@@ -22,6 +22,7 @@ except ImportError:  # the extra `fast` is not installed
     orjson = None  # type: ignore[assignment]
 
 
+_BUFFER = 4096
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -47,7 +48,7 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
     if orjson is not None:
         options = orjson.OPT_INDENT_2 if indent else 0
         try:
-            return orjson.dumps(value, _exponent_fragment, options)
+            return _released(orjson.dumps(value, _exponent_fragment, options))
         except orjson.JSONEncodeError:
             pass  # nested deeper than orjson goes: the standard library can do it, in the same form
     text = json.dumps(
@@ -70,7 +71,7 @@ def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
     if orjson is not None:
         dumps = orjson.dumps
         with suppress(orjson.JSONEncodeError):
-            return [dumps(value, _exponent_fragment) for value in values]
+            return [_released(dumps(value, _exponent_fragment)) for value in values]
     return [write_json(value) for value in values]
 
 
@@ -107,6 +108,11 @@ def _finite(text: str) -> float:
     if value - value != 0:
         raise ValueError("a number is too large")
     return value
+
+
+def _released(text: bytes) -> bytes:
+    """Return a short text in a place of its own: in orjson's buffer it would hold 4 kB."""
+    return b"%b" % text if len(text) < _BUFFER else text
 
 
 def _exponent_fragment(value: Any) -> Any:

@@ -2,7 +2,9 @@
 
 import json
 import math
+import subprocess
 import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -163,3 +165,24 @@ class TestReading:
         assert "hunter2" not in str(caught.value)
         assert caught.value.__cause__ is None
         assert caught.value.__suppress_context__
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux only")
+def test_many_short_texts_take_little_memory() -> None:
+    code = """
+        import resource
+        from agent_checkpoint.store.json_text import write_all_json, write_json
+
+        def most():
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+        numbers = list(range(100_000))
+        before = most()
+        texts = write_all_json(numbers), [write_json(number) for number in numbers]
+        print(most() - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 60  # megabytes
