@@ -67,7 +67,7 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
                 lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except FileNotFoundError:
                 continue  # it was removed just now
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one makes it, the others wait
+            fcntl.flock(lock, fcntl.LOCK_SH)  # whoever makes it has it alone
             if _is_in_place(lock, place / "lock"):
                 break
             os.close(lock)
@@ -76,8 +76,9 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
     try:
         folder = read_index(place / "index")
         if folder is None:
-            folder = _make(place, tree, look)
-        fcntl.flock(lock, fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            folder = read_index(place / "index") or _make(place, tree, look)
+            fcntl.flock(lock, fcntl.LOCK_SH)
         return Base(place, lock, folder)
     except BaseException:
         os.close(lock)

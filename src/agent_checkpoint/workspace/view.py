@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import agent_checkpoint
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.overlay import NAME, call, mount_overlay, mounts
 
@@ -37,11 +38,17 @@ _LONGEST_END = 5.0
 _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# Isolated: with -m, a file of the workspace could take the place of a module of ours.
-_START = (
-    "import sys; sys.path.append(sys.argv.pop(1)); "
-    "from agent_checkpoint.workspace.view import main; sys.exit(main())"
-)
+# Isolated, and by its place: a file of the workspace could else take the place of a module of ours,
+# and another installed version that of this one.
+_START = """
+import importlib.util, sys
+name = "agent_checkpoint"
+found = importlib.util.spec_from_file_location(name, sys.argv.pop(1))
+sys.modules[name] = importlib.util.module_from_spec(found)
+found.loader.exec_module(sys.modules[name])
+from agent_checkpoint.workspace.view import main
+sys.exit(main())
+"""
 
 
 def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: str = VIEW) -> None:
@@ -104,7 +111,7 @@ def view_command(
         ends_with: the process that starts it, if the command shall be killed when the *thread*
             that started it ends.
     """
-    package = Path(__file__).resolve().parents[2]
+    package = Path(agent_checkpoint.__file__).resolve()
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
     start = [sys.executable, "-I", "-c", _START, str(package)]
     return [*start, *places, name, str(ends_with), "--", *command]
