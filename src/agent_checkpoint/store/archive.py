@@ -33,6 +33,7 @@ from agent_checkpoint.store.objects import (
 )
 from agent_checkpoint.store.reachability import Seen, children_first, mark
 from agent_checkpoint.store.reading import fetch_objects, names_in
+from agent_checkpoint.store.references import with_references
 from agent_checkpoint.store.splitting import split_parts
 from agent_checkpoint.store.store import Store, unknown
 from agent_checkpoint.store.varints import read_varint, write_varint
@@ -140,7 +141,7 @@ class _Export:
         """Write the objects that a readable store has in full, and return the entry without."""
         writer = Writer(Memory())
         try:
-            texts, _ = split_parts(checkpoint.parts, writer)
+            texts, _ = split_parts(with_references(checkpoint.parts, self.store.backend), writer)
         except RecursionError:
             raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
         for name, packed in writer.pending():

@@ -29,6 +29,9 @@ ID_BYTES = 32
 TEXT, BLOB, LEAF, NODE, SPINE, TAIL = b"t", b"b", b"l", b"n", b"s", b"e"
 """JSON text; raw bytes; and the four kinds that make up a long list (`sequences.py`)."""
 
+DIRECTORY, WIDE, CHUNKS, RECORD = b"d", b"w", b"c", b"r"
+"""A directory; a wide one in parts; a file in chunks; a snapshot: what workspaces are made of."""
+
 STATE_KINDS = frozenset({TEXT, BLOB, LEAF, NODE, SPINE, TAIL})
 """The kinds that states are made of: a load reads what they refer to, and nothing else."""
 

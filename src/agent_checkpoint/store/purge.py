@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,14 +21,15 @@ from agent_checkpoint.errors import (
     IntegrityError,
     InvalidInputError,
 )
-from agent_checkpoint.records import Checkpoint, Draft
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import gc
 from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
-from agent_checkpoint.store.objects import LostObjectError, Object, missing
+from agent_checkpoint.store.objects import CHUNKS, LostObjectError, Object, missing
 from agent_checkpoint.store.reachability import Seen, mark, reach
-from agent_checkpoint.store.reading import fetch_objects, names_in, tag_of, whole
+from agent_checkpoint.store.reading import OBJECT, fetch_objects, names_in, tag_of, whole
+from agent_checkpoint.store.references import with_references
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.tombstones import bury
@@ -77,7 +78,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         if dry_run:
             return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
         try:
-            _replace_heads(store, found.heads, needles, replaced)
+            _replace_heads(store, found, needles, replaced)
             break
         except (ConflictError, LostObjectError):
             # A key has moved on since it was searched: what is its head now may hold it, too.
@@ -95,11 +96,13 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
 
 
 def _replace_heads(
-    store: Store, heads: Mapping[str, Checkpoint], needles: Sequence[bytes], done: dict[str, str]
+    store: Store, found: _Search, needles: Sequence[bytes], done: dict[str, str]
 ) -> None:
     """Let keys go on with copies of their heads in which the secret is blotted out."""
-    for key, head in heads.items():
-        fresh = _blotted(store, head, needles)
+    for key, head in found.heads.items():
+        # A workspace is objects all through: one that holds the secret is left out as a whole.
+        sound = {name: tree for name, tree in head.parts.items() if not found.is_tainted(tree)}
+        fresh = _blotted(store, replace(head, parts=sound), needles) if sound else None
         if fresh is not None:
             done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
 
@@ -130,6 +133,11 @@ class _Search:
                     if place == 0:
                         self.heads[key] = checkpoint
 
+    def is_tainted(self, tree: JsonValue) -> bool:
+        """Tell whether a part refers to an object that is no text, and holds the secret."""
+        roots = [item[OBJECT] for item in _objects_in(tree)]
+        return not self.objects.isdisjoint(reach(roots, self._seen))
+
     def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
         roots = set(names_in(checkpoint.parts.values()))
         try:
@@ -153,12 +161,17 @@ class _Search:
         for name, item in self._sound(found):
             if _holds(item.payload, self._needles):
                 self.objects.add(name)
+            if item.kind == CHUNKS:
+                self._examine_pairs(set(zip(item.refs, item.refs[1:])))
             self._examine_joints(item.payload)
 
     def _examine_joints(self, data: bytes) -> None:
         """Find the secret where two pieces of a text meet: it is cut anywhere, also within it."""
+        self._examine_pairs(_neighbours(data))
+
+    def _examine_pairs(self, pairs: set[tuple[str, str]]) -> None:
         longest = max(map(len, self._needles))
-        for pair in _neighbours(data) - self._joints:
+        for pair in pairs - self._joints:
             self._joints.add(pair)
             pieces = [item.payload for _, item in self._sound(pair)]
             if len(pieces) == len(pair) and _holds(
@@ -238,6 +251,17 @@ def _neighbours(data: bytes) -> set[tuple[str, str]]:
     return pairs
 
 
+def _objects_in(tree: Any) -> Iterator[dict[str, str]]:
+    """Iterate over the tags in a part that stand for objects which are no text."""
+    stack = [tree]
+    while stack:
+        tree = stack.pop()
+        if isinstance(tree, dict) and OBJECT in tree:
+            yield tree
+        elif isinstance(tree, (dict, list)):
+            stack += tree.values() if isinstance(tree, dict) else tree
+
+
 def _unknowable(error: Exception) -> IntegrityError:
     return IntegrityError(f"{error} Nobody can tell what is in it: purge what is sound first.")
 
@@ -251,7 +275,8 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
     parts = {name: _replace(inline_tree(tree), text) for name, tree in before.items()}
     label = None if head.label is None else head.label.replace(text, BLOT)
     tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
-    draft = Draft(head.key, parts, "purge", label, tags, head.metrics)
+    kept = with_references(parts, store.backend)
+    draft = Draft(head.key, kept, "purge", label, tags, head.metrics)
     left = _said(replace(head, label=label, tags=tags, parts=parts))
     is_whole = _members(parts) == _members(before)
     return draft if is_whole and not _holds(left, needles) else None

@@ -92,3 +92,14 @@ class Captured(Reference):
         elif writer is not None:
             self.name = self._subject.checkpoint_to(writer)
         return super().inline(writer)
+
+
+def with_references(tree: Any, source: ObjectSource) -> Any:
+    """Return a tree that is whole with references in the place of their tags, to be cut again."""
+    if isinstance(tree, list):
+        return [with_references(item, source) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1 and OBJECT in tree:
+        return Reference(str(tree[OBJECT]), source)
+    return {key: with_references(item, source) for key, item in tree.items()}

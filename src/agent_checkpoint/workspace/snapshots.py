@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.store.objects import Object
+from agent_checkpoint.store.objects import RECORD, Object
 from agent_checkpoint.store.reading import ObjectSource, fetch_objects
 from agent_checkpoint.workspace.folders import Folder, Note
 from agent_checkpoint.workspace.tree import Get, Put, Stored
-
-RECORD = b"r"
 
 
 class PathNote(NamedTuple):

@@ -27,9 +27,8 @@ from typing import NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import show
-from agent_checkpoint.store.objects import BLOB, ID_BYTES, End, Object
+from agent_checkpoint.store.objects import BLOB, CHUNKS, DIRECTORY, ID_BYTES, WIDE, End, Object
 
-DIRECTORY, WIDE, CHUNKS = b"d", b"w", b"c"
 FILE, FOLDER, LINK = b"f", b"d", b"l"
 _IN_CHUNKS = b"c"
 
