@@ -50,10 +50,10 @@ def test_it_is_found_where_two_chunks_of_a_file_meet(
 ) -> None:
     monkeypatch.setattr(contents, "CHUNKED_FROM", 10)
     monkeypatch.setattr(chunking, "FastCDC", None)
-    monkeypatch.setattr(chunking, "_CHUNK", 16)
+    monkeypatch.setattr(chunking, "_CHUNK", 32)
     root = tmp_path / "repo"
     root.mkdir()
-    (root / "log").write_text(f"padding {SECRET} and more of it\n")
+    (root / "log").write_text(f"twenty bytes of pads {SECRET} and more of it\n")
     manager = CheckpointManager(**options("sqlite", tmp_path))
     manager.save("key", {"workspace": Workspace(root, manager.store)})
     assert len(manager.purge(SECRET, dry_run=True).checkpoints) == 1
