@@ -13,7 +13,7 @@ from tests.compat import subjects
 
 V1 = Path(__file__).resolve().parent / "v1"
 STORES = ("sqlite", "file", "sqlite-zstd")
-ARCHIVES = ("fork.ckpt", "imported.ckpt")
+ARCHIVES = ("fork.ckpt", "imported.ckpt", "workspace.ckpt")
 
 Open = Callable[[str], CheckpointManager]
 

@@ -1,7 +1,8 @@
 """States cut into objects by the rules of docs/format-v1.md, with the standard library alone.
 
 The second half of the proof: `reader.py` shows that the page is enough to read, this that it is
-enough to name what the library names, and so to share objects with it.
+enough to name what the library names, and so to share objects with it. Also the files of a
+workspace.
 """
 
 from __future__ import annotations
@@ -9,11 +10,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import struct
 import zlib
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 IN_PART, IN_ITEM = 1024, 4096
 PIECE = 1 << 20
+CHUNKED_ABOVE = 1_000_000
+WIDE_FROM, MOST_IN_A_PART = 512, 1024
 
 
 class Named(NamedTuple):
@@ -29,6 +34,19 @@ class Bytes(NamedTuple):
 
 class LogItems(NamedTuple):
     items: list[Any]
+
+
+class Elsewhere(NamedTuple):
+    """What `$object` stands for."""
+
+    name: str
+
+
+class Stored(NamedTuple):
+    """A directory: its id, and the name of its topmost object."""
+
+    id: bytes
+    name: str
 
 
 Cut = tuple[str, list[Named]]
@@ -55,6 +73,8 @@ def marked(tree: Any) -> Any:
             return {tag: {**done[tag], "data": large(payload["data"])}}
         if tag == "$log":
             return {tag: LogItems(done[tag])}
+        if tag == "$object":
+            return Elsewhere(payload)
     return done
 
 
@@ -64,7 +84,7 @@ def large(text: str) -> Any:
 
 
 def length(value: Any) -> float:
-    if isinstance(value, (Bytes, LogItems)):
+    if isinstance(value, (Bytes, LogItems, Elsewhere)):
         return float("inf")
     if isinstance(value, str):
         return len(value)
@@ -86,6 +106,8 @@ def cut(value: Any, limit: int) -> Cut:
             name_of(b"b", piece.encode() if isinstance(piece, str) else piece) for piece in pieces
         ]
         return text_of({tag: names}), [Named(name, True) for name in names]
+    if isinstance(value, Elsewhere):
+        return as_tag("$object", value.name)
     if isinstance(value, LogItems):
         items = [cut_item(item) for item in value.items]
         if sum(len(text.encode()) + 1 for text, _ in items) <= 1024:
@@ -166,6 +188,87 @@ def tail_of(items: list[Cut], spine: str | None) -> str:
         text = array([text for text, _ in segment]).encode()
         names.append(Named(name_of(b"e", head + text, refs)))
     return names[-1].name
+
+
+# -- workspaces ------------------------------------------------------------------------------------
+
+
+def cut_snapshot(files: Mapping[bytes, tuple[bytes, int, bytes]], **said: Any) -> tuple[str, str]:
+    """Return the name of a snapshot, and the id of its tree.
+
+    Args:
+        files: type, mode and bytes by path, as `reader.read_snapshot` gives them.
+        said: what else the record says: `ignore`, `gitignore`, `notes`.
+    """
+    root = cut_directory(files, b"")
+    below = [data for kind, _, data in files.values() if kind != b"d"]
+    record = {"id": root.id.hex(), "files": len(below), "bytes": sum(map(len, below)), **said}
+    payload = json.dumps(record, separators=(",", ":")).encode("ascii")
+    return name_of(b"r", payload, [Named(root.name)]), root.id.hex()
+
+
+def cut_directory(files: Mapping[bytes, tuple[bytes, int, bytes]], path: bytes) -> Stored:
+    names = sorted(
+        place[len(path) :]
+        for place in files
+        if place.startswith(path) and b"/" not in place[len(path) :]
+    )
+    parts = [cut_part_of_directory(files, path, part) for part in cut_names(names)]
+    if len(parts) == 1:
+        return parts[0]
+    identity = hashlib.sha256(b"wide\0" + b"".join(part.id for part in parts)).digest()
+    return Stored(identity, name_of(b"w", b"", [Named(part.name) for part in parts]))
+
+
+def cut_names(names: list[bytes]) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    for name in names:
+        part.append(name)
+        is_cut = zlib.crc32(name) % 128 == 0 or len(part) == MOST_IN_A_PART
+        if len(names) >= WIDE_FROM and is_cut:
+            yield part
+            part = []
+    if part or not names:
+        yield part
+
+
+def cut_part_of_directory(
+    files: Mapping[bytes, tuple[bytes, int, bytes]], path: bytes, names: list[bytes]
+) -> Stored:
+    payload, identity = b"", b"tree\0"
+    refs: list[Named] = []
+    for name in names:
+        kind, mode, data = files[path + name]
+        size = 0 if kind == b"d" else len(data)
+        rest = struct.pack("<HBQ", mode, len(name), size) + name
+        if kind == b"l":
+            payload += b"l" + rest + data
+            identity += b"l" + rest + data
+            continue
+        if kind == b"d":
+            below = cut_directory(files, path + name + b"/")
+            content = below.id
+            refs.append(Named(below.name))
+            payload += b"d" + rest + content
+        else:
+            content = hashlib.sha256(b"b\0" + data).digest()
+            if size > CHUNKED_ABOVE:
+                refs.append(Named(cut_chunks(data, content)))
+                payload += b"c" + rest + content
+            else:
+                refs.append(Named(content.hex(), True))
+                payload += b"f" + rest
+        identity += kind + rest + content
+    return Stored(hashlib.sha256(identity).digest(), name_of(b"d", payload, refs))
+
+
+def cut_chunks(data: bytes, content: bytes) -> str:
+    chunks = [data[at : at + PIECE] for at in range(0, len(data), PIECE)]
+    payload = struct.pack("<Q", len(data)) + content
+    return name_of(b"c", payload, [Named(name_of(b"b", chunk), True) for chunk in chunks])
+
+
+# -- names -----------------------------------------------------------------------------------------
 
 
 def name_of(kind: bytes, payload: bytes, refs: list[Named] = []) -> str:  # noqa: B006

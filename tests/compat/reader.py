@@ -3,6 +3,8 @@
 It imports nothing of the package: what it can read, a program in another language can read too.
 
     python tests/compat/reader.py PATH      prints every state of a store or archive as JSON
+
+`read_snapshot` gives the files of a workspace.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ APPLICATION_ID = 0x41434B50
 
 HASH_MEMBER = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*')
 OUTSIDE = {"$ref", "$list", "$map", "$text", "$blob"}
+ENTRY = struct.Struct("<cHBQ")
+CHUNK_LIST = struct.Struct("<Q32s")
+MOST_IN_A_PART = 1024
 DEFAULTS: dict[str, Any] = {
     "kind": "save",
     "label": None,
@@ -45,6 +50,21 @@ class Object(NamedTuple):
     refs: list[str]
     ends: list[bool]
     payload: bytes
+
+
+class File(NamedTuple):
+    """An entry of a directory: `f` and its bytes, `d`, or `l` and its text."""
+
+    type: bytes
+    mode: int
+    data: bytes = b""
+
+
+class Snapshot(NamedTuple):
+    """The record of a workspace, and every file in it by path."""
+
+    record: dict[str, Any]
+    files: dict[bytes, File]
 
 
 class Medium(NamedTuple):
@@ -175,6 +195,90 @@ def earlier_tails(number: int) -> list[int]:
         done.append(number)
         number &= number - 1
     return done
+
+
+# -- workspaces ------------------------------------------------------------------------------------
+
+
+def read_snapshot(medium: Medium, name: str) -> Snapshot:
+    """Return the snapshot that `$object` names, with every id in it made again and compared."""
+    found = get(medium, name, b"r")
+    record: dict[str, Any] = json.loads(found.payload)
+    files: dict[bytes, File] = {}
+    (root,) = found.refs
+    if read_directory(medium, root, b"", files) != record["id"]:
+        raise Refused(f"the tree of {name} has another id")
+    below = [file for file in files.values() if file.type != b"d"]
+    if record["files"] != len(below) or record["bytes"] != sum(len(file.data) for file in below):
+        raise Refused(f"the tree of {name} has other files than its record says")
+    return Snapshot(record, files)
+
+
+def read_directory(medium: Medium, name: str, path: bytes, files: dict[bytes, File]) -> str:
+    """Add what is in a directory and below it; return its id."""
+    found = get(medium, name)
+    parts = [get(medium, ref) for ref in found.refs] if found.kind == b"w" else [found]
+    ids: list[bytes] = []
+    names: list[bytes] = []
+    for part in parts:
+        if part.kind != b"d":
+            raise Refused(f"the object {name} is no directory")
+        identity = b"tree\0"
+        refs = iter(part.refs)
+        at = count = 0
+        while at < len(part.payload):
+            kind, mode, length, size = ENTRY.unpack_from(part.payload, at)
+            at += ENTRY.size
+            own = part.payload[at : at + length]
+            at += length
+            rest = part.payload[at : at + (size if kind == b"l" else 0 if kind == b"f" else 32)]
+            at += len(rest)
+            check_entry(own, kind, mode, size)
+            ref = b"" if kind == b"l" else bytes.fromhex(next(refs))
+            place = path + own
+            if kind == b"l":
+                files[place] = File(b"l", mode, rest)
+            elif kind == b"d":
+                files[place] = File(b"d", mode)
+                if read_directory(medium, ref.hex(), place + b"/", files) != rest.hex():
+                    raise Refused(f"the directory {place!r} has another id")
+            else:
+                data = read_file(medium, ref.hex(), kind, size, rest)
+                files[place] = File(b"f", mode, data)
+            named = b"f" if kind == b"c" else kind
+            identity += ENTRY.pack(named, mode, length, size) + own + (rest or ref)
+            names.append(own)
+            count += 1
+        if at != len(part.payload) or next(refs, None) is not None or count > MOST_IN_A_PART:
+            raise Refused(f"the object {name} has not the form of a directory")
+        ids.append(hashlib.sha256(identity).digest())
+    if names != sorted(set(names)):
+        raise Refused(f"the directory {name} has names twice or out of order")
+    if found.kind == b"w":
+        return hashlib.sha256(b"wide\0" + b"".join(ids)).hexdigest()
+    return ids[0].hex()
+
+
+def check_entry(name: bytes, kind: bytes, mode: int, size: int) -> None:
+    is_name = 0 < len(name) <= 255 and name not in (b".", b"..") and not set(name) & set(b"/\0")
+    is_size = {b"l": 0 < size < 4096, b"d": size == 0}.get(kind, True)
+    if not is_name or not is_size or mode > 0o777 or kind not in (b"f", b"c", b"d", b"l"):
+        raise Refused(f"an entry {name!r} that no directory can have")
+
+
+def read_file(medium: Medium, ref: str, kind: bytes, size: int, content: bytes) -> bytes:
+    if kind == b"f":
+        data = get(medium, ref, b"b").payload
+    else:
+        chunks = get(medium, ref, b"c")
+        if CHUNK_LIST.unpack(chunks.payload) != (size, content):
+            raise Refused(f"the list {ref} is of another file")
+        data = b"".join(get(medium, name, b"b").payload for name in chunks.refs)
+        if hashlib.sha256(b"b\0" + data).digest() != content:
+            raise Refused(f"the chunks of {ref} make up another file")
+    if len(data) != size:
+        raise Refused(f"the file {ref} has another size")
+    return data
 
 
 # -- objects ---------------------------------------------------------------------------------------

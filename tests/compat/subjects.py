@@ -21,10 +21,18 @@ from zoneinfo import ZoneInfo
 
 import numpy
 
-from agent_checkpoint import Checkpointable, CheckpointManager, KeepLatest, Log, register_type
+from agent_checkpoint import (
+    Checkpointable,
+    CheckpointManager,
+    KeepLatest,
+    Log,
+    Workspace,
+    register_type,
+)
 from agent_checkpoint.records import Draft
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.import_records import IMPORT_STREAM
+from tests.compat import directories
 
 SECRET_OF_PICKLES = "golden"
 LEAKED = "sk-golden-0123456789"
@@ -257,6 +265,22 @@ def imports(manager: CheckpointManager) -> None:
     manager.store.backend.append(IMPORT_STREAM, seal_entry(record))
     draft = Draft("half", {"agent": {"step": 1}}, token=TOKEN_OF_THE_KILLED)
     manager.store.write(draft, parents=(), after=0)
+
+
+def workspaces(manager: CheckpointManager, place: Path) -> None:
+    """Save a directory as a part of checkpoints, deep in a state, and restore it."""
+    directories.make(place / "first", directories.FIRST)
+    directories.make(place / "second", directories.SECOND)
+    first = Workspace(place / "first", manager.store, ignore=directories.IGNORE)
+    second = Workspace(place / "second", manager.store, ignore=directories.IGNORE)
+    agent = GoldenTool("edit")
+    manager.save("workspace", {"agent": agent, "workspace": first})
+    agent.uses = 1
+    manager.save("workspace", {"agent": agent, "workspace": second}, label="a few steps later")
+    manager.save("within", {"tools": {"workspace": first, "a": "a" * 900, "b": "b" * 900}})
+    second.snapshot(label="by itself")
+    second.restore(first.state_dict())
+    assert directories.on_disk(place / "second") == directories.FIRST
 
 
 def elsewhere(manager: CheckpointManager) -> None:

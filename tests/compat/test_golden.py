@@ -11,6 +11,7 @@ from agent_checkpoint import CheckpointManager, Log, NotFoundError
 from agent_checkpoint.core.decode import _TAGS
 from agent_checkpoint.core.encode import encode, encode_as_pickle
 from agent_checkpoint.core.values import DECODERS
+from agent_checkpoint.store.objects import STATE_KINDS
 from agent_checkpoint.store.reading import TAGS
 from agent_checkpoint.store.splitting import inline_tree
 from tests.compat import cutter, reader, subjects
@@ -153,7 +154,7 @@ def test_the_golden_stores_have_every_tag_and_every_kind_of_object() -> None:
     medium = reader.open_medium(V1 / "sqlite")
     entries = b"".join(entry for found in medium.streams.values() for entry in found.values())
     objects = [reader.get(medium, name) for name in medium.objects]
-    assert {item.kind for item in objects} == {b"t", b"b", b"l", b"n", b"s", b"e"}
+    assert {item.kind for item in objects} == {*STATE_KINDS, b"d", b"w", b"c", b"r"}
     text = entries + b"".join(item.payload for item in objects)
     assert [tag for tag in (*_TAGS, *DECODERS, *TAGS) if f'{{"{tag}":'.encode() not in text] == []
     assert {stored[:1] for stored in medium.objects.values()} == {b"r", b"z"}

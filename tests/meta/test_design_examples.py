@@ -1,6 +1,6 @@
-"""What the design says that users type, sections 2.1 and 2.2, line by line, as far as it exists.
+"""What the design says that users type, sections 2.1 to 2.3, line by line, as far as it exists.
 
-Left out, because they are not there yet: the stores postgresql and s3, and `Workspace`.
+Left out, because they are not there yet: the stores postgresql and s3.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from agent_checkpoint import (
     KeepLatest,
     MigrationError,
     StateMismatchError,
+    Workspace,
     checkpoint,
     register_alias,
     register_migration,
@@ -344,3 +345,51 @@ def test_expected_head(manager: CheckpointManager, agent: MyAgent) -> None:
     with pytest.raises(ConflictError):
         manager.load("session_123", agent, expected_head=cid)
     manager.load("session_123", agent, expected_head=newer)
+
+
+# -- 2.3 workspace ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    repo = tmp_path / "repo"
+    (repo / "src").mkdir(parents=True)
+    (repo / "src" / "app.py").write_text("print('hello')\n")
+    (repo / "notes.log").write_text("1")
+    return repo
+
+
+@pytest.mark.parametrize("driver", ["auto", "copy"])
+def test_workspace(manager: CheckpointManager, repo: Path, driver: str) -> None:
+    with Workspace(repo, store=manager.store, ignore=["*.log"], gitignore=True, watch=True) as ws:
+        tree = ws.snapshot()
+        (repo / "src" / "app.py").write_text("print('bye')\n")
+        (repo / "src" / "new.py").write_text("new")
+        diff = ws.diff(tree)
+        assert (diff.added, diff.removed) == (["src/new.py"], [])
+        assert diff.changed == {"src/app.py": ("content",)}
+        assert "-print('hello')\n+print('bye')\n" in str(diff)
+        plan = ws.restore(tree, dry_run=True)
+        assert (plan.write, plan.delete, plan.leave) == (["src/app.py"], ["src/new.py"], {})
+        ws.restore(tree, paths=["src/app.py"])
+        assert (repo / "src" / "app.py").read_text() == "print('hello')\n"
+        assert (repo / "src" / "new.py").read_text() == "new"
+        ws.restore(tree)
+        assert ws.snapshot().id == tree.id
+        fork = ws.fork(repo.parent / "try-a", tree=None, driver=driver)
+        (fork.path / "src" / "app.py").unlink()
+        fork.close()
+        with ws.hold(), ws.fork(repo.parent / "try-a", driver=driver) as fork:
+            (fork.path / "src" / "app.py").unlink()
+        assert (repo / "src" / "app.py").is_file()
+        assert not (repo.parent / "try-a").exists()
+
+
+def test_a_workspace_as_a_part(manager: CheckpointManager, agent: MyAgent, repo: Path) -> None:
+    a, b = agent, MyAgent()
+    cid = manager.save("session_123", {"planner": a, "coder": b, "workspace": Workspace(repo)})
+    (repo / "src" / "app.py").unlink()
+    parts: dict[str, Any] = {"planner": MyAgent(), "coder": b, "workspace": Workspace(repo)}
+    manager.load("session_123", parts, checkpoint_id=cid)
+    assert parts["planner"].state_dict() == a.state_dict()
+    assert (repo / "src" / "app.py").read_text() == "print('hello')\n"

@@ -208,7 +208,15 @@ def test_the_reference_has_every_public_name(public: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "owner", ["Checkpointable", "CheckpointManager", "Backend", "FileBackend", "MemoryBackend"]
+    "owner",
+    [
+        "Backend",
+        "CheckpointManager",
+        "Checkpointable",
+        "FileBackend",
+        "MemoryBackend",
+        "Workspace",
+    ],
 )
 def test_the_reference_has_every_public_method_as_it_is(owner: str) -> None:
     cls = getattr(agent_checkpoint, owner)
