@@ -57,3 +57,16 @@ def test_it_is_found_where_two_chunks_of_a_file_meet(
     manager = CheckpointManager(**options("sqlite", tmp_path))
     manager.save("key", {"workspace": Workspace(root, manager.store)})
     assert len(manager.purge(SECRET, dry_run=True).checkpoints) == 1
+
+
+def test_a_workspace_deep_in_a_large_state_is_found(tmp_path: Path) -> None:
+    root = tmp_path / "repo"
+    root.mkdir()
+    (root / "settings").write_text(SECRET)
+    manager = CheckpointManager(**options("sqlite", tmp_path))
+    workspace = Workspace(root, manager.store)
+    manager.save("key", {"n": 1, "a": {"workspace": workspace, "x": "x" * 900, "y": "y" * 900}})
+    manager.purge(SECRET)
+    manager.close()
+    for path in (tmp_path / "store").rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes()

@@ -25,8 +25,11 @@ class Backend(ABC):
 
     readable: ClassVar[bool] = False
     """Whether people read the medium itself: entries are then indented, with the state inline."""
-    url: str | None = None
-    """What opens the same store in another process, if anything does."""
+
+    @property
+    def url(self) -> str | None:
+        """What opens the same store in another process, if anything does."""
+        return None
 
     @abstractmethod
     def put_objects(self, objects: Mapping[str, bytes]) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import quote
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
 from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
@@ -42,6 +41,7 @@ from agent_checkpoint.backends.posix import (
     scan,
     sweep,
     sync_directory,
+    url_of,
     write_new,
 )
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
@@ -81,7 +81,6 @@ class FileBackend(Backend):
         given = check_path(path)
         with os_errors(f"look at {given}"):
             self.path = given.absolute()
-            self.url = f"file://{quote(str(self.path))}"
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
         if (self.path / "store.db").exists():
@@ -90,6 +89,11 @@ class FileBackend(Backend):
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
+
+    @property
+    def url(self) -> str:
+        """What opens the same store in another process."""
+        return url_of("file", self.path)
 
     def __repr__(self) -> str:
         return f"FileBackend({str(self.path)!r})"

@@ -36,6 +36,32 @@ NETWORK = frozenset(
 )
 """File systems shared between machines, where SQLite's WAL mode cannot work."""
 
+PSEUDO = frozenset(
+    [
+        "autofs",
+        "binfmt_misc",
+        "bpf",
+        "cgroup",
+        "cgroup2",
+        "configfs",
+        "debugfs",
+        "devpts",
+        "devtmpfs",
+        "efivarfs",
+        "fusectl",
+        "hugetlbfs",
+        "mqueue",
+        "nsfs",
+        "proc",
+        "pstore",
+        "rpc_pipefs",
+        "securityfs",
+        "sysfs",
+        "tracefs",
+    ]
+)
+"""What looks like a file system and is the kernel: nothing in there is anybody's data."""
+
 _MOUNT_TABLE = Path("/proc/self/mountinfo")
 
 
@@ -58,6 +84,20 @@ def network_file_system(path: Path) -> str | None:
         if (place == mount or mount in place.parents) and len(mount.parts) >= best[0]:
             best = (len(mount.parts), kind)
     return best[1] if best[1] in NETWORK else None
+
+
+def pseudo_devices() -> frozenset[int]:
+    """Return the devices of mounts that hold no data; none where there is no mount table."""
+    try:
+        table = _MOUNT_TABLE.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return frozenset()
+    found = set()
+    for line in table.split("\n"):
+        if line and _parse(line)[1] in PSEUDO:
+            major, _, minor = line.split(" ")[2].partition(":")
+            found.add(os.makedev(int(major), int(minor)))
+    return frozenset(found)
 
 
 def _parse(line: str) -> tuple[Path, str]:

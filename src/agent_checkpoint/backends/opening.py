@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import InvalidInputError
@@ -132,6 +131,8 @@ def _open_memory(url: str) -> Backend:
 
 
 def _open_directory(url: str) -> Backend:
+    from urllib.parse import unquote, urlsplit  # slow to load
+
     scheme = url.partition(":")[0]
     try:
         parts = urlsplit(url)

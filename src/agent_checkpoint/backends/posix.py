@@ -35,6 +35,13 @@ _GATE_PAUSE = 0.005
 _NEW_NAME = re.compile(r"[0-9a-f]{24}")
 
 
+def url_of(scheme: str, path: Path) -> str:
+    """Return the store URL of a directory."""
+    from urllib.parse import quote  # slow to load, and seldom wanted
+
+    return f"{scheme}://{quote(str(path))}"
+
+
 def check_path(path: object) -> Path:
     """Return the path that was given, with ~ expanded, if it can be one.
 

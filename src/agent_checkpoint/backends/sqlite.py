@@ -17,7 +17,6 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
 from agent_checkpoint.backends.limits import Limits
@@ -32,6 +31,7 @@ from agent_checkpoint.backends.posix import (
     sweep,
     sync_directory,
     sync_parents,
+    url_of,
 )
 from agent_checkpoint.backends.reserve import PLENTY, Reserve
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
@@ -87,7 +87,6 @@ class SQLiteBackend(Backend):
                 option makes no sense.
         """
         self.path = check_path(path).absolute()
-        self.url = f"sqlite://{quote(str(self.path))}"
         if durability not in DURABILITY:
             raise InvalidInputError(f"durability is 'full' or 'fast', not {show(durability)}.")
         with os_errors(f"look at {self.path}"):
@@ -111,6 +110,11 @@ class SQLiteBackend(Backend):
         self._space = Space(self._connections)
         self._is_made = False
         self._unsettled = _SETTLE_BYTES
+
+    @property
+    def url(self) -> str:
+        """What opens the same store in another process."""
+        return url_of("sqlite", self.path)
 
     def __repr__(self) -> str:
         return f"SQLiteBackend({str(self.path)!r})"

@@ -17,6 +17,7 @@ from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import StateDict, is_stateful_part, stores_itself
 from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, key_piece
 from agent_checkpoint.core.values import LEAVES
+from agent_checkpoint.store.references import ObjectRef
 
 _SEQUENCES = frozenset({list, tuple, deque, Log})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, StateDict})
@@ -42,7 +43,9 @@ def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
     return _copy(value, depth, snapshot)
 
 
-def rebuilt(value: Any, rebuild: Callable[[StateDict, Any], Any], anchor: Any = None) -> Any:
+def rebuilt(
+    value: Any, rebuild: Callable[[StateDict | ObjectRef, Any], Any], anchor: Any = None
+) -> Any:
     """Return a deep copy in which nested states are objects again.
 
     Args:
@@ -55,7 +58,7 @@ def rebuilt(value: Any, rebuild: Callable[[StateDict, Any], Any], anchor: Any = 
     """
 
     def descend(item: Any, depth: int, live: Any) -> Any:
-        if isinstance(item, StateDict):
+        if isinstance(item, (StateDict, ObjectRef)):
             return rebuild(item, live)
         return _copy(item, depth, descend, live)
 

@@ -95,6 +95,7 @@ class _Decoder:
         if isinstance(tree, float) and tree - tree == 0:
             return float(tree)  # a tree that was never written still has its ExponentFloats
         if isinstance(tree, Reference) and tree.source is not None:
+            self.states += 1
             return ObjectRef(tree.name, tree.source)
         if isinstance(tree, Large):
             return self.value(tree.inline())
@@ -240,6 +241,10 @@ class _Decoder:
         self.states += 1  # there may be some in it
         return decode_pickle(self.whole(payload), trust=self.trust)
 
+    def reference(self, payload: Any) -> Any:
+        self.states += 1  # it may be meant for a live object
+        return ObjectRef(payload, self.stored.source)
+
     def default_dict(self, payload: Any) -> Any:
         name, pairs = self.here(payload)
         factory = None if name is None else FACTORIES[name]
@@ -263,7 +268,7 @@ _TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "$ndarray": lambda decoder, payload: decode_array(decoder.whole(payload)),
     "$log": lambda decoder, payload: Log._of(decoder.items(payload)),
     "$pickle": _Decoder.pickle,
-    OBJECT: lambda decoder, payload: ObjectRef(payload, decoder.stored.source),
+    OBJECT: _Decoder.reference,
 }
 
 

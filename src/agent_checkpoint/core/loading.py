@@ -262,7 +262,12 @@ class _Plan:
         return self.anchors.of(owner).get(name)
 
     def _value(self, value: Any, live: Any, types: Mapping[str, type], path: str) -> Any:
-        def rebuild(state: StateDict, part: Any) -> Any:
+        def rebuild(state: StateDict | ObjectRef, part: Any) -> Any:
+            if isinstance(state, ObjectRef):
+                if not stores_itself(part):
+                    return state
+                self.steps.do(_restore(part, state, {}, path))
+                return part
             if not _takes(part, state):
                 return rebuild_state(state, types)
             self._in_place(part, state, path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from typing_extensions import Concatenate, ParamSpec
 
     P = ParamSpec("P")

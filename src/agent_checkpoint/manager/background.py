@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from agent_checkpoint.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class BackgroundWriter:
@@ -36,6 +39,8 @@ class BackgroundWriter:
         Raises:
             CheckpointError: an earlier write failed and nobody was told yet.
         """
+        from concurrent.futures import Future, ThreadPoolExecutor  # slow to load
+
         outcome: Future[str] = Future()
         outcome.set_running_or_notify_cancel()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -34,6 +33,8 @@ from agent_checkpoint.records import Checkpoint, Draft, again, check_key
 from agent_checkpoint.store.reading import Reader
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from typing_extensions import Unpack
 
 

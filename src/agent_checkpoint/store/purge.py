@@ -21,14 +21,14 @@ from agent_checkpoint.errors import (
     IntegrityError,
     InvalidInputError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue
+from agent_checkpoint.records import Checkpoint, Draft
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import gc
 from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
 from agent_checkpoint.store.objects import CHUNKS, LostObjectError, Object, missing
 from agent_checkpoint.store.reachability import Seen, mark, reach
-from agent_checkpoint.store.reading import OBJECT, fetch_objects, names_in, tag_of, whole
+from agent_checkpoint.store.reading import fetch_objects, names_in, tag_of, whole
 from agent_checkpoint.store.references import with_references
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
@@ -101,7 +101,13 @@ def _replace_heads(
     """Let keys go on with copies of their heads in which the secret is blotted out."""
     for key, head in found.heads.items():
         # A workspace is objects all through: one that holds the secret is left out as a whole.
-        sound = {name: tree for name, tree in head.parts.items() if not found.is_tainted(tree)}
+        reader = store.reader(head)
+        reader.fetch(head.parts.values())
+        sound = {
+            name: tree
+            for name, tree in head.parts.items()
+            if not found.is_tainted(whole(tree, reader))
+        }
         fresh = _blotted(store, replace(head, parts=sound), needles) if sound else None
         if fresh is not None:
             done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
@@ -133,10 +139,9 @@ class _Search:
                     if place == 0:
                         self.heads[key] = checkpoint
 
-    def is_tainted(self, tree: JsonValue) -> bool:
-        """Tell whether a part refers to an object that is no text, and holds the secret."""
-        roots = [item[OBJECT] for item in _objects_in(tree)]
-        return not self.objects.isdisjoint(reach(roots, self._seen))
+    def is_tainted(self, tree: Any) -> bool:
+        """Tell whether a part, in full, refers to an object that holds the secret."""
+        return not self.objects.isdisjoint(reach(names_in([tree]), self._seen))
 
     def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
         roots = set(names_in(checkpoint.parts.values()))
@@ -249,17 +254,6 @@ def _neighbours(data: bytes) -> set[tuple[str, str]]:
         names = [name.decode() for name in _NAME.findall(match[1])]
         pairs.update(zip(names, names[1:]))
     return pairs
-
-
-def _objects_in(tree: Any) -> Iterator[dict[str, str]]:
-    """Iterate over the tags in a part that stand for objects which are no text."""
-    stack = [tree]
-    while stack:
-        tree = stack.pop()
-        if isinstance(tree, dict) and OBJECT in tree:
-            yield tree
-        elif isinstance(tree, (dict, list)):
-            stack += tree.values() if isinstance(tree, dict) else tree
 
 
 def _unknowable(error: Exception) -> IntegrityError:

@@ -7,7 +7,7 @@ a workspace; gc, verify and archives follow it, a load does not
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from agent_checkpoint.records import JsonValue, check_object_id
 from agent_checkpoint.store.json_text import write_json
@@ -50,6 +50,10 @@ class ObjectRef:
 
     def __repr__(self) -> str:
         return f"ObjectRef({self.name[:12]}…)"
+
+    def __reduce__(self) -> NoReturn:
+        # gc finds what a checkpoint needs by its tags, and does not look into pickles.
+        raise TypeError("what a workspace or the like is made of cannot be pickled")
 
     def __copy__(self) -> ObjectRef:
         return self

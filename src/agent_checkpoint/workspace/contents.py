@@ -10,10 +10,9 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from types import TracebackType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent_checkpoint.store.objects import BLOB, End, Packed, make_object
 from agent_checkpoint.store.writing import Writer
@@ -21,10 +20,12 @@ from agent_checkpoint.workspace.beneath import (
     Changing,
     directory_below,
     held_still,
+    is_being_written,
     opened_file,
     read_whole,
     settled,
     settled_stamp,
+    wait_for_writers,
 )
 from agent_checkpoint.workspace.chunking import CHUNKED_FROM, cut
 from agent_checkpoint.workspace.folders import READ_AGAIN, SETUID, TORN, UNREADABLE, Note
@@ -38,11 +39,15 @@ from agent_checkpoint.workspace.tree import (
     put_chunks,
 )
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
 _BATCH_FILES = 256
 _BATCH_BYTES = 4 << 20
 _THREADS = 2
 _WAITING = 4
 _TRIES = 3
+_PIECE = 1 << 20
 
 
 class Found(NamedTuple):
@@ -124,6 +129,8 @@ class Contents:
 
     def _hand_over(self) -> None:
         if self._pool is None:
+            from concurrent.futures import ThreadPoolExecutor  # slow to load, and seldom wanted
+
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent-checkpoint-files")
         batch, self._batch, self._size = self._batch, [], 0
         self._read(batch)
@@ -182,8 +189,10 @@ class _Batch:
         return Found(item, stamp, _note(stat, is_still=is_still))
 
     def _read_large(self, directory: int, name: bytes) -> Found:
-        for _ in range(_TRIES):
+        for attempt in range(_TRIES):
+            wait_for_writers(attempt)
             with opened_file(directory, name) as file:
+                is_free = not is_being_written(file)
                 whole, size, names = ContentHash(), 0, []
                 for chunk in cut(file.fd):
                     whole.add(chunk)
@@ -194,10 +203,13 @@ class _Batch:
                     self._writer.store_ahead({piece: packed})
                     if size > file.stat.st_size:  # it may grow as fast as it is read
                         break
-                is_still = held_still(file, size)
-                stamp = settled_stamp(file) if is_still else READ_AGAIN
+                stamp = settled_stamp(file)
+                is_still = is_free and held_still(file, size)
+                if is_still and stamp == READ_AGAIN:
+                    is_still = _is_same(file.fd, whole)
             if is_still:
                 break
+            stamp = READ_AGAIN
         chunks = Chunks(size, whole.id(), tuple(names))
         ref = put_chunks(chunks, self._writer.put)
         item = Item(name, FILE, file.stat.st_mode & MODE_BITS, size, chunks.id, ref)
@@ -213,6 +225,15 @@ def _read_link(directory: int, name: bytes) -> Found:
         raise Changing from error
     item = Item(name, LINK, MODE_BITS, len(target), target=target)
     return Found(item, settled(found, now))
+
+
+def _is_same(fd: int, whole: ContentHash) -> bool:
+    """Read a file again whose time cannot tell a change of this very moment. Raises OSError."""
+    again = ContentHash()
+    os.lseek(fd, 0, os.SEEK_SET)
+    while data := os.read(fd, _PIECE):
+        again.add(data)
+    return again.id() == whole.id()
 
 
 def _note(stat: os.stat_result, *, is_still: bool) -> Note | None:

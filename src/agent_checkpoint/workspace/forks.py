@@ -130,7 +130,7 @@ class _Making:
         self._origin = origin
         self._target = target
         self._home = home
-        self._held = origin.held
+        self._held = origin._held
         self._present = self._held or origin.snapshot()
         self._tree = tree or self._present
 
@@ -147,7 +147,7 @@ class _Making:
         is_live = self._held is not None and self._tree.id == self._held.id
         base = None
         if is_live and not mounts_below(origin.path):
-            lower, folder = origin.path, origin.known
+            lower, folder = origin.path, origin._known
         else:
             base = open_base(self._home / "bases", self._tree, self._look)
             lower, folder = base.files, base.folder
@@ -160,7 +160,7 @@ class _Making:
         try:
             mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
             fork = self._open("overlay", places=places, base=base)
-            fork.know(folder, Layer(lambda: _touched(places.upper, lower)))
+            fork._know(folder, Layer(lambda: _touched(places.upper, lower)))
         except BaseException:
             end_fork(places)
             if base is not None:
@@ -169,21 +169,21 @@ class _Making:
         return fork
 
     def _copy(self, driver: str) -> Fork:
-        if self._tree.id != self._present.id:
-            if self._target.exists():
-                self._target.rmdir()
-            write_out(self._tree, self._target)
-            return self._open(driver)
+        is_present = self._tree.id == self._present.id
         places = begin_fork(self._home / "forks", self._target.parent)
         try:
-            copy_tree(self._origin.path, places.files, leave_out=self._leaves_out)
+            if is_present:
+                copy_tree(self._origin.path, places.files, leave_out=self._leaves_out)
+            else:
+                write_out(self._tree, places.files)
             os.rename(places.files, self._target)  # it is there as a whole, or not at all
         except OSError as error:
             raise WorkspaceError(f"{self._target} cannot be made ({error.strerror}).") from error
         finally:
             end_fork(places)
         fork = self._open(driver)
-        fork.know(self._origin.known, None)
+        if is_present:
+            fork._know(self._origin._known, None)
         return fork
 
     def _leaves_out(self, directory: bytes, name: bytes) -> bool:
@@ -195,14 +195,14 @@ class _Making:
     def _open(self, driver: str, **made: Any) -> Fork:
         origin = self._origin
         return Fork(
-            self._target, origin.store, origin.options, driver=driver, tree=self._tree, **made
+            self._target, origin.store, origin._options, driver=driver, tree=self._tree, **made
         )
 
     def _look(self, path: Path) -> Folder:
         """Look at a base, for forks to know what is in it."""
         store = self._origin.store
         with Workspace(path, store, watch=False, limit=None, force=True) as base:
-            return base.look()
+            return base._look()
 
 
 def _touched(upper: Path, lower: Path) -> Touched:

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
+from agent_checkpoint.backends.mounts import pseudo_devices
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.beneath import directory_below, open_directory
 from agent_checkpoint.workspace.contents import Contents, Found, Wanted
@@ -106,6 +107,7 @@ class Scan:
         self._excluded = excluded
         self._watches = watches
         self._device = os.fstat(root).st_dev
+        self._pseudo: frozenset[int] | None = None
         self._by_stamp = True
         self._is_copy = False
         self.links = links or Links()
@@ -291,6 +293,8 @@ class Scan:
             is_folder and (found.st_dev, found.st_ino) in self._excluded.places
         ):
             node.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
+        elif found.st_dev != self._device and self._is_pseudo(found.st_dev):
+            node.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")
         else:
             node.names.append(name)
             node.stamps.append(stamp_of(found))
@@ -298,6 +302,11 @@ class Scan:
                 self.links.add(found, node.path, name)
             return True
         return False
+
+    def _is_pseudo(self, device: int) -> bool:
+        if self._pseudo is None:
+            self._pseudo = pseudo_devices()
+        return device in self._pseudo
 
     def _want(self, node: Node, touched: Collection[bytes] = ()) -> None:
         """Have everything read that was touched, or has not its old stamp."""

@@ -74,10 +74,7 @@ def put_record(
 ) -> Tree:
     """Put the record of a tree and return the tree."""
     notes = tuple(
-        sorted(
-            PathNote(os.fsdecode(path), note.kind, note.text)
-            for path, note in root.all_notes()
-        )
+        sorted(PathNote(os.fsdecode(path), note.kind, note.text) for path, note in root.all_notes())
     )
     record = {
         "id": root.stored.id,

@@ -203,7 +203,23 @@ def _drop_capabilities() -> None:
 def _processes_in(name: str) -> list[str]:
     if not sys.platform.startswith("linux"):
         return []
-    return [pid for pid in os.listdir("/proc") if pid.isdigit() and is_in_view(name, pid)]
+    found = []
+    here = os.readlink("/proc/self/ns/mnt")
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        # Most processes see what we see, and to ask that first is fast.
+        with suppress(PermissionError):
+            if _mount_namespace(pid) == here:
+                continue
+        if is_in_view(name, pid):
+            found.append(pid)
+    return found
+
+
+def _mount_namespace(pid: str) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return ""
 
 
 def _kill(name: str, pid: str) -> None:

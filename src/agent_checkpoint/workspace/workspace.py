@@ -81,9 +81,9 @@ class Workspace:
                 store.
         """
         self.path = checked_place(path, force=force)
-        self.held: Tree | None = None
+        self._held: Tree | None = None
         """What it is while it is held."""
-        self.options: dict[str, Any] = {
+        self._options: dict[str, Any] = {
             "ignore": tuple(ignore),
             "gitignore": gitignore,
             "watch": watch,
@@ -94,7 +94,7 @@ class Workspace:
         self._forks: set[Fork] = set()
         # A manager has its store by that name: whoever passes it means that.
         self._store: Store | None = getattr(store, "store", store)
-        patterns = self.options["ignore"]
+        patterns = self._options["ignore"]
         rules = Rules.of(patterns, gitignore=gitignore)
         self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
         self._root = RootLock(self.path)
@@ -173,12 +173,12 @@ class Workspace:
         now = Side(present, objects_from(store.backend))
         return compare(Side(before.root.ref, before.get), now)
 
-    def look(self) -> Folder:
+    def _look(self) -> Folder:
         """Return the directory as it is now, without a checkpoint. Raises as `snapshot` does."""
         with self._lock, self._root.held(exclusive=False) as root:
             return self._sight.look(root, self.store.writer(), ahead=True)
 
-    def know(self, folder: Folder | None, layer: Layer | None) -> None:
+    def _know(self, folder: Folder | None, layer: Layer | None) -> None:
         """Take for known what was seen in the directory that this one was made from.
 
         Args:
@@ -190,7 +190,7 @@ class Workspace:
                 self._sight.adopt(folder, self.store.backend, layer)
 
     @property
-    def known(self) -> Folder | None:
+    def _known(self) -> Folder | None:
         """What was seen last."""
         return self._sight.folder
 
@@ -253,7 +253,7 @@ class Workspace:
         """
         chosen = None if paths is None else tuple(self._relative(path) for path in paths)
         wish = Wish(chosen, tuple(exclude), keep_unseen)
-        if self.held is not None and not dry_run:
+        if self._held is not None and not dry_run:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._lock:
             found = tree_of(tree)
@@ -297,16 +297,16 @@ class Workspace:
         Raises as `snapshot` does.
         """
         with self._lock:
-            if self.held is not None:
+            if self._held is not None:
                 raise WorkspaceError(f"{self.path} is held already.")
             tree = self.snapshot(full=True)
-            self.held = tree
+            self._held = tree
         try:
             with self._root.held(exclusive=False):
                 yield tree
         finally:
             with self._lock:
-                self.held = None
+                self._held = None
                 for fork in list(self._forks):
                     fork.close()
 
