@@ -163,7 +163,7 @@ def fixed() -> Iterator[None]:
         patch.object(secrets, "token_hex", lambda size: noise.randbytes(size).hex()),
         patch.object(compression, "zstd", None),
         patch.object(sqlite, "LOOSE_FROM", subjects.LOOSE_BYTES),
-        patch.object(chunking, "FastCDC", None),
+        patch.object(chunking, "_is_installed", lambda: False),
         patch.object(contents, "_THREADS", 1),
         patch.object(Workspace, "key", "workspace:/golden"),
     ):

@@ -26,9 +26,8 @@ _PIECE = 1 << 20
 _TRIES = 3
 _FINE, _COARSE = 20_000_000, 2_000_000_000
 """How long, in ns, two changes may have the same time: the tick of a kernel; that of old disks."""
-_ONE_WRITE = 100_000_000
-"""How long, in ns, one write may take: its time is that of its beginning, and all else waits."""
-_BREATH = 0.003
+_ONE_WRITE = 30_000_000
+"""How long, in ns, a file that is open for writing is left in peace after a write has begun."""
 
 
 class Changing(Exception):
@@ -98,13 +97,12 @@ def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byte
         Changing: it is something else now.
         OSError: it cannot be read.
     """
-    for attempt in range(_TRIES):
-        wait_for_writers(attempt)
+    for _ in range(_TRIES):
         with opened_file(directory, name) as file:
-            is_free = not is_being_written(file)
+            is_whole = is_free(file)
             data = read_all(file.fd, file.stat.st_size)
             stamp = settled_stamp(file)
-            is_still = is_free and held_still(file, len(data))
+            is_still = is_whole and held_still(file, len(data))
             if is_still and stamp == READ_AGAIN:
                 # Its time cannot tell a change of this very moment, so the content has to.
                 os.lseek(file.fd, 0, os.SEEK_SET)
@@ -130,29 +128,32 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def is_being_written(file: Opened) -> bool:
-    """Tell whether a file may be in the middle of a write, which no time and no second look tells.
+def is_free(file: Opened) -> bool:
+    """Tell whether no write to a file is under way; wait a little to find out, if need be.
 
-    The time of a write is that of its beginning, and whoever writes may wait for a processor or a
-    disk right then. So a file that was written to just now must not be open for writing. A lease,
-    given back at once, is how the kernel tells; where it cannot, it is taken for whole.
+    The time of a write is that of its beginning, and whoever writes may be waiting for a processor
+    or a disk in the middle of it: then neither the time nor a second look tells. So a file that
+    somebody has open for writing has to be left in peace for a while before it is read.
     """
-    if file.ns - file.stat.st_mtime_ns > _ONE_WRITE or not hasattr(fcntl, "F_SETLEASE"):
+    left = _ONE_WRITE - (file.ns - file.stat.st_mtime_ns)
+    if not 0 < left <= _ONE_WRITE or not _is_open_for_writing(file.fd):
+        return True
+    time.sleep(left / 1e9)
+    return stamp_of(os.fstat(file.fd)) == stamp_of(file.stat)
+
+
+def _is_open_for_writing(fd: int) -> bool:
+    """Ask the kernel, by way of a lease that is given back at once; False if it cannot tell."""
+    if not hasattr(fcntl, "F_SETLEASE"):
         return False
     try:
         # Whoever opens it at this very moment has this sent to us; the usual signal would kill.
-        fcntl.fcntl(file.fd, fcntl.F_SETSIG, signal.SIGURG)
-        fcntl.fcntl(file.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(file.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
         return error.errno == errno.EAGAIN
     return False
-
-
-def wait_for_writers(attempt: int) -> None:
-    """Wait a little, if it is not the first attempt, for whoever writes to come to an end."""
-    if attempt:
-        time.sleep(_BREATH)
 
 
 def held_still(file: Opened, size: int) -> bool:

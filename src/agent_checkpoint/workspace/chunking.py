@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
-
-FastCDC: Any
-try:  # its version without the extension would take minutes
-    from pyfastcdc.cy import FastCDC  # type: ignore[import-not-found,no-redef]
-except ImportError:
-    FastCDC = None
 
 CHUNKED_FROM = 1_000_000
 """A file with more bytes than this is stored in chunks."""
@@ -24,13 +19,32 @@ _SMALLEST, _LARGEST = _CHUNK // 4, _CHUNK * 4
 
 def cut(fd: int) -> Iterator[bytes]:
     """Iterate over the chunks of an open file, from where it stands to its end. Raises OSError."""
-    if FastCDC is None:
+    cutter = _cutter()
+    if cutter is None:
         while data := _read(fd, _CHUNK):
             yield data
         return
-    cutter = FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
     for chunk in cutter.cut_stream(_Stream(fd)):
         yield bytes(chunk.data)
+
+
+@lru_cache(maxsize=1)
+def _is_installed() -> bool:
+    from importlib.util import find_spec
+
+    try:  # its version without the extension would take minutes
+        return find_spec("pyfastcdc.cy") is not None
+    except ImportError:
+        return False
+
+
+def _cutter() -> Any:
+    """Return what cuts one file by its content, if that is installed."""
+    if not _is_installed():
+        return None
+    from importlib import import_module  # by name, since whoever checks types may not have it
+
+    return import_module("pyfastcdc.cy").FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
 
 
 class _Stream:

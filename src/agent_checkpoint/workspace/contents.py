@@ -20,12 +20,11 @@ from agent_checkpoint.workspace.beneath import (
     Changing,
     directory_below,
     held_still,
-    is_being_written,
+    is_free,
     opened_file,
     read_whole,
     settled,
     settled_stamp,
-    wait_for_writers,
 )
 from agent_checkpoint.workspace.chunking import CHUNKED_FROM, cut
 from agent_checkpoint.workspace.folders import READ_AGAIN, SETUID, TORN, UNREADABLE, Note
@@ -189,10 +188,9 @@ class _Batch:
         return Found(item, stamp, _note(stat, is_still=is_still))
 
     def _read_large(self, directory: int, name: bytes) -> Found:
-        for attempt in range(_TRIES):
-            wait_for_writers(attempt)
+        for _ in range(_TRIES):
             with opened_file(directory, name) as file:
-                is_free = not is_being_written(file)
+                is_whole = is_free(file)
                 whole, size, names = ContentHash(), 0, []
                 for chunk in cut(file.fd):
                     whole.add(chunk)
@@ -204,9 +202,9 @@ class _Batch:
                     if size > file.stat.st_size:  # it may grow as fast as it is read
                         break
                 stamp = settled_stamp(file)
-                is_still = is_free and held_still(file, size)
+                is_still = is_whole and held_still(file, size)
                 if is_still and stamp == READ_AGAIN:
-                    is_still = _is_same(file.fd, whole)
+                    is_still = _is_same(file.fd, size, whole)
             if is_still:
                 break
             stamp = READ_AGAIN
@@ -227,12 +225,13 @@ def _read_link(directory: int, name: bytes) -> Found:
     return Found(item, settled(found, now))
 
 
-def _is_same(fd: int, whole: ContentHash) -> bool:
+def _is_same(fd: int, size: int, whole: ContentHash) -> bool:
     """Read a file again whose time cannot tell a change of this very moment. Raises OSError."""
     again = ContentHash()
     os.lseek(fd, 0, os.SEEK_SET)
-    while data := os.read(fd, _PIECE):
+    while size > 0 and (data := os.read(fd, min(size, _PIECE))):
         again.add(data)
+        size -= len(data)
     return again.id() == whole.id()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
-from agent_checkpoint.workspace.ignoring import LARGEST_FILE, Rules
+from agent_checkpoint.workspace.ignoring import CHECKPOINTIGNORE, LARGEST_FILE, Rules
 
 
 def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
@@ -19,8 +19,12 @@ def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
         try:
             with opened_file(fd, name) as file:
                 texts[name] = os.read(file.fd, LARGEST_FILE + 1)
-        except (OSError, Changing):  # as good as none: what it says is not known
+        except (FileNotFoundError, Changing):
             continue
+        except PermissionError:
+            if name == CHECKPOINTIGNORE:  # what it says to leave out must not be captured
+                raise
+            continue  # as with git
     return rules.within(path, texts) if texts else rules
 
 

@@ -98,6 +98,7 @@ class Scan:
         excluded: Excluded,
         watches: Watches | None = None,
         links: Links | None = None,
+        lost: dict[bytes, set[bytes]] | None = None,
     ) -> None:
         self._root = root
         self._writer = writer
@@ -111,6 +112,8 @@ class Scan:
         self._by_stamp = True
         self._is_copy = False
         self.links = links or Links()
+        self.lost = {} if lost is None else lost
+        """What could not be read, or not in one piece: names by directory."""
 
     def full(self, old: Folder | None, *, is_copy: bool = False) -> Folder:
         """Return the tree as it is now, looking at every entry.
@@ -328,20 +331,26 @@ class Scan:
 
     def _assemble(self, nodes: list[Node]) -> Folder:
         self._contents.finish()
-        return assemble(nodes, self._get, self._writer.put)
+        folder = assemble(nodes, self._get, self._writer.put)
+        for node in nodes:
+            self.lost.pop(node.path, None)
+            if node.notes and (few := {name for name, n in node.notes.items() if n.is_loss}):
+                self.lost[node.path] = few
+        return folder
 
     def _settle(self, folder: Folder, nodes: list[Node]) -> Folder:
         """Look again where an entry took on another type while we looked."""
-        for _ in range(_TRIES):
-            changing: dict[bytes, list[bytes]] = {}
-            for node in nodes:
-                names = [name for name, found in node.found.items() if found.is_changing]
-                if names:
-                    changing[node.path] = names
-            if not changing:
-                return folder
-            nodes = list(self._visit(folder, changing, frozenset()))
+        changing, replaced = _changing(nodes), frozenset[bytes]()
+        for _ in range(_TRIES if changing else 0):
+            try:
+                nodes = list(self._visit(folder, changing, replaced))
+            except OSError:  # a directory itself is gone, or another one: look at it as a whole
+                changing, replaced = _above(changing), frozenset(changing)
+                continue
             folder = self._assemble(nodes)
+            changing, replaced = _changing(nodes), frozenset()
+            if not changing:
+                break
         return folder
 
 
@@ -350,6 +359,25 @@ def _not_listed(error: OSError) -> Found:
     if isinstance(error, PermissionError):
         return Found(None, note=Note(UNREADABLE, str(error.strerror)))
     return Found(None, is_changing=True)
+
+
+def _changing(nodes: Iterable[Node]) -> dict[bytes, list[bytes]]:
+    """Return, by directory, the names whose type changed as they were looked at."""
+    found = {
+        node.path: [name for name, found in node.found.items() if found.is_changing]
+        for node in nodes
+        if node.found
+    }
+    return {path: names for path, names in found.items() if names}
+
+
+def _above(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """Return the names of directories, by the directory above them; the root has none."""
+    found: dict[bytes, list[bytes]] = {}
+    for path in filter(None, paths):
+        parent, _, name = path.rpartition(b"/")
+        found.setdefault(parent, []).append(name)
+    return found
 
 
 def _captured_notes(folder: Folder) -> dict[bytes, Note]:

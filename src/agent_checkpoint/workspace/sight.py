@@ -60,6 +60,7 @@ class Sight:
         self._watcher: Watcher | Layer | None = None
         self._is_copy = False
         self._links = Links()
+        self._lost: dict[bytes, set[bytes]] = {}
         self._looked_at_all = 0.0
         self._not_in_index = 0
         self.watch_trouble: str | None = None if watch else "watching was not asked for"
@@ -178,6 +179,8 @@ class Sight:
     ) -> Folder | None:
         for path, names in self._links.touched(root, known).items():
             events.names.setdefault(path, set()).update(names)
+        for path, names in self._lost.items():  # no event tells that they can be read by now
+            events.names.setdefault(path, set()).update(names)
         if not events.names:
             return known
         if self._watcher is not None:
@@ -185,7 +188,7 @@ class Sight:
                 self._watcher.forget(path)  # before it is watched again, perhaps elsewhere
         try:
             self._links.has_new = False
-            scan = self._scan(root, writer, contents, self._watcher, self._links)
+            scan = self._scan(root, writer, contents, self._watcher, self._links, self._lost)
             by_stamp = self._watcher is not None and self._watcher.is_exact
             folder = scan.partial(known, events.names, events.replaced, by_stamp=by_stamp)
             return None if self._links.has_new else folder  # it has names that are not known
@@ -222,7 +225,7 @@ class Sight:
             raise
         self._looked_at_all = now
         self._is_copy = False
-        self._links = scan.links
+        self._links, self._lost = scan.links, scan.lost
         return folder
 
     def _scan(
@@ -232,6 +235,7 @@ class Sight:
         contents: Contents,
         watcher: Watcher | Layer | None,
         links: Links | None = None,
+        lost: dict[bytes, set[bytes]] | None = None,
     ) -> Scan:
         return Scan(
             root,
@@ -242,6 +246,7 @@ class Sight:
             excluded=Excluded({STAGING, BESIDE}, self._own_places()),
             watches=watcher,
             links=links,
+            lost=lost,
         )
 
     def _own_places(self) -> set[tuple[int, int]]:
