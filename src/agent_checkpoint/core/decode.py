@@ -174,7 +174,7 @@ class _Decoder:
                 return self.outside(tag, payload)
             if tag.startswith("$type:"):
                 return self.registered(tag[len("$type:") :], payload)
-        except (Trouble, RecursionError):
+        except (Trouble, RecursionError, MemoryError):
             raise
         except IntegrityError as error:
             raise Trouble(f"cannot be read. {error}", IntegrityError) from None

@@ -144,7 +144,8 @@ class Log(Sequence[T]):
     def frozen(self, encode: ItemEncoder) -> LogItems:
         """Return the items as they are now, to be written later, at no cost."""
         items = LogItems(self, encode)
-        self._views.add(items)
+        views: WeakSet[LogItems] = vars(self).get("_views") or WeakSet()
+        vars(self).setdefault("_views", views).add(items)  # in one step: from any thread
         return items
 
     def _become(self, other: Log[T]) -> Callable[[], None]:
@@ -156,7 +157,7 @@ class Log(Sequence[T]):
 
     def _begin_anew(self) -> None:
         self._identity = _Identity()
-        self._views: WeakSet[LogItems] = WeakSet()
+        vars(self).pop("_views", None)  # most logs are never written: it takes more than all else
         # Where the log was cut, as (number of the cut, index): both rise, since a later cut
         # further to the front says all that the ones before it said.
         self._cuts: list[tuple[int, int]] = []
@@ -164,9 +165,9 @@ class Log(Sequence[T]):
 
     def _cut(self, index: int) -> None:
         self._generation += 1  # first: whoever looks at the cuts meanwhile must notice
-        if self._views:  # somebody is yet to write the items as they were: leave them that list
+        if vars(self).get("_views"):  # somebody is yet to write the items: leave them that list
             self._items = list(self._items)
-            self._views = WeakSet()
+            vars(self).pop("_views", None)
         while self._cuts and self._cuts[-1][1] >= index:
             self._cuts.pop()
         self._cuts.append((self._generation, index))
@@ -206,6 +207,7 @@ class LogItems(Large):
         if builder.bytes <= IN_ENTRY:
             refs += builder.refs
             writer.size += builder.outside
+            writer.weight += builder.outside_weight
             return builder.text
         return put_list(builder, writer, refs)
 

@@ -141,9 +141,11 @@ class _Export:
         """Write the objects that a readable store has in full, and return the entry without."""
         writer = Writer(Memory())
         try:
-            texts, _ = split_parts(with_references(checkpoint.parts, self.store.backend), writer)
+            parts = with_references(checkpoint.parts, self.store.backend)
+            texts, roots = split_parts(parts, writer)
         except RecursionError:
             raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
+        writer.check_weight(roots)
         for name, packed in writer.pending():
             self._object(name, packed)
         return write_checkpoint(

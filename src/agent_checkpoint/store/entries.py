@@ -14,11 +14,14 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.json_text import read_json, write_json
 
 FORMAT = 1
+
+MAX_READABLE = 1 << 28
+"""The most bytes of an entry that has its state in full: it is read as a whole (256 MiB)."""
 
 _HASH_MEMBER = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*')
 _LONGEST_HASH_MEMBER = 100
@@ -100,12 +103,27 @@ def write_checkpoint(
 def write_readable(
     draft: Draft, *, ts_ns: int, parents: tuple[str, ...], parts: Mapping[str, JsonValue]
 ) -> bytes:
-    """Return the entry of a checkpoint for people to read: indented, with the state in full."""
+    """Return the entry of a checkpoint for people to read: indented, with the state in full.
+
+    Raises:
+        InvalidInputError: it would be larger than such an entry may be.
+    """
     record: dict[str, JsonValue] = {"key": draft.key, "ts_ns": ts_ns}
     record.update(_details(draft, parents))
     if draft.token is None:
         del record["import"]
-    return seal_entry({**record, "parts": dict(parts)}, indent=True)
+    entry = seal_entry({**record, "parts": dict(parts)}, indent=True)
+    if len(entry) > MAX_READABLE:
+        raise too_large(draft.key)
+    return entry
+
+
+def too_large(key: str) -> InvalidInputError:
+    """Return the error for a state that does not fit into a readable entry."""
+    return InvalidInputError(
+        f"The state for {show(key)} has more than {MAX_READABLE:,} bytes as readable text, which "
+        'is the most for a file. Use backend="sqlite".'
+    )
 
 
 def _details(draft: Draft, parents: tuple[str, ...]) -> list[tuple[str, JsonValue]]:

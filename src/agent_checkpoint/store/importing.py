@@ -20,10 +20,12 @@ from pathlib import Path
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
+from agent_checkpoint.store.entries import MAX_READABLE, too_large
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
+from agent_checkpoint.store.json_text import indented_size
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reachability import Seen, mark
-from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in, whole
+from agent_checkpoint.store.reading import Reader, names_in, whole
 from agent_checkpoint.store.store import Store
 
 _BATCH = 1 << 25
@@ -114,9 +116,12 @@ class _Import:
     def _parts(self, found: Checkpoint) -> Mapping[str, JsonValue]:
         if not self.store.backend.readable:
             return found.parts
-        reader = Reader(self.archive, size=min(found.size, MAX_STATE))
+        reader = Reader(self.archive, checkpoints=[found], most=MAX_READABLE)
         reader.fetch(found.parts.values())
-        return {name: whole(tree, reader) for name, tree in found.parts.items()}
+        parts = {name: whole(tree, reader) for name, tree in found.parts.items()}
+        if indented_size(parts, MAX_READABLE) > MAX_READABLE:
+            raise too_large(found.key)
+        return parts
 
     def _put_objects(
         self, names: Iterable[str], parts: Mapping[str, JsonValue]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,7 @@ except ImportError:  # the extra `fast` is not installed
 
 
 _BUFFER = 4096
+_CONTROL = bytes(range(32))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -75,6 +76,32 @@ def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
     return [write_json(value) for value in values]
 
 
+def indented_size(value: Any, limit: int) -> int:
+    """Return how long the indented text of a value is, or something above the limit.
+
+    Bytes count as the base64 that is written for them. Takes no memory to speak of.
+    """
+    size = 0
+    stack: list[Iterator[Any]] = [iter((value,))]
+    while stack and size <= limit:
+        for item in stack[-1]:
+            size += 2 * len(stack)  # a line break, indentation, a comma
+            if isinstance(item, (list, dict)):
+                if item:
+                    size += 2 * len(stack) + 2
+                if isinstance(item, dict):
+                    size += sum(map(_text_size, item)) + 2 * len(item)
+                stack.append(iter(item.values() if isinstance(item, dict) else item))
+                break
+            if isinstance(item, bytes):
+                size += len(item) * 4 // 3 + 4
+            else:
+                size += _text_size(item) if isinstance(item, str) else len(repr(item))
+        else:
+            stack.pop()
+    return size
+
+
 def read_json(data: bytes) -> JsonValue:
     """Return the value that the text stands for.
 
@@ -101,6 +128,12 @@ def _parse(data: bytes) -> JsonValue:
     if b"\\u" in data and _SURROGATE.search(text):
         json.dumps(value, ensure_ascii=False).encode()  # fails if one stands alone
     return value
+
+
+def _text_size(text: str) -> int:
+    data = text.encode()
+    escaped = len(data) - len(data.translate(None, b'"\\'))
+    return len(data) + escaped + 5 * (len(data) - len(data.translate(None, _CONTROL))) + 2
 
 
 def _finite(text: str) -> float:

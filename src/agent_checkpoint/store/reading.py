@@ -5,11 +5,11 @@ Knows the tags of `splitting`, and nothing of what the JSON in the objects means
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import JsonValue, is_object_id
+from agent_checkpoint.records import Checkpoint, JsonValue, is_object_id
 from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.json_text import read_json
 from agent_checkpoint.store.objects import (
@@ -22,15 +22,18 @@ from agent_checkpoint.store.objects import (
 )
 from agent_checkpoint.store.sequences import read_sequence
 from agent_checkpoint.store.splitting import Large
+from agent_checkpoint.store.weight import Known, Scale, vouched, weigh_text
 
 MAX_STATE = 1 << 30
 """The most bytes of a state, written or read: few objects can stand for any number (1 GiB)."""
 _SLACK = 1 << 20
 _A_STEP = 256
-"""What the use of an object counts beside its bytes, so that going through many ends soon, too.
+"""How many bytes of a state there are for each use of an object, so that going through many ends.
 
-Half of the smallest that is cut out of a state: a sound one counts less than twice its size.
+Half of the smallest that is cut out of a state: a sound one has half as many uses.
 """
+_IN_MEMORY = 32
+"""Bytes of memory for what weighs one, as a rule."""
 
 TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
 OBJECT = "$object"
@@ -50,20 +53,31 @@ class Reader:
     """Gives what stands outside of the entries; every byte is checked against its name."""
 
     def __init__(
-        self, source: ObjectSource, cache: Cache | None = None, *, size: int = MAX_STATE
+        self,
+        source: ObjectSource,
+        cache: Cache | None = None,
+        *,
+        checkpoints: Sequence[Checkpoint],
+        most: int | None = None,
     ) -> None:
         """Read from a source.
 
         Args:
             source: where the objects are.
             cache: what was read lately.
-            size: how many bytes the states have, as their checkpoints say: what turns out to be
-                much more is refused.
+            checkpoints: whose states are read, each at most once. What they say of their size
+                is not relied on: anybody can say anything.
+            most: the most bytes that a state may have, if less than any other may.
         """
         self.source = source
         self._cache = Cache() if cache is None else cache
         self._objects: dict[str, Object] = {}
-        self._left = self._most = 2 * size + _SLACK
+        self._trees = [tree for checkpoint in checkpoints for tree in checkpoint.parts.values()]
+        self._known: Known = {}
+        self._scale = Scale(len(checkpoints), self._vouched)
+        self._most = len(checkpoints) * (MAX_STATE if most is None else most) + _SLACK
+        self._left = self._most + self._most // _A_STEP  # the brackets of arrays come on top
+        self._steps = self._most // _A_STEP
 
     def fetch(self, trees: Iterable[JsonValue]) -> None:
         """Read all objects that stored trees need, level by level.
@@ -103,14 +117,17 @@ class Reader:
             items = read_array(text)
             is_plain = has_no_tags(text)
             if is_plain and self._cache.is_wanted_again(part):
-                self._cache.put_array(part, items, len(text))
+                self._cache.put_array(part, items, len(text) + _IN_MEMORY * weigh_text(text))
             yield items, is_plain
 
-    def blob(self, names: Any) -> bytes:
+    def blob(self, names: Any, *, is_text: bool = False) -> bytes:
         """Return the bytes that `$blob` or `$text` names. Raises IntegrityError."""
         if not isinstance(names, list):
             raise IntegrityError("It is damaged: not a list of pieces.")
-        return b"".join(self._take(self._get(name, BLOB).payload) for name in names)
+        pieces = [self._get(name, BLOB).payload for name in names]
+        self._count(sum(map(len, pieces)))
+        self._scale.add_pieces(pieces, is_text=is_text)
+        return b"".join(pieces)
 
     def tree(self, tag: str, payload: Any) -> Any:
         """Return what a tag stands for as a tree, whose parts may be tags again.
@@ -121,7 +138,7 @@ class Reader:
         if tag == "$ref":
             return read_json(self.text(payload))
         if tag == "$text":
-            return _decoded(self.blob(payload))
+            return _decoded(self.blob(payload, is_text=True))
         if tag == "$blob":
             return self.blob(payload)
         items = [item for array, _ in self.arrays(payload) for item in array]
@@ -131,14 +148,29 @@ class Reader:
         found = self._objects.get(_checked(name))
         if found is None:
             raise missing([name])
-        self._count(_A_STEP)
+        self._steps -= 1
+        if self._steps < 0:
+            raise IntegrityError(
+                f"The state refers to objects more than {self._most // _A_STEP:,} times, which is "
+                "more than it may have."
+            )
         if kind is not None and found.kind != kind:
             raise IntegrityError(f"The object {name} is not of the kind that its use needs.")
         return found
 
-    def _take(self, data: bytes) -> bytes:
-        self._count(len(data))
-        return data
+    def _take(self, text: bytes) -> bytes:
+        self._count(len(text))
+        self._scale.add_text(text)
+        return text
+
+    def _vouched(self, enough: int) -> int:
+        """Return what the content of all parts vouches for, also of those that nobody wants."""
+        return vouched(names_in(self._trees), enough, self._fetched, self._known)
+
+    def _fetched(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+        others = [name for name in names if name not in self._objects]
+        yield from ((name, self._objects[name]) for name in names if name in self._objects)
+        yield from fetch_objects(self.source, others)
 
     def _count(self, size: int) -> None:
         self._left -= size

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects import LEAF, NODE, SPINE, TAIL, End, Object
 from agent_checkpoint.store.varints import read_varint, write_varint
+from agent_checkpoint.store.weight import weigh_text
 
 LEAF_BYTES = 16384
 SMALLEST_LEAF = LEAF_BYTES // 8
@@ -42,6 +43,9 @@ class SequenceBuilder:
         self.bytes = 0
         self.outside = 0
         """Bytes of what items refer to and stands elsewhere, counted by whoever adds them."""
+        self.outside_weight = 0
+        """What that weighs."""
+        self._leaves_weight = 0
         self._levels: list[list[str]] = []
         self._spine: str | None = None
         self._open_bytes = 0
@@ -51,6 +55,7 @@ class SequenceBuilder:
         """Return a builder that goes on from here on its own."""
         twin = SequenceBuilder()
         twin.bytes, twin.outside, twin._spine = self.bytes, self.outside, self._spine
+        twin.outside_weight, twin._leaves_weight = self.outside_weight, self._leaves_weight
         twin._levels = [list(level) for level in self._levels]
         twin._texts, twin._refs = list(self._texts), list(self._refs)
         twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
@@ -66,6 +71,13 @@ class SequenceBuilder:
     def text(self) -> bytes:
         """The items as one JSON array, as long as no leaf is whole."""
         return _array(self._texts)
+
+    @property
+    def weight(self) -> int:
+        """What the list weighs, with all that its items refer to."""
+        tails = len(self._ends) + (self._open_bytes > 0)
+        open_leaf = weigh_text(self.text) + tails - 1 if tails else 0  # each is an array
+        return self._leaves_weight + open_leaf + self.outside_weight
 
     @property
     def refs(self) -> list[str]:
@@ -135,7 +147,9 @@ class SequenceBuilder:
 
     def _end_leaf(self, put: Put) -> None:
         refs = _flat(self._refs)
-        leaf = put(LEAF, _array(self._texts), refs)
+        text = _array(self._texts)
+        self._leaves_weight += weigh_text(text)
+        leaf = put(LEAF, text, refs)
         child = leaf if refs else End(leaf)
         self._begin_leaf()
         self._spine = None

@@ -24,6 +24,7 @@ from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.json_text import write_all_json, write_json
 from agent_checkpoint.store.objects import BLOB, TEXT, End
 from agent_checkpoint.store.sequences import SequenceBuilder
+from agent_checkpoint.store.weight import weigh_pieces, weigh_text
 from agent_checkpoint.store.writing import Writer
 
 IN_ENTRY = 1024
@@ -99,11 +100,12 @@ def add_item(value: JsonValue, builder: SequenceBuilder, writer: Writer) -> None
     except TypeError:  # there is a Large in it
         text = b""
     if not text or len(text) > IN_OBJECT:
-        before = writer.size
+        size, weight = writer.size, writer.weight
         text = _text(value, IN_OBJECT, writer, refs)
         # Counted by the builder, which remembers it with the item: a log puts an item only once.
-        builder.outside += writer.size - before
-        writer.size = before
+        builder.outside += writer.size - size
+        builder.outside_weight += writer.weight - weight
+        writer.size, writer.weight = size, weight
     builder.add(text, refs, writer.put)
 
 
@@ -162,6 +164,7 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
         refs += below
         return whole
     writer.size += size
+    writer.weight += weigh_text(whole)
     name = writer.put(TEXT, whole, list(dict.fromkeys(below)))
     refs.append(name if below else End(name))
     return write_json({"$ref": name})
@@ -170,11 +173,13 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
 def _put_sequence(tag: str, builder: SequenceBuilder, writer: Writer, refs: list[str]) -> bytes:
     refs.append(builder.finish(writer.put))
     writer.size += builder.bytes + builder.outside
+    writer.weight += builder.weight
     return write_json({tag: refs[-1]})
 
 
 def _put_pieces(tag: str, pieces: list[bytes], writer: Writer, refs: list[str]) -> bytes:
     names: list[JsonValue] = []
+    writer.weight += weigh_pieces(pieces, is_text=tag == "$text")
     for piece in pieces:
         writer.size += len(piece)
         name = writer.put(BLOB, piece)

@@ -142,8 +142,7 @@ class Store:
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
         """Return a reader of what stands outside of the entries of these checkpoints."""
-        size = sum(min(checkpoint.size, MAX_STATE) for checkpoint in checkpoints)
-        return Reader(self.backend, self._cache, size=size)
+        return Reader(self.backend, self._cache, checkpoints=checkpoints)
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.

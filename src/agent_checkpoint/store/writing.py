@@ -5,14 +5,17 @@ Owns telling new objects from those that are stored already; knows nothing of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.list_memory import ListMemory
-from agent_checkpoint.store.objects import Packed, make_object, opened
+from agent_checkpoint.store.objects import Object, Packed, make_object, open_object, opened
+from agent_checkpoint.store.weight import FREE, Known, vouched
 
 _NOT_WORTH_ASKING = 16384
 """Up to so many bytes are written without asking first which of them are stored."""
@@ -51,6 +54,8 @@ class Writer:
         self.lists = (lists or ListMemory()).begin()
         self.size = 0
         """Bytes of the state as text that stand outside of the entry: what it would take alone."""
+        self.weight = 0
+        """What they weigh."""
         self._pending: dict[str, Packed] = {}
         self._new: set[str] = set()
         self._committed: list[Callable[[], object]] = []
@@ -109,6 +114,38 @@ class Writer:
         for name in self._new:
             cache.put_object(name, opened(self._pending[name]))
 
+    def check_weight(self, roots: Iterable[str], backend: Backend | None = None) -> None:
+        """Refuse a state that repeats so little content so often that no load would take it.
+
+        Args:
+            roots: the names of its topmost objects.
+            backend: where the objects are that were not put here.
+
+        Raises:
+            InvalidInputError: it is such a state.
+            StorageError: the medium failed.
+        """
+        if self.weight <= FREE:
+            return
+
+        def fetch(names: Sequence[str]) -> Iterator[tuple[str, Object]]:
+            elsewhere = [name for name in names if name not in self._pending]
+            found = {} if backend is None else backend.get_objects(elsewhere)
+            for name in names:
+                if name in self._pending:
+                    yield name, opened(self._pending[name])
+                elif name in found:  # else the append will tell
+                    with suppress(IntegrityError, FormatError):  # verify() tells
+                        yield name, open_object(name, found[name])
+
+        known: Known = self.memory.setdefault(vouched, {})  # by the function, which stays
+        if vouched(roots, 2 * self.weight, fetch, known) < 2 * self.weight:
+            raise InvalidInputError(
+                f"The state weighs {self.weight:,} (brackets, quotes and commas of its JSON) and "
+                "has too little in it that differs: a load would take it for an attack. Keep what "
+                "repeats once, as bytes, or as an array of numpy."
+            )
+
     def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
         """Return the objects that the entry must bring, and the names of those that must be there.
 
@@ -116,8 +153,11 @@ class Writer:
         is stored ahead of an entry, and gc deletes what refers first.
 
         Raises:
+            InvalidInputError: the state weighs more than any load would take.
             StorageError: the medium failed.
         """
+        roots = list(roots)
+        self.check_weight(roots, backend)
         new, requires = self._sort_out(backend, roots)
         self._new = new
         stored: dict[str, bytes] = {}
