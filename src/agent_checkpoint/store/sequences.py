@@ -59,6 +59,7 @@ class SequenceBuilder:
         twin._levels = [list(level) for level in self._levels]
         twin._texts, twin._refs = list(self._texts), list(self._refs)
         twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
+        twin._items_weight = self._items_weight
         twin._ends, twin._tails = list(self._ends), list(self._tails)
         return twin
 
@@ -75,9 +76,8 @@ class SequenceBuilder:
     @property
     def weight(self) -> int:
         """What the list weighs, with all that its items refer to."""
-        tails = len(self._ends) + (self._open_bytes > 0)
-        open_leaf = weigh_text(self.text) + tails - 1 if tails else 0  # each is an array
-        return self._leaves_weight + open_leaf + self.outside_weight
+        tails = len(self._ends) + (self._open_bytes > 0)  # each is an array
+        return self._leaves_weight + self._items_weight + tails + self.outside_weight
 
     @property
     def refs(self) -> list[str]:
@@ -92,6 +92,7 @@ class SequenceBuilder:
         self.bytes += size
         self._leaf_bytes += size
         self._open_bytes += size
+        self._items_weight += weigh_text(text) + 1
         # As likely as the item is long, so that leaves are about as large whatever the items are.
         ends = zlib.crc32(text) * LEAF_BYTES < size << 32 and self._leaf_bytes >= SMALLEST_LEAF
         if ends or self._leaf_bytes >= LARGEST_LEAF:
@@ -141,6 +142,7 @@ class SequenceBuilder:
         self._texts: list[bytes] = []
         self._refs: list[Sequence[str]] = []
         self._leaf_bytes = 0
+        self._items_weight = 0  # with their commas
         self._open_bytes = 0  # of the items after the last end of a tail
         self._ends: list[int] = []
         self._tails: list[str] = []
