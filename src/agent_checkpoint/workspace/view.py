@@ -23,7 +23,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import agent_checkpoint
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.overlay import NAME, call, mount_overlay, mounts
 
@@ -111,7 +110,7 @@ def view_command(
         ends_with: the process that starts it, if the command shall be killed when the *thread*
             that started it ends.
     """
-    package = Path(agent_checkpoint.__file__).resolve()
+    package = Path(__file__).resolve().parents[1] / "__init__.py"
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
     start = [sys.executable, "-I", "-c", _START, str(package)]
     return [*start, *places, name, str(ends_with), "--", *command]
