@@ -5,15 +5,15 @@ Owns what is compared with what, and how parts are named in a diff.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 from agent_checkpoint.core.diff import Changes, diff_states
 from agent_checkpoint.core.encode import NewWriter
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.subjects import ONLY, capture, parts_of, states_of
-from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.lookup import find
+from agent_checkpoint.records import Checkpoint, JsonValue
+from agent_checkpoint.store.lookup import find, steadily
 from agent_checkpoint.store.reading import Reader
 from agent_checkpoint.store.store import Store
 
@@ -66,9 +66,17 @@ class Comparison:
             NotFoundError: there is no such key or checkpoint.
             StateError: a state cannot be decoded here.
         """
+        return steadily(
+            store, lambda: self._found(store, key), lambda *found: self._compared(store, found)
+        )
+
+    def _found(self, store: Store, key: str) -> list[Checkpoint]:
         found = [find(store, key if self._before is None else self._before)]
         if self._present is None:
             found.append(find(store, key if self._after is None else self._after))
+        return found
+
+    def _compared(self, store: Store, found: Sequence[Checkpoint]) -> Changes:
         old = found[0].parts
         new = found[-1].parts if self._present is None else self._present
         reader = store.reader(*found)

@@ -28,8 +28,7 @@ from agent_checkpoint.store.archive import export_archive
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import GcReport, gc
 from agent_checkpoint.store.importing import drop_dead, import_archive
-from agent_checkpoint.store.lookup import find, find_seq
-from agent_checkpoint.store.objects import LostObjectError
+from agent_checkpoint.store.lookup import find, find_seq, steadily
 from agent_checkpoint.store.purge import PurgeReport, purge
 from agent_checkpoint.store.reading import Reader
 from agent_checkpoint.store.retention import Policy
@@ -37,7 +36,6 @@ from agent_checkpoint.store.store import Store, unknown
 from agent_checkpoint.store.verify import VerifyReport, verify
 
 Self = TypeVar("Self", bound="LineVerbs")
-_TRIES = 5
 
 
 class LineVerbs:
@@ -87,12 +85,14 @@ class LineVerbs:
             NotFoundError: there is no such key or checkpoint.
             ConflictError: the new key exists already.
         """
-        source = self._find(key, checkpoint_id)
-        draft = again(source, check_key(new_key), "fork")
-        self._background.settle()
-        drop_dead(self.store)  # what a killed import left is in the way, and out of sight
-        try:
+
+        def begin(source: Checkpoint) -> str:
+            draft = again(source, check_key(new_key), "fork")
+            drop_dead(self.store)  # what a killed import left is in the way, and out of sight
             return self.store.write(draft, parents=(source.id,), after=0).id
+
+        try:
+            return steadily(self.store, lambda: [self._find(key, checkpoint_id)], begin)
         except ConflictError as error:
             raise ConflictError(
                 f"The key {show(new_key)} exists already: fork to another, or delete it first."
@@ -241,21 +241,15 @@ class LineVerbs:
         parts: Sequence[str] | None = None,
     ) -> tuple[Checkpoint, Reader]:
         """Return a checkpoint, and a reader that has read all that its parts, or some, need."""
-        for attempt in range(_TRIES):
-            found = self._find(key, checkpoint_id, expected_head)
+
+        def read(found: Checkpoint) -> tuple[Checkpoint, Reader]:
             reader = self.store.reader(found)
-            try:
-                reader.fetch(
-                    tree for name, tree in found.parts.items() if parts is None or name in parts
-                )
-            except LostObjectError:
-                # Pruned and collected while it was read: then look again for what there is now.
-                is_gone = self.store.read(found.key, found.seq) is None
-                if not is_gone or attempt == _TRIES - 1:
-                    raise
-            else:
-                return found, reader
-        raise AssertionError("unreachable: the loop returns or raises")
+            reader.fetch(
+                tree for name, tree in found.parts.items() if parts is None or name in parts
+            )
+            return found, reader
+
+        return steadily(self.store, lambda: [self._find(key, checkpoint_id, expected_head)], read)
 
     def __enter__(self: Self) -> Self:
         return self

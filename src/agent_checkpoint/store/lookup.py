@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
 from agent_checkpoint.records import (
@@ -18,13 +19,37 @@ from agent_checkpoint.records import (
     parse_checkpoint_id,
     show,
 )
+from agent_checkpoint.store.objects import LostObjectError
 from agent_checkpoint.store.store import Store, unknown
 from agent_checkpoint.store.tombstones import purged_at
+
+T = TypeVar("T")
 
 SAME_CONTENT = frozenset({"rollback", "fork"})
 """Kinds of checkpoints that repeat their first parent, and count as it when walking back."""
 
+_TRIES = 5
 _SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTALL)
+
+
+def steadily(store: Store, look: Callable[[], Sequence[Checkpoint]], use: Callable[..., T]) -> T:
+    """Return what `use` returns for the checkpoints that `look` finds.
+
+    One that is pruned and collected while it is used is no damage: then it is looked again for what
+    there is now.
+
+    Raises:
+        IntegrityError: an object is missing that a checkpoint needs which is there.
+    """
+    for attempt in range(_TRIES):
+        found = look()
+        try:
+            return use(*found)
+        except LostObjectError:
+            are_there = all(store.read(item.key, item.seq) is not None for item in found)
+            if are_there or attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable: the loop returns or raises")
 
 
 def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:

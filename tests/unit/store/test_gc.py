@@ -327,8 +327,9 @@ class RacedBackend(MemoryBackend):
         lambda manager: manager.gc(),
         lambda manager: manager.stats(),
         lambda manager: manager.verify().ok or pytest.fail("not ok"),
+        lambda manager: manager.diff("key", agent={"a": 1}),
     ],
-    ids=["load", "state_dict", "gc", "stats", "verify"],
+    ids=["load", "state_dict", "gc", "stats", "verify", "diff"],
 )
 def test_what_is_pruned_and_collected_while_it_is_read_is_not_damage(verb: Any) -> None:
     backend = RacedBackend()
@@ -431,3 +432,20 @@ def test_a_purge_that_lacks_an_object_still_tells() -> None:
     backend.delete_objects([min(ids(backend))])
     with pytest.raises(IntegrityError, match="Nobody can tell"):
         CheckpointManager(backend).purge(SECRET)
+
+
+def test_a_fork_of_what_is_pruned_and_collected_meanwhile(backend: HookedBackend) -> None:
+    other, manager = CheckpointManager(backend), CheckpointManager(backend)
+    first = other.save("key", state(1))
+
+    def move_on() -> None:
+        other.save("key", state(2))
+        other.prune("key", KeepLatest(1))
+        other.gc()
+
+    backend.before_append = move_on
+    manager.fork("key", "fork")
+    assert manager.state_dict("fork") == state(2)
+    with pytest.raises(NotFoundError):
+        manager.fork("key", "another", first)
+    assert manager.verify().ok
