@@ -215,7 +215,7 @@ class LineVerbs:
         try:
             expected = find(self.store, expected_head, key=key)
         except NotFoundError as error:
-            raise moved(key, expected_head, head) from error
+            raise moved(key, expected_head, head, is_known=False) from error
         if head is None or expected.id != head.id:
             raise moved(key, expected_head, head)
         return head
@@ -287,11 +287,23 @@ class LineVerbs:
     aclose = in_thread(close)
 
 
-def moved(key: str, expected_head: str, head: Checkpoint | None) -> ConflictError:
-    """Return the error for a head that is not the expected one."""
+def moved(
+    key: str, expected_head: str, head: Checkpoint | None, *, is_known: bool = True
+) -> ConflictError:
+    """Return the error for a head that is not the expected one.
+
+    Args:
+        key: whose head.
+        expected_head: what was expected.
+        head: what it is.
+        is_known: whether the key has such a checkpoint.
+    """
+    is_now = "nothing yet" if head is None else show(head.id, 120)
+    why = "somebody else saved, or the store was set back"
+    if not is_known:
+        why = f"the key has no such checkpoint (an id is what save() returned), or {why}"
     return ConflictError(
-        f"The head of {show(key)} is {'nothing yet' if head is None else show(head.id, 120)}, not "
-        f"{show(expected_head, 120)}: somebody else saved, or the store was set back. Load again "
+        f"The head of {show(key)} is {is_now}, not {show(expected_head, 120)}: {why}. Load again "
         "and retry, or fork."
     )
 

@@ -236,6 +236,15 @@ def test_bad_descriptions_are_refused(manager: CheckpointManager, options: dict)
     assert manager.list_keys() == []
 
 
+def test_an_expected_head_that_is_no_checkpoint_is_told(manager: CheckpointManager) -> None:
+    manager.save("k", Agent(1))
+    for verb in (manager.save, manager.load):
+        with pytest.raises(ConflictError, match=r"an id is what save\(\) returned"):
+            verb("k", Agent(2), expected_head="nonsense")
+        with pytest.raises(InvalidInputError, match="A checkpoint id is non-empty text, not 5"):
+            verb("k", Agent(2), expected_head=5)  # type: ignore[arg-type]
+
+
 def test_expected_head_keeps_a_history_linear(manager: CheckpointManager) -> None:
     first = manager.save("k", Agent(1))
     second = manager.save("k", Agent(2), expected_head=first)
