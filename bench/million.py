@@ -50,11 +50,11 @@ class GroupingBackend(SQLiteBackend):
                 self._shared = None
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _writing(self, size: int = 0) -> Iterator[sqlite3.Connection]:
         if self._shared is not None:
             yield self._shared
         else:
-            with super()._writing() as db:
+            with super()._writing(size) as db:
                 yield db
 
 

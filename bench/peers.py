@@ -88,7 +88,7 @@ class LangGraph(Side):
             "updated_channels": ["messages", "step"],
         }
         metadata: Any = {"source": "loop", "step": self.step, "parents": {}}
-        versions = {"messages": self.step, "step": self.step}
+        versions: Any = {"messages": self.step, "step": self.step}
         return self.saver.put(config, checkpoint, metadata, versions)
 
 

@@ -1,4 +1,6 @@
-"""The figures as a picture: bytes and time over the conversation, and every ratio by its target."""
+"""The figures as a picture: time of workspaces, bytes and time over the conversation, and every
+ratio by its target. What was not measured has no panel.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from bench.conversation import BLOCK, TITLES
-from bench.table import times
+from bench.table import quantity, times
+from bench.workspaces.rows import PEERS
+from bench.workspaces.rows import WORK as TITLES_OF_WORK
 
 COLOURS = {
     "log-fast": "#0b6e4f",
@@ -25,30 +29,66 @@ COLOURS = {
     "langgraph": "#c8553d",
 }
 HOLDS, MISSES = "#0b6e4f", "#c8553d"
+WORK = ("first", "watching", "changed", "undo", "overlay", "copy")
+WORK_SIDES = {
+    "ours": "#0b6e4f",
+    "git": "#c8553d",
+    "restic": "#8a6d9e",
+    "borg": "#b9a5c9",
+    "cp": "#777777",
+    "git-worktree": "#e39a8a",
+}
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """Write the picture; the ending of the path says in which format."""
     runs = [run for run in results["conversations"] if run["kind"] == "varied"]
-    plt.rcParams.update(
-        {"font.size": 9, "svg.hashsalt": "bench", "axes.spines.top": False}
-        | {"axes.spines.right": False, "figure.facecolor": "white"}
-    )
-    figure = plt.figure(figsize=(11, 9), layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=[1, 1.4])
-    stored, saves = above.subplots(1, 2)
-    _stored(stored, runs[0])
-    _time_a_save(saves, runs[0])
-    _ratios(below.subplots(), results["rows"])
+    sizes = results.get("workspaces", {}).get("sizes", [])
+    style: Any = {"font.size": 9, "svg.hashsalt": "bench", "figure.facecolor": "white"}
+    plt.rcParams.update(style | {"axes.spines.top": False, "axes.spines.right": False})
+    judged = [row for row in results["rows"] if _share(row) is not None]
+    heights = [3.6] * bool(sizes) + [3.75] * bool(runs) + [1 + 0.2 * len(judged)]
+    figure = plt.figure(figsize=(11, sum(heights)), layout="constrained")
+    panels = list(figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False).flat)
+    if sizes:
+        axes = panels.pop(0).subplots(1, len(sizes), squeeze=False)
+        for place, size in zip(axes.flat, sizes):
+            _work(place, size)
+    if runs:
+        stored, saves = panels.pop(0).subplots(1, 2)
+        _stored(stored, runs[0])
+        _time_a_save(saves, runs[0])
+    _ratios(panels.pop(0).subplots(), judged)
     machine = results["machine"]
     figure.suptitle(
-        f"agent-checkpoint {machine['versions']['agent-checkpoint']} and LangGraph SqliteSaver "
-        f"{machine['versions']['langgraph-checkpoint-sqlite']}, one run, {machine['cores']} cores, "
-        f"{machine['filesystem']}"
+        f"agent-checkpoint {machine['versions']['agent-checkpoint']} and its peers, one run, "
+        f"{machine['cores']} cores, {machine['filesystem']}"
     )
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, dpi=130, metadata=metadata)
     plt.close(figure)
+
+
+def _work(axes: Axes, size: dict[str, Any]) -> None:
+    """Bars from the top: each kind of work, and in it each side that did it."""
+    place, ticks = 0.0, {}
+    for work in WORK:
+        found = size["work"].get(work, {})
+        sides = [side for side in WORK_SIDES if side in found]
+        if sides:
+            ticks[place + (len(sides) - 1) / 2] = TITLES_OF_WORK[work]
+        for side in sides:
+            median = found[side]["p50_ms"]
+            axes.barh(place, median, color=WORK_SIDES[side], height=0.85)
+            label = f" {PEERS.get(side, side)} {quantity(median, 'ms')}"
+            axes.annotate(label, (median, place), va="center", fontsize=7)
+            place += 1
+        place += 0.7 * bool(sides)
+    axes.set_yticks(list(ticks), list(ticks.values()), fontsize=7.5)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlim(right=axes.get_xlim()[1] * 8)  # room for the labels
+    axes.set_title(f"Time (ms), {size['files']:,} files")
 
 
 def _stored(axes: Axes, run: dict[str, Any]) -> None:
@@ -77,18 +117,19 @@ def _time_a_save(axes: Axes, run: dict[str, Any]) -> None:
     axes.set_xlabel("step")
 
 
-def _ratios(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    judged = [
-        row
-        for row in rows
-        if row["target"] and row["ratio"] is not None and row["target_is_on"] == "ratio"
-    ]
+def _share(row: dict[str, Any]) -> float | None:
+    """How much of its target a figure takes; None where there is no such share."""
+    figure = {"ratio": row["ratio"], "ours": row["ours"]}.get(row["target_is_on"])
+    return figure / row["target"] if figure and row["target"] else None
+
+
+def _ratios(axes: Axes, judged: list[dict[str, Any]]) -> None:
     for place, row in enumerate(reversed(judged)):
-        share = row["ratio"] / row["target"]
+        share = _share(row) or 1
         colour = HOLDS if row["verdict"] == "holds" else MISSES
         axes.barh(place, share - 1, left=1, color=colour, height=0.65)
         axes.annotate(
-            f"{times(row['ratio'])} {row['peer_name']}",
+            _against(row),
             (share, place),
             xytext=(-3 if share < 1 else 3, 0),
             textcoords="offset points",
@@ -104,6 +145,12 @@ def _ratios(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.set_xlim(low / 3, high * 3)
     axes.set_title("How far below (left) or above (right) its target each figure is")
     axes.margins(y=0.02)
+
+
+def _against(row: dict[str, Any]) -> str:
+    if row["target_is_on"] == "ours":
+        return quantity(row["ours"], row["unit"])
+    return f"{times(row['ratio'])} {row['peer_name']}"
 
 
 def _mode(row: dict[str, Any]) -> str:

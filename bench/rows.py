@@ -18,11 +18,13 @@ class Row:
     """Of both figures: `ms`, `B` or `x`."""
     peer_name: str
     target: float | None = None
-    """The most that the ratio, or the difference, may be; None: for information."""
+    """The most that the ratio, the difference or ours may be; None: for information."""
     durability: str = ""
     """Of our side and of the peer's, such as `FULL / FULL`."""
     difference: bool = False
     """The target is on ours less the peer, and not on their ratio."""
+    absolute: bool = False
+    """The target is on ours alone; the peer is there for scale."""
     waiting: str = ""
 
     @property
@@ -35,6 +37,8 @@ class Row:
     @property
     def judged(self) -> float | None:
         """The number that is held against the target."""
+        if self.absolute:
+            return self.ours
         if self.difference and self.ours is not None and self.peer is not None:
             return self.ours - self.peer
         return self.ratio
@@ -48,6 +52,13 @@ class Row:
             return ""
         return "holds" if self.judged <= self.target else "misses"
 
+    @property
+    def target_is_on(self) -> str:
+        """`ratio`, `difference` or `ours`."""
+        if self.absolute:
+            return "ours"
+        return "difference" if self.difference else "ratio"
+
     def as_json(self) -> dict[str, Any]:
         """The row for a program."""
         return {
@@ -59,7 +70,7 @@ class Row:
             "peer_name": self.peer_name,
             "ratio": self.ratio,
             "target": self.target,
-            "target_is_on": "difference" if self.difference else "ratio",
+            "target_is_on": self.target_is_on,
             "durability": self.durability,
             "verdict": self.verdict,
             "waiting": self.waiting,

@@ -1,8 +1,9 @@
 """Everything in one run: ours and the peers, as a table, as JSON and as a picture.
 
-    make bench                 about ten minutes, most of them to fill a store with a million
-    make bench QUICK=1         a hundred thousand checkpoints instead of a million
-    make bench ONLY=P7,P8      some of: P6 P7 P8 P9 P10 changes
+    make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
+                               the rest to fill a store with a million checkpoints
+    make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -29,14 +30,17 @@ from bench import changes, conversation, import_time, million
 from bench.figures import summary_ms
 from bench.ours import has_log
 from bench.rows import Row
-from bench.table import detail_table, verdict_table, wants_colour
+from bench.table import detail_table, quantity, verdict_table, wants_colour, work_table
 from bench.turns import ROOT
+from bench.workspaces import measure as workspaces
+from bench.workspaces import rows as workspace_rows
+from bench.workspaces.peers import SYNCS
 
 STEPS = 1_000
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
 PACKAGES += ["langgraph-checkpoint-sqlite", "langgraph-checkpoint", "ormsgpack"]
-SUBJECTS = ("P6", "P7", "P8", "P9", "P10", "changes")
+SUBJECTS = (*workspace_rows.SUBJECTS, "P6", "P7", "P8", "P9", "P10", "changes")
 
 
 def installed() -> dict[str, str | None]:
@@ -68,10 +72,13 @@ def machine(directory: Path) -> dict[str, Any]:
     }
 
 
-def measure(only: set[str], checkpoints: int, directory: Path) -> dict[str, Any]:
+def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> dict[str, Any]:
     """All that is wanted, and the rows of the table."""
     rows: list[Row] = []
     results: dict[str, Any] = {"machine": machine(directory), "conversations": []}
+    if only & set(workspace_rows.SUBJECTS):
+        results["workspaces"] = workspaces.measure(only, directory, quick=quick, say=say)
+        rows += workspace_rows.workspace_rows(results["workspaces"], only)
     with_log = has_log()
     if only & {"P6", "P7", "P8", "changes"}:
         runs = [("varied", "FULL")]
@@ -148,6 +155,8 @@ def report(results: dict[str, Any], rows: list[Row]) -> None:
     print()
     print(verdict_table(rows, colour))
     print()
+    if "workspaces" in results:
+        report_workspaces(results["workspaces"], colour)
     if results["conversations"]:
         print(detail_table(results["conversations"], conversation.TITLES, colour))
         print()
@@ -187,6 +196,27 @@ def report(results: dict[str, Any], rows: list[Row]) -> None:
         print(f"  waiting: {reason}")
 
 
+def report_workspaces(figures: dict[str, Any], colour: bool) -> None:
+    """Print what is behind P1 to P5: every side, how durable each is, and who is not there."""
+    if figures["sizes"]:
+        print(work_table(*workspace_rows.detail_cells(figures), colour))
+        print()
+    for size in figures["sizes"]:
+        print(
+            f"  {size['files']:,} files in {size['directories']:,} directories, "
+            f"{quantity(size['raw_bytes'], 'B')}; all sides on one directory, warm caches"
+        )
+    for size in figures["sizes"][:1]:
+        for mode in size["pragmas"]:
+            print(f"  SQLite says {mode} of ours")
+        for side, names in size["accelerators"].items():
+            print(f"  {workspace_rows.SIDES[side]}: {', '.join(names) or 'nothing installed'}")
+        for reason in sorted(set(size["absent"].values())):
+            print(f"  left out: {reason}")
+    modes = [f"{name} {text} {SYNCS[name]}" for name, text in figures["versions"].items()]
+    print(f"  as they come: {', '.join([*modes, 'cp unsynced'])}")
+
+
 def say(text: str) -> None:
     """Tell a person at a terminal what is going on; a file gets the results alone."""
     print(f"  measuring: {text}", file=sys.stderr, flush=True)
@@ -221,7 +251,9 @@ def main() -> int:
     """Measure, print, and write the files."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--only", default="", help=f"some of {','.join(SUBJECTS)}")
-    parser.add_argument("--quick", action="store_true", help="a smaller store for P10")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer files, and a smaller store for P10"
+    )
     parser.add_argument("--keep", action="store_true", help="replace the committed snapshot")
     options = parser.parse_args()
     only = set(filter(None, options.only.split(","))) or set(SUBJECTS)
@@ -230,12 +262,12 @@ def main() -> int:
     default = million.QUICK if options.quick else million.LARGE
     checkpoints = int(os.environ.get("BENCH_MILLION") or default)
     with tempfile.TemporaryDirectory(prefix="agent-checkpoint-bench-") as directory:
-        found = measure(only, checkpoints, Path(directory))
+        found = measure(only, checkpoints, Path(directory), options.quick)
     results = found["results"]
     report(results, found["rows"])
     RESULTS.mkdir(exist_ok=True)
     written = [_write(results, RESULTS / "latest.json")]
-    if results["conversations"]:
+    if results["conversations"] or results.get("workspaces", {}).get("sizes"):
         from bench.plot import draw
 
         draw(results, RESULTS / "latest.svg")

@@ -52,10 +52,18 @@ def detail_table(runs: Sequence[dict[str, Any]], titles: dict[str, str], colour:
     return _lay_out(cells, groups, colour, right)
 
 
+def work_table(cells: Sequence[Cells], groups: Sequence[str], colour: bool) -> str:
+    """What lies behind the ratios of other work: a line a side, with a rule between groups."""
+    right = set(cells[0]) - {"work", "side"} if cells else set()
+    return _lay_out(cells, groups, colour, right)
+
+
 def quantity(value: float | None, unit: str) -> str:
     """A figure in the unit that suits its size."""
     if value is None:
         return "-"
+    if unit == "ms" and value >= 999.5:
+        return f"{_three(value / 1000)} s"
     if unit == "ms":
         return f"{value * 1000:.0f} µs" if value < 0.1 else f"{_three(value)} ms"
     for name in ("B", "kB", "MB", "GB"):
@@ -83,9 +91,11 @@ def _cells(row: Row) -> Cells:
     target = ""
     if row.target is not None and row.difference:
         target = f"≤ +{quantity(row.target, row.unit)}"
+    elif row.target is not None and row.absolute:
+        target = f"≤ {quantity(row.target, row.unit)}"
     elif row.target is not None:
-        target = "≤ 1/3" if abs(row.target - 1 / 3) < 1e-9 else f"≤ {row.target:g} x"
-    if row.waiting:
+        target = f"≤ {_fraction(row.target)}"
+    if row.waiting or not row.peer_name:
         ratio = ""
     elif row.difference and row.judged is not None:
         ratio = f"{row.judged:+.1f} {row.unit}"
@@ -95,12 +105,18 @@ def _cells(row: Row) -> Cells:
         "row": row.id,
         "what": row.what,
         "ours": quantity(row.ours, row.unit),
-        "peer": f"{quantity(row.peer, row.unit)} {row.peer_name}",
+        "peer": f"{quantity(row.peer, row.unit)} {row.peer_name}" if row.peer_name else "",
         "ratio": ratio,
         "target": target,
         "verdict": row.verdict,
         "durability": row.durability,
     }
+
+
+def _fraction(ratio: float) -> str:
+    """A ratio that was promised: `1/4`, `1.2 x`."""
+    whole = round(1 / ratio)
+    return f"1/{whole}" if whole > 1 and abs(1 / ratio - whole) < 1e-9 else f"{ratio:g} x"
 
 
 def _lay_out(

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.figures import timed
 from bench.sides import FAST_MODULES, Side, pragmas, record_connections
 from bench.texts import Message, conversation
 
@@ -66,7 +67,7 @@ class Worker:
         messages = [dict(message) for message in self.input[start:stop]]
         gc.collect()
         before = time.process_time_ns()
-        times = [_timed(partial(self.side.append_and_save, message)) for message in messages]
+        times = [timed(partial(self.side.append_and_save, message)) for message in messages]
         spent = time.process_time_ns() - before
         return {
             "ns": times,
@@ -93,7 +94,7 @@ class Worker:
             for message in loaded:
                 len(message["content"])
 
-        nanoseconds = _timed(work)
+        nanoseconds = timed(work)
         assert loaded == self.input, "what was loaded is not what was saved"
         return {"ns": nanoseconds}
 
@@ -121,15 +122,9 @@ class Worker:
     def _written(self, work: Callable[[], None]) -> dict[str, Any]:
         gc.collect()
         before = _bytes_written()
-        nanoseconds = _timed(work)
+        nanoseconds = timed(work)
         after = _bytes_written()
         return {"ns": nanoseconds, "written": None if after is None else after - (before or 0)}
-
-
-def _timed(work: Callable[[], None]) -> int:
-    started = time.perf_counter_ns()
-    work()
-    return time.perf_counter_ns() - started
 
 
 def _size(path: Path) -> int:

@@ -1,0 +1,94 @@
+"""P1: the first snapshot of a directory, into a store that is new.
+
+Ours is timed from opening the store to the end of `snapshot()`, with the watches that are set up;
+the peers without their `init`. Every round has a new store and, of ours, a new process and no
+index. Bytes are what the disk gives away when the store is closed, of ours with the index and the
+room that is kept back for a full disk, of restic and borg without their caches.
+
+For information: restic and borg, also when one file has changed; a git that syncs, and what is left
+of it after `git gc`; and a checkout with a `.git` of its own, which ours captures and no shadow git
+does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from functools import partial
+from pathlib import Path
+
+from bench.workspaces.peers import Borg, Restic, ShadowGit, TreePeer
+from bench.workspaces.stage import Sides, Stage, Taken, disk_usage, processes, told
+
+
+def measure_first(stage: Stage, *, thorough: bool) -> None:
+    """Take first snapshots; the last store of ours and the last git serve all that follows."""
+    tree, place = stage.checkout.path, stage.place
+    for turn in range(stage.rounds.first if thorough else 1):
+        sides = stage.present(
+            ours=lambda: _ours(stage, "ours", stage.home),
+            git=lambda: _peer(stage, "git", stage.git),
+        )
+        if thorough and stage.rounds.extras and stage.has_ours:
+            sides["ours-plain"] = lambda: _ours(stage, "ours-plain", place / "plain")
+        if thorough and turn < stage.rounds.few:
+            sides |= _backups(stage, Restic(place / "restic", tree), Borg(place / "borg", tree))
+        stage.take_turns("first", turn, sides)
+    if thorough and stage.rounds.extras and stage.has_git:
+        _other_gits(stage)
+
+
+def _ours(stage: Stage, side: str, home: Path) -> Taken:
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir()
+    os.sync()
+    with stage.worker("plain" if side == "ours-plain" else "fast", home) as worker:
+        answer = worker.ask("ours", "first")
+        worker.ask("ours", "close")
+    stage.pragmas = answer["pragmas"]
+    stage.accelerators[side] = answer["accelerators"]
+    stage.stored[side] = disk_usage(home)
+    return told(answer)
+
+
+def _peer(stage: Stage, side: str, peer: TreePeer) -> Taken:
+    shutil.rmtree(peer.path, ignore_errors=True)
+    peer.make()
+    os.sync()
+    taken = processes(peer.snapshot)
+    stage.stored[side] = disk_usage(peer.path)
+    return taken
+
+
+def _backups(stage: Stage, restic: Restic, borg: Borg) -> Sides:
+    peers: dict[str, TreePeer] = {"restic": restic, "borg": borg}
+
+    def first_and_next(name: str, peer: TreePeer) -> Taken:
+        taken = _peer(stage, name, peer)
+        if stage.rounds.extras:
+            stage.change()
+            stage.note("changed", name, processes(peer.snapshot))
+        return taken
+
+    return {
+        name: partial(first_and_next, name, peer)
+        for name, peer in peers.items()
+        if name not in stage.absent
+    }
+
+
+def _other_gits(stage: Stage) -> None:
+    other = ShadowGit(stage.place / "other-git", stage.checkout.path, synced=True)
+    stage.note("first", "git-synced", _peer(stage, "git-synced", other))
+    other.pack()
+    stage.stored["git-packed"] = disk_usage(other.path)
+    if not stage.has_ours:
+        return
+    inside = stage.checkout.path / ".git"
+    other.path.rename(inside)  # one pack, as after `git clone`
+    try:
+        for _ in range(stage.rounds.few):
+            taken = _ours(stage, "ours with .git", stage.place / "with-git")
+            stage.note("first with .git", "ours", taken)
+    finally:
+        shutil.rmtree(inside)

@@ -1,0 +1,80 @@
+"""Everything of P1 to P5, on a real checkout and on many copies of it.
+
+All sides work on one and the same directory and take turns; another one begins each round. Every
+file was read before, so that the caches of the system are warm for all. Figures are medians. The
+processors' time is told beside: it depends less on what else the machine does, and is of all
+processors together.
+
+Ours is durable when it returns (SQLite FULL). git, as it comes, syncs nothing: that is in git's
+favour. What is measured, and how, is told in `first.py`, `live.py` and `process.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.workspaces.checkouts import Checkout, NoCheckoutError, large, small
+from bench.workspaces.first import measure_first
+from bench.workspaces.live import live_workspace, measure_forks, measure_undo, measure_watching
+from bench.workspaces.peers import versions
+from bench.workspaces.process import measure_processes
+from bench.workspaces.stage import Rounds, Stage, unmount_below
+
+AT_SMALL = Rounds(5, 2, watching=25, process=9, undo=11, overlay=7, copy=3, extras=True)
+AT_LARGE = Rounds(3, 1, watching=11, process=5, undo=5, overlay=11, copy=2, extras=False)
+
+
+def measure(
+    only: set[str], directory: Path, *, quick: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """All that is wanted of P1 to P5; `quick` leaves the large directory out. Leaves no file."""
+    figures: dict[str, Any] = {"versions": versions(), "sizes": [], "waiting": ""}
+    try:
+        checkout = small(directory / "checkout")
+    except NoCheckoutError as error:
+        figures["waiting"] = str(error)
+        return figures
+    figures["sizes"].append(_measure_one(only, checkout, AT_SMALL, directory / "small", say))
+    if not quick:
+        say("copies of the checkout …")
+        copies = large(checkout, directory / "copies")
+        figures["sizes"].append(_measure_one(only, copies, AT_LARGE, directory / "large", say))
+        shutil.rmtree(copies.path)
+    shutil.rmtree(checkout.path)
+    return figures
+
+
+def _measure_one(
+    only: set[str], checkout: Checkout, rounds: Rounds, place: Path, say: Callable[[str], None]
+) -> dict[str, Any]:
+    def begin(what: str) -> None:
+        say(f"{len(checkout.files):,} files: {what} …")
+        os.sync()
+
+    place.mkdir()
+    checkout.warm()
+    stage = Stage(checkout, rounds, place)
+    try:
+        begin("first snapshots")
+        measure_first(stage, thorough="P1" in only)
+        if "P3" in only:
+            begin("one changed, a new process")
+            measure_processes(stage)
+        with live_workspace(stage) as ours:
+            if "P2" in only:
+                begin("one changed, watching")
+                measure_watching(stage, ours)
+            if "P4" in only:
+                begin("undo")
+                measure_undo(stage, ours)
+            if "P5" in only:
+                begin("forks")
+                measure_forks(stage, ours)
+    finally:
+        unmount_below(place)
+        shutil.rmtree(place)
+    return stage.figures()

@@ -1,0 +1,55 @@
+"""P3: a snapshot in a new process that does not watch, from its start to its end, as git's two are.
+
+Both look at every file and find an index of the last time; ours also starts Python, which the time
+of git has nothing of.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from bench.workspaces.stage import (
+    WARM_UP,
+    Stage,
+    Taken,
+    environment_of,
+    processes,
+)
+
+PROGRAM = """\
+import sys
+from agent_checkpoint import Workspace
+with Workspace(sys.argv[1], watch=False) as workspace:
+    print(workspace.snapshot().id)
+"""
+
+
+def measure_processes(stage: Stage) -> None:
+    """One file changed, and nothing changed, in turn."""
+    seen: list[str] = []
+
+    def by_us() -> Taken:
+        return processes(lambda: seen.append(_snapshot(stage)))
+
+    sides = stage.present(ours=by_us, git=lambda: processes(stage.git.snapshot))
+    for turn in range(-1, stage.rounds.process):
+        stage.change()
+        stage.take_turns("changed" if turn >= 0 else WARM_UP, turn, sides)
+        stage.take_turns("same" if turn >= 0 else WARM_UP, turn, sides)
+    assert seen[0::2] == seen[1::2], "nothing changed, and the tree is another one"
+    assert len(set(seen)) == len(seen) // 2, "a change was not seen"
+
+
+def _snapshot(stage: Stage) -> str:
+    """The id of the tree.
+
+    Raises:
+        RuntimeError: the process failed; the text has what it said.
+    """
+    command = [sys.executable, "-c", PROGRAM, str(stage.checkout.path)]
+    environment = environment_of(stage.home)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"A snapshot in a new process failed: {done.stderr}")
+    return done.stdout.strip()

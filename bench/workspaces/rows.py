@@ -1,0 +1,203 @@
+"""The rows of P1 to P5, and what lies behind them. Measures nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.rows import Row
+from bench.table import quantity
+from bench.workspaces.peers import SYNCS
+
+SUBJECTS = ("P1", "P2", "P3", "P4", "P5")
+MOST_OVERLAY_MS = 20
+FLAT = 2.0
+"""How much more a snapshot may take in a directory of many files, for `flat`: as in P10."""
+OURS = "FULL"
+SCRATCH = "scratch"
+"""Of forks: nobody promises to keep them."""
+PEERS = {
+    "git": "git",
+    "git-synced": "git, fsync=all",
+    "git-packed": "git after gc",
+    "git-worktree": "git worktree",
+    "restic": "restic",
+    "borg": "borg",
+    "cp": "cp -a",
+}
+SIDES = {"ours": "ours, fast", "ours-plain": "ours, plain", "ours with .git": "ours, .git too"}
+WORK = {
+    "first": "first snapshot",
+    "first with .git": "first snapshot, .git too",
+    "watching": "1 changed, watching",
+    "changed": "1 changed, new process",
+    "same": "0 changed, new process",
+    "undo": "undo 1 change, watching",
+    "hold": "hold()",
+    "overlay": "fork, overlay, held",
+    "close": "close() of the overlay",
+    "copy": "fork, copy",
+}
+
+
+def workspace_rows(figures: dict[str, Any], only: set[str]) -> list[Row]:
+    """The rows of what was asked for, and was measured."""
+    if figures["waiting"]:
+        return [_no_checkout(name, figures["waiting"]) for name in SUBJECTS if name in only]
+    sizes = [_Size(size) for size in figures["sizes"]]
+    rows: dict[str, list[Row]] = {name: [] for name in SUBJECTS}
+    for size in sizes:
+        many = size is not sizes[0]
+        rows["P1"] += _first_rows(size, many)
+        rows["P2"].append(size.time("P2", "watching", target=1 / 200 if many else 1 / 50))
+        rows["P3"].append(size.time("P3", "changed", target=1.2 if many else 1.0))
+        rows["P3"].append(size.time("P3", "same"))
+        for peer in () if many else ("restic", "borg"):
+            rows["P3"].append(size.time("P3", "changed", peer=peer))
+        rows["P4"].append(size.time("P4", "undo", target=1.2))
+        rows["P5"] += _fork_rows(size, many)
+    if len(sizes) > 1:
+        rows["P2"].append(_flat_row(*sizes))
+    return [row for name in rows if name in only for row in rows[name] if _tells(row)]
+
+
+class _Size:
+    """The figures of one directory."""
+
+    def __init__(self, figures: dict[str, Any]) -> None:
+        self.figures = figures
+        self.files = f"{figures['files']:,}"
+
+    def ms(self, work: str, side: str) -> float | None:
+        """The median, if it was measured."""
+        found = self.figures["work"].get(work, {}).get(side)
+        return None if found is None else found["p50_ms"]
+
+    def stored(self, side: str) -> float | None:
+        """What a side has stored, if it was measured."""
+        found: int | None = self.figures["stored_bytes"].get(side)
+        return found
+
+    def why(self, *names: str) -> str:
+        """Why there are no figures of these sides, or this work."""
+        absent = self.figures["absent"]
+        return next((absent[name] for name in names if name in absent), "")
+
+    def time(
+        self,
+        row: str,
+        work: str,
+        *,
+        ours: str = "ours",
+        peer: str = "git",
+        against: str = "",
+        target: float | None = None,
+        absolute: bool = False,
+    ) -> Row:
+        """A row of times; `against` is what the peer did, if it was something else."""
+        plain = ", plain" if ours == "ours-plain" else ""
+        return Row(
+            id=row,
+            what=f"{WORK[work]}{plain}, {self.files} files",
+            ours=self.ms(work, ours),
+            peer=self.ms(against or work, peer),
+            unit="ms",
+            peer_name=PEERS[peer],
+            target=target,
+            absolute=absolute,
+            durability=SCRATCH if row == "P5" else f"{OURS} / {SYNCS[peer]}",
+            waiting=self.why("ours", work, peer.partition("-")[0]),
+        )
+
+    def alone(self, row: str, work: str) -> Row:
+        """A row of ours that has no peer."""
+        what = f"{WORK[work]}, {self.files} files"
+        return Row(row, what, self.ms(work, "ours"), None, "ms", "", durability=SCRATCH)
+
+    def size(self, ours: str, peer: str, target: float | None = None) -> Row:
+        """A row of bytes on disk."""
+        plain = ", plain" if ours == "ours-plain" else ""
+        return Row(
+            id="P1",
+            what=f"stored{plain}, {self.files} files",
+            ours=self.stored(ours),
+            peer=self.stored(peer),
+            unit="B",
+            peer_name=PEERS[peer],
+            target=target,
+            durability=f"{OURS} / {SYNCS[peer]}",
+            waiting=self.why("ours", peer.partition("-")[0]),
+        )
+
+
+def _first_rows(size: _Size, many: bool) -> list[Row]:
+    sides = ["ours"] if many else ["ours", "ours-plain"]
+    rows = [size.time("P1", "first", ours=side, target=1 / 4) for side in sides]
+    rows += [size.size(side, "git", target=1 / 2) for side in sides]
+    rows += [size.time("P1", "first", peer=peer) for peer in ("git-synced", "restic", "borg")]
+    rows.append(size.time("P1", "first with .git", against="first"))
+    rows += [size.size("ours", peer) for peer in ("git-packed", "restic", "borg")]
+    return rows
+
+
+def _fork_rows(size: _Size, many: bool) -> list[Row]:
+    overlay: dict[str, Any] = {"target": MOST_OVERLAY_MS, "absolute": True}
+    rows = [
+        size.time("P5", "overlay", peer="cp", against="copy", **overlay),
+        size.alone("P5", "hold"),
+        size.alone("P5", "close"),
+        size.time("P5", "copy", peer="cp", target=1.0),
+    ]
+    if not many:
+        rows.append(size.time("P5", "copy", peer="git-worktree"))
+    return rows
+
+
+def _flat_row(small: _Size, large: _Size) -> Row:
+    return Row(
+        id="P2",
+        what=f"{WORK['watching']}, {large.files} files",
+        ours=large.ms("watching", "ours"),
+        peer=small.ms("watching", "ours"),
+        unit="ms",
+        peer_name=f"at {small.files}",
+        target=FLAT,
+        durability=OURS,
+        waiting=large.why("ours"),
+    )
+
+
+def _tells(row: Row) -> bool:
+    """Whether a row is worth a line: it was promised, or what it needs was measured."""
+    if row.target is not None:
+        return True
+    ours = row.ours is not None or bool(row.waiting)
+    return ours and (row.peer is not None or not row.peer_name)
+
+
+def _no_checkout(name: str, reason: str) -> Row:
+    return Row(name, "workspaces", None, None, "ms", "git", waiting=reason)
+
+
+def detail_cells(figures: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
+    """Every side of every kind of work in absolute figures, and the group of each line."""
+    cells, groups = [], []
+    for size in figures["sizes"]:
+        for work, says in WORK.items():
+            for side, found in size["work"].get(work, {}).items():
+                named = "ours with .git" if work == "first with .git" else side
+                stored = size["stored_bytes"].get(named) if work.startswith("first") else None
+                cells.append(
+                    {
+                        "files": f"{size['files']:,}",
+                        "work": says,
+                        "side": SIDES.get(side) or PEERS[side],
+                        "p50": quantity(found["p50_ms"], "ms"),
+                        "least": quantity(found["least_ms"], "ms"),
+                        "most": quantity(found["most_ms"], "ms"),
+                        "cpu": quantity(found["cpu_ms"], "ms"),
+                        "rounds": str(found["rounds"]),
+                        "stored": "" if stored is None else quantity(stored, "B"),
+                    }
+                )
+                groups.append(f"{size['files']} {work}")
+    return cells, groups
