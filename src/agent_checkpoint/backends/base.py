@@ -26,10 +26,8 @@ class Backend(ABC):
     readable: ClassVar[bool] = False
     """Whether people read the medium itself: entries are then indented, with the state inline."""
 
-    @property
-    def url(self) -> str | None:
-        """What opens the same store in another process, if anything does."""
-        return None
+    url: str | None = None
+    """What opens the same store in another process, if anything does; a backend may set it."""
 
     @abstractmethod
     def put_objects(self, objects: Mapping[str, bytes]) -> None:

@@ -91,7 +91,7 @@ class FileBackend(Backend):
         self._objects = self.path / "objects"
 
     @property
-    def url(self) -> str:
+    def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
         return url_of("file", self.path)
 

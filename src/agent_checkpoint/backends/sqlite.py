@@ -112,7 +112,7 @@ class SQLiteBackend(Backend):
         self._unsettled = _SETTLE_BYTES
 
     @property
-    def url(self) -> str:
+    def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
         return url_of("sqlite", self.path)
 
