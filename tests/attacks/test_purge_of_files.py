@@ -11,7 +11,7 @@ from agent_checkpoint.workspace import chunking, contents
 SECRET = "sk-very-secret-0123456789"
 
 
-class Agent(Checkpointable):
+class AgentWithFiles(Checkpointable):
     def __init__(self) -> None:
         self.steps = 3
 
@@ -28,7 +28,7 @@ def test_the_workspace_that_holds_it_goes_and_the_rest_stays(backend: str, tmp_p
     (root / "readme").write_text("fine")
     manager = CheckpointManager(**options(backend, tmp_path))
     workspace = Workspace(root, manager.store)
-    manager.save("tainted", {"agent": Agent(), "workspace": workspace})
+    manager.save("tainted", {"agent": AgentWithFiles(), "workspace": workspace})
     (root / "settings").unlink()
     manager.save("clean", {"workspace": workspace})
 

@@ -16,7 +16,7 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-class Agent(Checkpointable):
+class AgentAtWork(Checkpointable):
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.steps = 1
@@ -24,7 +24,7 @@ class Agent(Checkpointable):
 
 def test_an_attribute_is_restored_in_place(root: Path) -> None:
     manager = CheckpointManager()
-    agent = Agent(Workspace(root))
+    agent = AgentAtWork(Workspace(root))
     manager.save("key", agent)
     (root / "file").write_text("after")
     agent.steps = 2
@@ -66,5 +66,5 @@ def test_a_workspace_is_no_pickle(root: Path, tmp_path: Path, backend: str) -> N
     where: dict[str, Any] = {} if backend == "memory" else {"path": tmp_path / "store"}
     manager = CheckpointManager(backend=backend, fmt="pickle", **where)
     manager.save("key", {"workspace": Workspace(root, manager.store)})
-    with pytest.raises(StateError, match="agent.workspace cannot be captured"):
-        manager.save("key", Agent(Workspace(root, manager.store)))
+    with pytest.raises(StateError, match=r"agent\.workspace cannot be captured"):
+        manager.save("key", AgentAtWork(Workspace(root, manager.store)))
