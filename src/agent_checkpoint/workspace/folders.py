@@ -6,9 +6,10 @@ Forks and earlier trees keep theirs at no cost.
 
 from __future__ import annotations
 
+import os
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from os import stat_result
 from stat import S_ISDIR
 from types import MappingProxyType
@@ -29,6 +30,8 @@ class Note(NamedTuple):
 
     kind: str
     text: str = ""
+    type: int = 0
+    """Of what is left out for what it is and not for trouble: the type of the file."""
 
     @property
     def is_captured(self) -> bool:
@@ -64,54 +67,75 @@ class Folder:
 
     __slots__ = (
         "_items",
+        "_names",
+        "_texts",
         "bytes",
         "files",
         "folders",
         "is_noted",
         "is_stored",
-        "names",
         "notes",
+        "packed_names",
         "stamps",
         "stored",
     )
 
     def __init__(
         self,
-        names: Sequence[bytes],
+        packed_names: bytes,
         stamps: bytes,
         folders: Mapping[bytes, Folder],
         notes: Mapping[bytes, Note],
         stored: Stored,
         files: int,
         size: int,
+        *,
+        is_noted: bool,
+        is_stored: bool,
         items: list[Item] | None = None,
     ) -> None:
         """Remember a directory.
 
         Args:
-            names: what is captured, sorted.
+            packed_names: what is captured, sorted, with slashes between the names.
             stamps: one for each name.
             folders: the directories among them.
             notes: what is to be said of entries, captured or not.
             stored: the id and the topmost object.
             files: how many files and links there are, here and below.
             size: how many bytes these files have.
+            is_noted: whether there is anything to be said of what is here or below.
+            is_stored: whether a checkpoint that is durable has it.
             items: the entries, if they are at hand; else they are read when asked for.
         """
-        self.names = names
+        self.packed_names = packed_names
         self.stamps = stamps
         self.folders = folders
         self.notes = notes
         self.stored = stored
         self.files = files
         self.bytes = size
-        self.is_noted: bool = any(note.kind != IGNORED for note in notes.values()) or any(
-            folder.is_noted for folder in folders.values()
-        )
+        self.is_noted = is_noted
         """Whether there is anything to be said of what is here or below, but that it is ignored."""
-        self.is_stored = False
+        self.is_stored = is_stored
         """Whether a checkpoint that is durable has it, and so all below it."""
         self._items = items
+        self._names: list[bytes] | None = None
+        self._texts: list[str] | None = None
+
+    @property
+    def names(self) -> list[bytes]:
+        """What is captured, sorted."""
+        if self._names is None:
+            self._names = self.packed_names.split(b"/") if self.packed_names else []
+        return self._names
+
+    @property
+    def texts(self) -> list[str]:
+        """The names as text, in the same order."""
+        if self._texts is None:
+            self._texts = os.fsdecode(self.packed_names).split("/") if self.packed_names else []
+        return self._texts
 
     def items(self, get: Get) -> list[Item]:
         """Return the entries.

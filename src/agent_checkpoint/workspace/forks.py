@@ -21,7 +21,7 @@ from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.overlay import changes, mount_overlay, mounts_below, remove_tree
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.staging import BESIDE, STAGING
-from agent_checkpoint.workspace.watch import Touched
+from agent_checkpoint.workspace.touched import Touched
 from agent_checkpoint.workspace.workspace import Workspace
 
 DRIVERS = ("auto", "overlay", "reflink", "copy")

@@ -33,7 +33,7 @@ def write_index(path: Path, root: Folder) -> None:
     while stack:
         folder = stack.pop()
         places = [place for place, name in enumerate(folder.names) if name in folder.folders]
-        names, notes = b"/".join(folder.names), _write_notes(folder.notes)
+        names, notes = folder.packed_names, _write_notes(folder.notes)
         identity, ref = map(bytes.fromhex, folder.stored)
         counts = len(folder.names), len(places), len(names), len(notes)
         pieces += (
@@ -81,18 +81,27 @@ def _read(data: bytes) -> Folder | None:
         head = _HEAD.unpack_from(data, at)
         count, folders, length, noted, is_noted, files, size, identity, ref = head
         at += _HEAD.size
-        names = data[at : at + length].split(b"/") if count else []
+        names = data[at : at + length]
         at += length
         stamps = data[at : at + count * STAMP.size]
         at += count * STAMP.size
-        places = struct.unpack_from(f"<{folders}I", data, at)
+        places = struct.unpack_from(f"<{folders}I", data, at) if folders else ()
         at += 4 * folders
         notes = _read_notes(data[at : at + noted]) if noted else NO_NOTES
         at += noted
         below: dict[bytes, Folder] = {}
         stored = Stored(identity.hex(), ref.hex())
-        folder = Folder(names, stamps, below, notes, stored, files, size)
-        folder.is_stored, folder.is_noted = True, is_noted
+        folder = Folder(
+            names,
+            stamps,
+            below,
+            notes,
+            stored,
+            files,
+            size,
+            is_noted=is_noted,
+            is_stored=True,
+        )
         while above and not above[-1][1]:
             above.pop()
         if above:
@@ -100,7 +109,8 @@ def _read(data: bytes) -> Folder | None:
             inside[waiting.pop()] = folder
         else:
             root = folder
-        above.append((below, [names[place] for place in reversed(places)]))
+        if places:
+            above.append((below, [folder.names[place] for place in reversed(places)]))
     return root
 
 
@@ -111,4 +121,4 @@ def _write_notes(notes: Mapping[bytes, Note]) -> bytes:
 
 
 def _read_notes(text: bytes) -> dict[bytes, Note]:
-    return {os.fsencode(name): Note(kind, words) for name, kind, words in json.loads(text)}
+    return {os.fsencode(name): Note(*note) for name, *note in json.loads(text)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.workspace.watch import Touched
+from agent_checkpoint.workspace.touched import Touched
 
 
 class Layer:

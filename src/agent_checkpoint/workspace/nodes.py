@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.contents import Found
-from agent_checkpoint.workspace.folders import NO_NOTES, STAMP, UNREADABLE, Folder, Note
+from agent_checkpoint.workspace.folders import IGNORED, NO_NOTES, STAMP, UNREADABLE, Folder, Note
 from agent_checkpoint.workspace.tree import FOLDER, MODE_BITS, Get, Item, Put, put_directory
 
 
@@ -62,18 +62,19 @@ def _folder(node: Node, get: Get, put: Put) -> Folder:
     items, stamps = _items(node, get)
     is_same = old is not None and old.has_items and items == old.items(get)
     folders = {item.name: node.below[item.name] for item in items if item.type == FOLDER}
-    made = Folder(
-        names=[item.name for item in items],
+    return Folder(
+        packed_names=b"/".join([item.name for item in items]),
         stamps=b"".join(stamps),
         folders=folders,
         notes=node.notes or NO_NOTES,
         stored=old.stored if old is not None and is_same else put_directory(items, put),
         files=len(items) - len(folders) + sum(folder.files for folder in folders.values()),
         size=sum(item.size for item in items) + sum(folder.bytes for folder in folders.values()),
+        is_noted=any(note.kind != IGNORED for note in node.notes.values())
+        or any(folder.is_noted for folder in folders.values()),
+        is_stored=old is not None and is_same and old.is_stored,
         items=items,
     )
-    made.is_stored = old is not None and is_same and old.is_stored
-    return made
 
 
 def _items(node: Node, get: Get) -> tuple[list[Item], list[bytes]]:

@@ -23,6 +23,7 @@ from agent_checkpoint.workspace.folders import (
 from agent_checkpoint.workspace.git_words import GitWords
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.staging import BESIDE, STAGING
 from agent_checkpoint.workspace.tree import FILE, FOLDER, Item
 
 _WORDS = {
@@ -211,6 +212,8 @@ class Planner:
         )
 
     def _why_left(self, change: Change) -> str | None:
+        if change.name in (STAGING, BESIDE):
+            return "it belongs to agent-checkpoint"
         here = change.folder.notes.get(change.name) if change.folder is not None else None
         if here is not None and (here.kind == TORN or not here.is_captured):
             return _WORDS[here.kind].format(text=here.text)
@@ -265,13 +268,17 @@ def _changed(seen: Tree | None, now: Side) -> set[bytes]:
 
 def _strange(evidence: Side, now: Side, tree: Tree) -> set[bytes]:
     """Return the paths of what neither the safety checkpoint nor the target holds as it is now."""
-    after = {
-        change.path: change.after
-        for change in differences(Side(tree.root.ref, tree.get), now)
-        if change.after is not None and change.after.type != FOLDER
+    wanted = differences(Side(tree.root.ref, tree.get), now)
+    return _not_as_now(wanted) & _not_as_now(differences(evidence, now))
+
+
+def _not_as_now(changes: Iterable[Change]) -> set[bytes]:
+    """Return the paths of what came or changed; of directories, only those that came."""
+    return {
+        path
+        for path, before, after, _ in changes
+        if after is not None and (after.type != FOLDER or before is None or before.type != FOLDER)
     }
-    held = differences(evidence, now)
-    return {change.path for change in held if change.path in after and change.after is not None}
 
 
 class _RulesOf:

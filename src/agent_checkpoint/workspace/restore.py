@@ -14,21 +14,31 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
+from agent_checkpoint.workspace.caseless import ignores_case, refuse_collisions
 from agent_checkpoint.workspace.folders import stamp_of
 from agent_checkpoint.workspace.plan import Plan, Step
 from agent_checkpoint.workspace.staging import BESIDE, FEW, Journal, Staging, sync_file_system
 from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS, ContentHash, Item
 
 _PIECE = 1 << 20
+_LINK = b"link"
 _CHANGED = "it changed while the restore was under way"
 
 
 class Restore:
     """One restore, from staging to the last rename."""
 
-    def __init__(self, root: int, plan: Plan) -> None:
+    def __init__(self, root: int, plan: Plan, *, is_begun: bool = False) -> None:
+        """Prepare.
+
+        Args:
+            root: the directory, open.
+            plan: what is to be done.
+            is_begun: whether another began it, whose journal stays until it is finished.
+        """
         self._root = root
         self._plan = plan
+        self._is_begun = is_begun
         self.failed: dict[str, str] = {}
         """What could not be done, and why."""
         self.left: dict[str, str] = {}
@@ -43,18 +53,24 @@ class Restore:
 
         Raises:
             IntegrityError: a content is missing or damaged; nothing was touched.
+            WorkspaceError: two names would be one here; nothing was touched.
             OSError: it cannot be staged; nothing was touched.
         """
         steps = self._plan.steps
         files = [step for step in steps if _brings_content(step) or self._is_shared(step)]
         staging = Staging(self._root)
         try:
+            if ignores_case(self._root):
+                refuse_collisions(steps)
             contents = (step.after for step in files if step.after is not None)
             names = staging.put(contents, self._plan.tree.get)
             staged = dict(zip((step.path for step in files), names))
             staging.begin(journal)
         except BaseException:
-            staging.end()
+            if self._is_begun:
+                staging.close()
+            else:
+                staging.end()
             raise
         try:
             for step in reversed(steps):
@@ -85,6 +101,10 @@ class Restore:
         directory, _, name = step.path.rpartition(b"/")
         shown = os.fsdecode(step.path)
         if shown in self.left or shown in self.failed:
+            return
+        above = os.fsdecode(directory)
+        if above in self.left:  # something else is there
+            self.left[shown] = self.left[above]
             return
         try:
             with self._writable(directory) as fd:
@@ -127,8 +147,10 @@ class Restore:
         elif after.type == LINK:
             with suppress(FileNotFoundError):  # of one that could not be put in place
                 os.unlink(b"link", dir_fd=staging.files)
-            os.symlink(after.target, b"link", dir_fd=staging.files)
-            self._put(step, fd, b"link", staging)
+            with suppress(FileNotFoundError):  # of a link that was left alone
+                os.unlink(_LINK, dir_fd=staging.files)
+            os.symlink(after.target, _LINK, dir_fd=staging.files)
+            self._put(step, fd, _LINK, staging)
         else:
             self._put(step, fd, staged[step.path], staging)
 

@@ -31,7 +31,13 @@ from agent_checkpoint.workspace.plan import Plan, Planner
 from agent_checkpoint.workspace.restore import Restore
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from, read_record
-from agent_checkpoint.workspace.staging import Journal, has_staging, read_journal, remove_staging
+from agent_checkpoint.workspace.staging import (
+    STAGING,
+    Journal,
+    has_staging,
+    read_journal,
+    remove_staging,
+)
 from agent_checkpoint.workspace.taking import PART, Taking
 
 SAFETY = "safety"
@@ -80,7 +86,7 @@ class Restoring:
             StorageError: the store failed; nothing was touched.
         """
         with self._root.held(exclusive=True) as root:
-            seen = self._last_seen(store)
+            seen = self._last_seen(store) or tree
             taking = self._take(full=True)
             saved = store.write(taking.draft(self._key, store, kind=SAFETY))
             self._forget_old_safety(store)
@@ -90,40 +96,61 @@ class Restoring:
             if plan:
                 paths = None if wish.paths is None else tuple(map(os.fsdecode, wish.paths))
                 place = store.backend.url or repr(store.backend)
-                journal = Journal(tree.ref, taking.tree.ref, paths, wish.exclude, place)
-                self._carry_out(root, store, plan, journal)
+                journal = Journal(
+                    tree=tree.ref,
+                    safety=taking.tree.ref,
+                    safety_id=saved.id,
+                    paths=paths,
+                    exclude=wish.exclude,
+                    seen=seen.ref if wish.keep_unseen else None,
+                    store=place,
+                )
+                self._carry_out(root, store, plan, journal, self._sight)
             return plan
 
-    def recover(self, store: Store | None) -> None:
-        """Finish a restore that was interrupted, if there is one.
+    def recover(self, store: Store | None) -> Plan | None:
+        """Finish a restore that was interrupted, if there is one; return what was done.
+
+        What changed since the interruption is left alone: nothing holds it. The rules are those
+        of the restore, not of who finishes it.
 
         Raises:
-            WorkspaceError: it needs a store that is not this one.
+            WorkspaceError: it needs a store that is not this one, or cannot be finished now.
             RestoreIncompleteError: some paths could not be restored.
         """
         with self._root.held(exclusive=False) as root:
             if not has_staging(root):
-                return
+                return None
         with self._root.held(exclusive=True) as root:
-            journal = read_journal(root)
-            if journal is None:
-                remove_staging(root)  # it was not begun, or is finished by now
-                return
+            try:
+                journal = read_journal(root)
+                if journal is None:
+                    remove_staging(root)  # it was not begun, or is finished by now
+                    return None
+            except OSError as error:
+                raise WorkspaceError(
+                    f"{STAGING.decode()} cannot be removed ({error}): a restore was interrupted "
+                    "before it touched anything. Remove that directory."
+                ) from error
             store = self._store_of(journal, store)
             get = objects_from(store.backend)
             tree = read_record(journal.tree, store.backend)
             safety = read_record(journal.safety, store.backend)
-            present = self._sight.look(root, store.writer(), full=True, ahead=True)
+            sight = self._sight.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
+            present = sight.look(root, store.writer(), full=True, ahead=True)
             planner = Planner(
                 Side(present, get),
                 tree,
                 evidence=Side(safety.root.ref, get),
+                seen=None if journal.seen is None else read_record(journal.seen, store.backend),
+                keep_unseen=journal.seen is not None,
                 paths=_paths(journal),
                 exclude=Rules.of(journal.exclude),
             )
             plan = planner.plan()
-            plan.safety = safety
-            self._carry_out(root, store, plan, journal)
+            plan.safety, plan.safety_id = safety, journal.safety_id
+            self._carry_out(root, store, plan, journal, sight, is_begun=True)
+            return plan
 
     def _plan(
         self, store: Store, present: Side, tree: Tree, wish: Wish, seen: Tree | None = None
@@ -138,8 +165,17 @@ class Restoring:
         )
         return planner.plan()
 
-    def _carry_out(self, root: int, store: Store, plan: Plan, journal: Journal) -> None:
-        work = Restore(root, plan)
+    def _carry_out(
+        self,
+        root: int,
+        store: Store,
+        plan: Plan,
+        journal: Journal,
+        sight: Sight,
+        *,
+        is_begun: bool = False,
+    ) -> None:
+        work = Restore(root, plan, is_begun=is_begun)
         try:
             work.run(journal)
         except OSError as error:
@@ -148,7 +184,7 @@ class Restoring:
                 "changed, the next who opens the workspace goes on."
             ) from error
         plan.leave.update(work.left)
-        folder = self._sight.look(root, store.writer(), ahead=True, touched=work.touched)
+        folder = sight.look(root, store.writer(), ahead=True, touched=work.touched)
         now = Side(folder, objects_from(store.backend))
         exclude = Rules.of(journal.exclude)
         rest = Planner(now, plan.tree, paths=_paths(journal), exclude=exclude).plan()
@@ -181,7 +217,7 @@ class Restoring:
 
     def _store_of(self, journal: Journal, store: Store | None) -> Store:
         """Return the store that an interrupted restore was from. Raises WorkspaceError."""
-        wanted = [journal.tree, journal.safety]
+        wanted = [name for name in (journal.tree, journal.safety, journal.seen) if name]
         if store is not None and not store.backend.missing_objects(wanted):
             return store
         trouble = "it is not the one that was given"

@@ -289,9 +289,10 @@ class Scan:
             and rules.excludes(node.path, name, is_folder)
             and name not in rules.files(node.path)
         ):
-            node.notes[name] = Note(IGNORED)
+            node.notes[name] = Note(IGNORED, type=stat.S_IFMT(mode))
         elif not (is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            node.notes[name] = Note(SPECIAL, _SPECIALS.get(stat.S_IFMT(mode), "no file"))
+            kind = stat.S_IFMT(mode)
+            node.notes[name] = Note(SPECIAL, _SPECIALS.get(kind, "no file"), kind)
         elif name in self._excluded.names or (
             is_folder and (found.st_dev, found.st_ino) in self._excluded.places
         ):

@@ -6,12 +6,14 @@ remembered says which objects that store has.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.backends.places import default_store
 from agent_checkpoint.errors import IntegrityError, InvalidInputError, WorkspaceError
@@ -25,11 +27,15 @@ from agent_checkpoint.workspace.index import read_index, write_index
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.meter import Meter
+from agent_checkpoint.workspace.recheck import Recheck
 from agent_checkpoint.workspace.scan import Excluded, Scan
 from agent_checkpoint.workspace.snapshots import objects_from
 from agent_checkpoint.workspace.staging import BESIDE, STAGING
+from agent_checkpoint.workspace.touched import Touched, WatchError
 from agent_checkpoint.workspace.tree import put_directory
-from agent_checkpoint.workspace.watch import Touched, Watcher, WatchError
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.watch import Watcher
 
 _LOOK_AT_ALL_AFTER = 60.0
 """Stores through a memory map and links from outside raise no event: in seconds."""
@@ -37,6 +43,18 @@ _WORTH_AN_INDEX = 64
 """So many files have to be read again by a new process before the index is written anew."""
 
 Touches = Mapping[bytes, set[bytes]]
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Keep Python from looking for garbage among the many objects that a look makes at once."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 class Sight:
@@ -62,9 +80,14 @@ class Sight:
         self._links = Links()
         self._lost: dict[bytes, set[bytes]] = {}
         self._looked_at_all = 0.0
+        self._watches_all = False
         self._not_in_index = 0
         self.watch_trouble: str | None = None if watch else "watching was not asked for"
         """Why nothing is watched."""
+
+    def with_rules(self, rules: Rules) -> Sight:
+        """Return another that looks once at the same directory, by other rules, with no limit."""
+        return Sight(self._path, rules, Meter(None, None), watch=False)
 
     @property
     def is_watching(self) -> bool:
@@ -99,7 +122,7 @@ class Sight:
         if events is None and not full and known is not None and touched is not None:
             events = Touched({path: set(names) for path, names in touched.items()}, set())
         self._meter.begin()
-        with Contents(root, writer, self._count, ahead=ahead) as contents:
+        with collection_paused(), Contents(root, writer, self._count, ahead=ahead) as contents:
             folder = None
             try:
                 if known is not None and events is not None:
@@ -116,6 +139,7 @@ class Sight:
 
     def close(self) -> None:
         """Stop watching. Twice is fine."""
+        self._watches_all = False
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
@@ -156,7 +180,8 @@ class Sight:
             self._backend = writer.backend
             index = self._index()
             if writer.trust_memory and index is not None:
-                self._folder = read_index(index)
+                with collection_paused():
+                    self._folder = read_index(index)
             self._not_in_index = 0 if self._folder is not None else _WORTH_AN_INDEX
 
     def _events(self, full: bool) -> Touched | None:
@@ -170,9 +195,12 @@ class Sight:
         if self._watcher.is_exact:
             return events
         is_old = time.monotonic() - self._looked_at_all > _LOOK_AT_ALL_AFTER
+        return None if full or is_old or self._are_rules_among(events.names) else events
+
+    @staticmethod
+    def _are_rules_among(touched: Touches) -> bool:
         rules = {CHECKPOINTIGNORE, GITIGNORE}
-        rules_changed = any(not rules.isdisjoint(names) for names in events.names.values())
-        return None if full or is_old or rules_changed else events
+        return any(not rules.isdisjoint(names) for names in touched.values())
 
     def _look_at_some(
         self, root: int, writer: Writer, contents: Contents, known: Folder, events: Touched
@@ -201,12 +229,18 @@ class Sight:
 
     def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
         if self._watch and self._watcher is None:
+            from agent_checkpoint.workspace.watch import Watcher  # slow to load
+
             try:
                 self._watcher = Watcher()
                 self.watch_trouble = None
             except WatchError as error:
                 self.watch_trouble = str(error)
         now = time.monotonic()
+        known = self._recheck(root, writer, contents)
+        if known is not None:
+            self._looked_at_all = now
+            return known
         try:
             try:
                 scan = self._scan(root, writer, contents, self._watcher)
@@ -225,8 +259,32 @@ class Sight:
             raise
         self._looked_at_all = now
         self._is_copy = False
+        self._watches_all = self._watcher is not None
         self._links, self._lost = scan.links, scan.lost
         return folder
+
+    def _recheck(self, root: int, writer: Writer, contents: Contents) -> Folder | None:
+        """Look at every entry of a tree that is known, and at what differs; None if that fails."""
+        if self._folder is None or self._is_copy:
+            return None
+        check = Recheck(root, None if self._watches_all else self._watch_directory)
+        try:
+            check.run(self._folder)
+            names, replaced = check.touched
+            if self._are_rules_among(names):
+                return None
+            self._watches_all = self._watcher is not None
+            self._links = check.links
+            if not names:
+                return self._folder
+            scan = self._scan(root, writer, contents, self._watcher, self._links)
+            return scan.partial(self._folder, names, replaced, by_stamp=True)
+        except (OSError, Changing, WatchError):  # it changes as we look
+            return None
+
+    def _watch_directory(self, fd: int, path: bytes) -> None:
+        if self._watcher is not None:
+            self._watcher.add(fd, path)
 
     def _scan(
         self,

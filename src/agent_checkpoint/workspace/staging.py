@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.store.objects import BLOB
-from agent_checkpoint.workspace.beneath import open_directory
+from agent_checkpoint.workspace.beneath import Changing, open_directory, opened_file, read_all
 from agent_checkpoint.workspace.tree import ContentHash, Get, Item, read_chunks
 
 STAGING = b".agent-checkpoint-restore"
@@ -27,6 +27,7 @@ BESIDE = b".agent-checkpoint-new"
 FEW = 64
 """So many files are synced one by one; for more, the whole file system is."""
 _BATCH = 64
+_LARGEST_JOURNAL = 1 << 26
 _PIECE = 1 << 20
 
 
@@ -38,6 +39,10 @@ class Journal(NamedTuple):
     paths: tuple[str, ...] | None
     exclude: tuple[str, ...]
     store: str
+    safety_id: str = ""
+    """The checkpoint that holds what `safety` names."""
+    seen: str | None = None
+    """The last ordinary snapshot, if what that does not hold is to be kept."""
 
 
 class Staging:
@@ -50,13 +55,18 @@ class Staging:
             OSError: it cannot be made.
         """
         self._root = root
-        remove_staging(root, keep_journal=True)
-        with suppress(FileExistsError):
-            os.mkdir(STAGING, 0o700, dir_fd=root)
-        self._fd = open_directory(STAGING, root)
-        os.mkdir(_FILES, 0o700, dir_fd=self._fd)
-        self.files = open_directory(_FILES, self._fd)
         self._count = 0
+        self._fd = self.files = -1
+        try:
+            remove_staging(root, keep_journal=True)
+            with suppress(FileExistsError):
+                os.mkdir(STAGING, 0o700, dir_fd=root)
+            self._fd = open_directory(STAGING, root)
+            os.mkdir(_FILES, 0o700, dir_fd=self._fd)
+            self.files = open_directory(_FILES, self._fd)
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, items: Iterable[Item], get: Get) -> Iterator[bytes]:
         """Write the contents of files; yield the name of each, in order.
@@ -165,18 +175,20 @@ def read_journal(root: int) -> Journal | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        with open(os.open(_JOURNAL, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=staging), "rb") as file:
-            record = json.loads(file.read())
+        with opened_file(staging, _JOURNAL) as file:
+            record = json.loads(read_all(file.fd, min(file.stat.st_size, _LARGEST_JOURNAL)))
         return Journal(
             str(record["tree"]),
             str(record["safety"]),
             None if record["paths"] is None else tuple(map(str, record["paths"])),
             tuple(map(str, record["exclude"])),
             str(record["store"]),
+            str(record["safety_id"]),
+            None if record["seen"] is None else str(record["seen"]),
         )
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (Changing, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise WorkspaceError(
             f"A restore was interrupted here, and its journal {os.fsdecode(STAGING)}/journal "
             f"cannot be read ({error!r}). Remove that directory to leave the files as they are."

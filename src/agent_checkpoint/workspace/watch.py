@@ -22,6 +22,9 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_checkpoint.workspace.touched import Touched as Touched
+from agent_checkpoint.workspace.touched import WatchError as WatchError
+
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF = 0x400, 0x800
@@ -55,19 +58,6 @@ _ADVICE = {
     errno.ENOSPC: "Raise fs.inotify.max_user_watches.",
     errno.EMFILE: "Raise fs.inotify.max_user_instances, or the limit of open files.",
 }
-
-
-class WatchError(Exception):
-    """Changes cannot be watched: look at everything instead."""
-
-
-class Touched(NamedTuple):
-    """What the events named; it need not have changed. Paths are relative to the root, b""."""
-
-    names: dict[bytes, set[bytes]]
-    """By directory, the names in it. The root with no name: its own attributes were touched."""
-    replaced: set[bytes]
-    """Directories that came, went or moved, so that nothing known of what is below them holds."""
 
 
 class _Mount(NamedTuple):

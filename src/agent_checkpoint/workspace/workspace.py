@@ -25,7 +25,6 @@ from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.comparing import Side
-from agent_checkpoint.workspace.diff import WorkspaceDiff, compare
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.layer import Layer
@@ -39,6 +38,7 @@ from agent_checkpoint.workspace.snapshots import Tree, objects_from
 from agent_checkpoint.workspace.taking import PART, Taking
 
 if TYPE_CHECKING:
+    from agent_checkpoint.workspace.diff import WorkspaceDiff
     from agent_checkpoint.workspace.forks import Fork
 
 _LIMIT = 10 << 30
@@ -101,7 +101,9 @@ class Workspace:
         self._take = partial(Taking, self._root, self._sight, ignore=patterns, gitignore=gitignore)
         self._restoring = Restoring(self._root, self._sight, self._take, self.key)
         self._lock = RLock()
-        self._restoring.recover(self._store)
+        self.recovered: Plan | None = None
+        """What was done last to finish a restore that was interrupted here."""
+        self._finish_restore()
         clean_up_forks()
 
     def __repr__(self) -> str:
@@ -144,7 +146,7 @@ class Workspace:
             WorkspaceError: the directory cannot be read, or has more than the limit.
             StorageError: the store failed; nothing was acknowledged.
         """
-        with self._lock:
+        with self._ready():
             taking = self._take(full=full)
             draft = taking.draft(self.key, self.store, label=label)
             head = self.store.head(self.key)
@@ -163,19 +165,21 @@ class Workspace:
             WorkspaceError: the directory cannot be read.
             StorageError: the store failed.
         """
+        from agent_checkpoint.workspace.diff import compare  # slow to load
+
         before = tree_of(tree)
         if other is not None:
             after = tree_of(other)
             return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
         store = self._store_for(before)
-        with self._lock, self._root.held(exclusive=False) as root:
+        with self._ready(), self._root.held(exclusive=False) as root:
             present = self._sight.look(root, store.writer(), ahead=True)
         now = Side(present, objects_from(store.backend))
         return compare(Side(before.root.ref, before.get), now)
 
     def _look(self) -> Folder:
         """Return the directory as it is now, without a checkpoint. Raises as `snapshot` does."""
-        with self._lock, self._root.held(exclusive=False) as root:
+        with self._ready(), self._root.held(exclusive=False) as root:
             return self._sight.look(root, self.store.writer(), ahead=True)
 
     def _know(self, folder: Folder | None, layer: Layer | None) -> None:
@@ -199,7 +203,7 @@ class Workspace:
 
         Raises as `snapshot` does.
         """
-        with self._lock:
+        with self._ready():
             return self._take().checkpoint_to(writer)
 
     def state_dict(self) -> ObjectRef:
@@ -255,7 +259,7 @@ class Workspace:
         wish = Wish(chosen, tuple(exclude), keep_unseen)
         if self._held is not None and not dry_run:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
-        with self._lock:
+        with self._ready():
             found = tree_of(tree)
             store = self._store_for(found)
             run = self._restoring.preview if dry_run else self._restoring.restore
@@ -309,6 +313,19 @@ class Workspace:
                 self._held = None
                 for fork in list(self._forks):
                     fork.close()
+
+    def _finish_restore(self) -> None:
+        """Finish what another, or this one, was interrupted in: half of it is never captured."""
+        plan = self._restoring.recover(self._store)
+        if plan is not None:
+            self.recovered = plan
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Have the workspace for one thread, with no restore half done."""
+        with self._lock:
+            self._finish_restore()
+            yield
 
     def close(self) -> None:
         """Stop watching the directory. Twice is fine."""
