@@ -1,8 +1,8 @@
 """The files that workspaces are measured on: a real checkout, and many copies of it side by side.
 
 The small one is the source distribution of Django, about 6,900 files in 3,200 directories, 45 MB.
-The large one is the small one COPIES times over, in numbered directories, about 97,000 files. A line
-at the end of each tells the copies apart: files of a real directory are not all there fourteen times.
+The large one is the small one COPIES times over, in numbered directories, about 97,000 files. A
+line at the end of each tells the copies apart: no real directory has all of its files many times.
 Neither has a `.git` or a `.gitignore`, so that all sides capture the same files.
 
 pip downloads the distribution once, into the user's cache directory; its hash is checked each time.

@@ -19,6 +19,8 @@ from tests.crash.fault_process import FaultProcess
 from tests.crash.recorded import record
 from tests.crash.scenarios import make_archive, make_store
 from tests.crash.sweeping import BrokenStore
+from tests.crash.workspace_sweeping import SCENARIOS as WORKSPACE_SCENARIOS
+from tests.crash.workspace_sweeping import BrokenWorkspace
 
 _COUNTED = "faults"
 
@@ -125,6 +127,20 @@ def fault_process(session_scratch):
 def broken_store(fault_process, pristine, scratch):
     """A store on which actions are broken."""
     return BrokenStore(fault_process, pristine, scratch)
+
+
+@pytest.fixture(scope="session")
+def workspace_process(session_scratch):
+    """Runs functions of `workspace_scenarios` in processes that break."""
+    place = session_scratch / "workspace-runs"
+    with closing(FaultProcess(WORKSPACE_SCENARIOS, place)) as process:
+        yield process
+
+
+@pytest.fixture
+def broken_workspace(workspace_process, scratch):
+    """A workspace on which actions are broken."""
+    return BrokenWorkspace(workspace_process, scratch)
 
 
 @pytest.fixture(scope="session")

@@ -70,13 +70,13 @@ for line in sys.stdin:
     tell(status=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
-_CALL = re.compile(r"^(?:\d+ +)?(\w+)\((.*)$")
+_CALL = re.compile(r"^(?:(\d+) +)?(\w+)\((.*)$")
 _PATH = re.compile(r'[<"](/[^>"]*)[>"]')
 
 
 @dataclass(frozen=True)
 class Call:
-    """One system call: its name, its place among those of this name, the paths it touches."""
+    """One system call: its name, its place among those of its thread, the paths it touches."""
 
     name: str
     when: int
@@ -192,9 +192,9 @@ def read_calls(log):
     for line in log.read_text(errors="replace").splitlines():
         match = _CALL.match(line)
         if match:
-            name, rest = match.groups()
-            seen[name] = seen.get(name, 0) + 1
-            calls.append(Call(name, seen[name], tuple(_PATH.findall(rest)), ") = -1 " in rest))
+            thread, name, rest = match.groups()
+            when = seen[thread, name] = seen.get((thread, name), 0) + 1  # as strace counts them
+            calls.append(Call(name, when, tuple(_PATH.findall(rest)), ") = -1 " in rest))
     return tuple(calls)
 
 

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_checkpoint import CheckpointManager
-from agent_checkpoint.workspace.workspace import Workspace
+from agent_checkpoint import CheckpointManager, Workspace
 from tests.unit.workspace.disk import (
     IS_ROOT,
     Described,

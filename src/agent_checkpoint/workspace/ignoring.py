@@ -30,7 +30,7 @@ class Rules:
     `build`. `.git/info/exclude` and the excludes of a user are not read.
     """
 
-    __slots__ = ("_git", "_is_excluding", "_own", "reads_files")
+    __slots__ = ("_git", "_is_excluding", "_own", "key", "reads_files")
 
     def __init__(
         self, own: tuple[Run, ...], git: tuple[tuple[int, Run], ...], reads_files: bool
@@ -40,6 +40,8 @@ class Rules:
         self._is_excluding = any(run.is_excluding for run in (*own, *(run for _, run in git)))
         self.reads_files = reads_files
         """Whether any directory may have a file of rules, and not the root alone."""
+        self.key = b""
+        """Tells the rules of workspaces apart."""
 
     @classmethod
     def of(cls, patterns: Iterable[str], *, gitignore: bool = False) -> Rules:
@@ -57,9 +59,11 @@ class Rules:
             raise InvalidInputError(f"ignore= takes a list of patterns, not {patterns!r} alone.")
         text = b"\n".join(map(_encoded, patterns))
         try:
-            return cls(_read(text, is_strict=True), (), gitignore)
+            rules = cls(_read(text, is_strict=True), (), gitignore)
         except ValueError as error:
             raise _refusal("ignore=", error) from None
+        rules.key = b"%d%b" % (gitignore, text)
+        return rules
 
     def __bool__(self) -> bool:
         """Whether these rules leave anything out, if no file adds to them."""

@@ -98,7 +98,7 @@ class Recheck:
             stamps = b"".join([found[name] for name in known.texts])
         except KeyError:
             stamps = b""
-        if stamps == known.stamps and len(found) == len(known.texts):
+        if stamps == known.stamps and len(found) == len(known.texts) and not known.notes:
             return list(known.folders.items()) if known.folders else []
         return self._differing(path, found, known)
 
@@ -120,6 +120,8 @@ class Recheck:
             same.pop(name, None)
             if kind == stat.S_IFDIR:
                 self.touched.replaced.add(path + b"/" + name if path else name)
+        # What was left out may be gone.
+        names.update(name for name in known.notes if os.fsdecode(name) not in found)
         if names:
             self.touched.names[path] = names
         return list(same.items())

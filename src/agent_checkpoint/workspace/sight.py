@@ -277,7 +277,7 @@ class Sight:
             self._links = check.links
             if not names:
                 return self._folder
-            scan = self._scan(root, writer, contents, self._watcher, self._links)
+            scan = self._scan(root, writer, contents, self._watcher, self._links, self._lost)
             return scan.partial(self._folder, names, replaced, by_stamp=True)
         except (OSError, Changing, WatchError):  # it changes as we look
             return None
@@ -361,8 +361,9 @@ class Sight:
             home = default_store().parent
         except InvalidInputError:
             return None
-        name = hashlib.sha256(os.fsencode(place) + b"\0" + os.fsencode(self._path)).hexdigest()
-        return home / "index" / name[:32]
+        # By other rules other files are known.
+        whose = os.fsencode(place), os.fsencode(self._path), self._rules.key
+        return home / "index" / hashlib.sha256(b"\0".join(whose)).hexdigest()[:32]
 
 
 def _nothing(names: object) -> list[Any]:

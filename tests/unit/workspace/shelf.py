@@ -1,14 +1,10 @@
-"""Objects in a dict, and forged ones in a store, for tests of what is made of objects."""
+"""Objects in a dict, for tests of what directories are made of."""
 
-import json
 import struct
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
-from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.store.objects import Object, make_object
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.workspace.snapshots import RECORD
 
 HEAD = struct.Struct("<cHBQ")
 
@@ -29,27 +25,6 @@ class Shelf:
 
     def get(self, names: Sequence[str]) -> "list[Object]":
         return [self.objects[name] for name in names]
-
-
-class Forger:
-    """Puts whatever it is told into a store, as one who can write to it."""
-
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-
-    def put(self, kind: bytes, payload: bytes = b"", refs: Sequence[str] = ()) -> str:
-        name, packed = make_object(kind, payload, refs)
-        self.backend.put_objects({name: packed.stored()})
-        return name
-
-    def blob(self, content: bytes = b"evil") -> str:
-        return self.put(b"b", content)
-
-    def snapshot(self, root: str, **fields: Any) -> ObjectRef:
-        """Put the record of a tree."""
-        record = {"id": "0" * 64, "files": 1, "bytes": 1, "ignore": [], "gitignore": False}
-        payload = json.dumps({**record, "notes": [], **fields}).encode()
-        return ObjectRef(self.put(RECORD, payload, [root]), self.backend)
 
 
 def entry(

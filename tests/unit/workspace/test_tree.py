@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_checkpoint import CheckpointManager, IntegrityError
+from agent_checkpoint import CheckpointManager, IntegrityError, Workspace
 from agent_checkpoint.store.objects import End
 from agent_checkpoint.workspace import chunking, contents
 from agent_checkpoint.workspace.tree import (
@@ -22,7 +22,6 @@ from agent_checkpoint.workspace.tree import (
     read_chunks,
     read_directory,
 )
-from agent_checkpoint.workspace.workspace import Workspace
 from tests.unit.workspace.shelf import Shelf, entry
 
 ours = settings(max_examples=150, deadline=None, derandomize=True)
