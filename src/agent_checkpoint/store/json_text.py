@@ -87,8 +87,7 @@ def indented_size(value: Any, limit: int) -> int:
         for item in stack[-1]:
             size += 2 * len(stack)  # a line break, indentation, a comma
             if isinstance(item, (list, dict)):
-                if item:
-                    size += 2 * len(stack) + 2
+                size += 2 * len(stack) + 2 if item else 2
                 if isinstance(item, dict):
                     size += sum(map(_text_size, item)) + 2 * len(item)
                 stack.append(iter(item.values() if isinstance(item, dict) else item))

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.workspace.bounds import Bound
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.tree import FOLDER, Get, Item, read_directory
-
-_MOST_ENTRIES = 20_000_000
-"""Few objects can stand for any number of entries; a walk ends with an error after so many."""
-_LONGEST_PATH = 1 << 20
 
 
 class Side(NamedTuple):
@@ -73,17 +69,13 @@ def differences(
         IntegrityError: an object is missing or damaged, or there is no end of entries.
         StorageError: the medium failed.
     """
-    left = _MOST_ENTRIES
+    bound = Bound(*((side.place, side.get) for side in (before, after)))
     stack = [(b"", before, after)]
     while stack:
         path, old, new = stack.pop()
-        if len(path) > _LONGEST_PATH:
-            raise IntegrityError("The tree is nested more deeply than a disk can be.")
         olds = {item.name: item for item in old.items()}
         news = {item.name: item for item in new.items()}
-        left -= len(olds) + len(news)
-        if left < 0:
-            raise IntegrityError("The tree has more entries than it may have.")
+        bound.count(len(path), len(olds) + len(news))
         deeper = []
         for name in sorted(olds.keys() | news.keys()):
             a, b = olds.get(name), news.get(name)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.comparing import Change, Side, differences
 from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, Get, Item
 
@@ -173,6 +174,8 @@ def _lines_of(item: Item | None, get: Get) -> list[str] | None:
     if item.type != FILE or item.size > _LARGEST_TEXT or item.id != item.ref:
         return None
     (found,) = get([item.ref])
+    if len(found.payload) != item.size:
+        raise IntegrityError(f"The object {item.ref} is not the file it should be.")
     if b"\0" in found.payload[:_PROBE]:
         return None
     lines = found.payload.decode("utf-8", "surrogateescape").splitlines(keepends=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
@@ -58,6 +58,7 @@ class Restore:
         """
         steps = self._plan.steps
         files = [step for step in steps if _brings_content(step) or self._is_shared(step)]
+        self._check_room(files)
         staging = Staging(self._root)
         try:
             if ignores_case(self._root):
@@ -85,6 +86,17 @@ class Restore:
             staging.close()  # the journal stays: the next who opens the workspace goes on
             raise
         staging.end()
+
+    def _check_room(self, files: Iterable[Step]) -> None:
+        """See to it that what is to be staged fits on the disk, before a part of it fills it up.
+
+        Raises:
+            OSError: it does not.
+        """
+        found = os.fstatvfs(self._root)
+        size = sum(step.after.size for step in files if step.after is not None)
+        if size > found.f_bavail * found.f_frsize > 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # -- one step --------------------------------------------------------------------------------
 

@@ -111,8 +111,15 @@ def read_record(name: str, source: ObjectSource) -> Tree:
             bytes=int(record["bytes"]),
             ignore=tuple(map(str, record["ignore"])),
             gitignore=bool(record["gitignore"]),
-            notes=tuple(PathNote(*map(str, note)) for note in record["notes"]),
+            notes=tuple(map(_read_note, record["notes"])),
             source=source,
         )
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise IntegrityError(f"The object {name} is a damaged snapshot of a workspace.") from None
+
+
+def _read_note(row: Any) -> PathNote:
+    """Return a note. Raises TypeError, or ValueError if no file can have its path."""
+    note = PathNote(*map(str, row))
+    os.fsencode(note.path)
+    return note

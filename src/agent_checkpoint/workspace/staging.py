@@ -26,7 +26,8 @@ BESIDE = b".agent-checkpoint-new"
 """Where a file is copied to that cannot be renamed, since another file system is mounted there."""
 FEW = 64
 """So many files are synced one by one; for more, the whole file system is."""
-_BATCH = 64
+_BATCH = 8
+"""So many contents are in memory at a time."""
 _LARGEST_JOURNAL = 1 << 26
 _PIECE = 1 << 20
 

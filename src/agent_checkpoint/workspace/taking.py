@@ -23,6 +23,7 @@ class Taking:
 
     folder: Folder
     tree: Tree
+    _writer: Writer
 
     def __init__(
         self,
@@ -57,7 +58,12 @@ class Taking:
         """
         if writer.backend is None:
             raise WorkspaceError("A workspace is captured for a store, and there is none.")
+        self._writer = writer
         with self._root.held(exclusive=False) as root:
             self.folder = self._sight.look(root, writer, full=self._full)
         self.tree = put_record(self.folder, writer.put, writer.backend, **self._rules)
         return self.tree.ref
+
+    def is_durable(self) -> None:
+        """Say that the store has a checkpoint of just what was captured, and needs no other."""
+        self._writer.committed()

@@ -36,6 +36,7 @@ WIDE_FROM = 512
 """A directory with so many entries is cut into parts."""
 _PART = 128
 _LARGEST_PART = 1024
+_PARTS_AT_ONCE = 8
 MODE_BITS = 0o777
 _LONGEST_NAME = 255
 _LONGEST_TARGET = 4095
@@ -110,15 +111,15 @@ def read_directory(name: str, get: Get) -> list[Item]:
         IntegrityError: the objects are no directory, or have an entry that no directory may have.
     """
     (found,) = get([name])
-    parts = get(found.refs) if found.kind == WIDE else [found]
     items: list[Item] = []
-    for part in parts:
+    for part in _get_parts(found, get) if found.kind == WIDE else [found]:
         if part.kind != DIRECTORY:
             raise IntegrityError(f"The object {name} is no directory.")
+        start = max(len(items) - 1, 0)
         items += _read_part(part, name)
-    for before, after in zip(items, items[1:]):
-        if before.name >= after.name:
-            raise IntegrityError(f"The directory {name} has names twice or out of order.")
+        for place in range(start + 1, len(items)):
+            if items[place - 1].name >= items[place].name:
+                raise IntegrityError(f"The directory {name} has names twice or out of order.")
     return items
 
 
@@ -161,6 +162,12 @@ def _parts(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield items[start:]
 
 
+def _get_parts(found: Object, get: Get) -> Iterator[Object]:
+    """Iterate over the parts of a wide directory, of which few are in memory at a time."""
+    for start in range(0, len(found.refs), _PARTS_AT_ONCE):
+        yield from get(found.refs[start : start + _PARTS_AT_ONCE])
+
+
 def _put_part(items: Iterable[Item], put: Put) -> Stored:
     stored: list[bytes] = []
     named: list[bytes] = [b"tree\0"]
@@ -187,7 +194,7 @@ def _read_part(part: Object, where: str) -> list[Item]:
     data, at, refs = part.payload, 0, iter(part.refs)
     items: list[Item] = []
     try:
-        while at < len(data):
+        while at < len(data) and len(items) <= _LARGEST_PART:
             item, at = _read_item(data, at, refs)
             items.append(item)
     except (StopIteration, struct.error):

@@ -155,6 +155,8 @@ class Workspace:
             is_new = saved != {OBJECT: taking.tree.ref}
             if is_new or label is not None:
                 self.store.write(draft)
+            else:
+                taking.is_durable()
             return taking.tree
 
     def diff(self, tree: Tree | ObjectRef, other: Tree | ObjectRef | None = None) -> WorkspaceDiff:

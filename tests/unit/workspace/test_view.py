@@ -361,7 +361,9 @@ def test_nothing_is_mounted_outside_though_mounts_are_shared(own_place):
 
 
 def test_the_command_has_ordinary_signals(own_place):
-    assert own_place.shell("grep SigIgn /proc/self/status").split()[1].strip("0") == ""
+    ignored = int(own_place.shell("grep SigIgn /proc/self/status").split()[1], 16)
+    # Others may be ignored by whoever runs the tests, as nohup does.
+    assert not ignored & (1 << signal.SIGPIPE - 1 | 1 << signal.SIGXFSZ - 1)
 
 
 @pytest.mark.skipif(not LINUX, reason="private views exist on Linux only")
