@@ -22,7 +22,7 @@ class RootLock:
     """The root directory, opened and locked. Used by one thread at a time; may be nested."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._fd = -1
 
     @contextmanager
@@ -36,10 +36,10 @@ class RootLock:
             yield self._fd
             return
         try:
-            fd = open_root(self._path)
+            fd = open_root(self.path)
         except OSError as error:
             raise WorkspaceError(
-                f"The workspace {show(str(self._path))} cannot be opened ({error.strerror})."
+                f"The workspace {show(str(self.path))} cannot be opened ({error.strerror})."
             ) from error
         try:
             self._lock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, patience)
@@ -60,7 +60,7 @@ class RootLock:
                     return  # there are file systems without such locks, and snapshots all the same
                 if time.monotonic() > until:
                     raise WorkspaceError(
-                        f"Another process has been working on {show(str(self._path))} for "
+                        f"Another process has been working on {show(str(self.path))} for "
                         f"{patience:.0f} seconds: wait for it and try again."
                     ) from error
             time.sleep(_BREATH)

@@ -27,9 +27,10 @@ class Meter:
         self._progress = progress
         self.begin()
 
-    def begin(self) -> None:
-        """Count from nothing."""
+    def begin(self, *, is_limited: bool = True) -> None:
+        """Count from nothing; not against the limit what a restore has just written."""
         self.files = self.bytes = 0
+        self._most = self._limit if is_limited else None
         self._by_top: Counter[bytes] = Counter()
 
     def read(self, batch: Iterable[Wanted]) -> None:
@@ -44,13 +45,17 @@ class Meter:
             self._by_top[wanted.directory.partition(b"/")[0]] += wanted.size
         if self._progress is not None:
             self._progress(self.files, self.bytes)
-        if self._limit is not None and self.bytes > self._limit:
+        if self._most is not None and self.bytes > self._most:
             largest = ", ".join(
-                f"{os.fsdecode(top) or 'files at the top'} ({size >> 20:,} MiB)"
+                f"{os.fsdecode(top) or 'files at the top'} ({_shown(size)})"
                 for top, size in self._by_top.most_common(3)
             )
             raise WorkspaceError(
-                f"There are more than {self._limit >> 20:,} MiB of new files to capture; most so "
-                f"far in {largest}. Leave out what can be made again, by ignore= or a line in "
+                f"There are more than {_shown(self._most)} of new files to capture; most so far in "
+                f"{largest}. Leave out what can be made again, by ignore= or a line in "
                 ".checkpointignore, or set another limit=."
             )
+
+
+def _shown(size: int) -> str:
+    return f"{size:,} bytes" if size < 1 << 20 else f"{size >> 20:,} MiB"

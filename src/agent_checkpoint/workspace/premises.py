@@ -27,10 +27,14 @@ def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
     """Return the real path of a directory that may be a workspace.
 
     Raises:
+        InvalidInputError: it is no path at all.
         UnsafeWorkspaceError: it is `/`, a home directory, or holds one.
         WorkspaceError: there is no such directory.
     """
-    place = Path(os.path.realpath(path))
+    try:
+        place = Path(os.path.realpath(path))
+    except ValueError as error:  # a NUL in it
+        raise InvalidInputError(f"{show(str(path))} is no path ({error}).") from None
     if not place.is_dir():
         raise WorkspaceError(f"There is no directory {show(str(place))}.")
     home = Path(os.path.realpath(os.path.expanduser("~")))

@@ -22,7 +22,7 @@ from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS, Conte
 
 _PIECE = 1 << 20
 _LINK = b"link"
-_CHANGED = "it changed while the restore was under way"
+CHANGED = "it changed while the restore was under way"
 
 
 class Restore:
@@ -123,7 +123,7 @@ class Restore:
                 self.touched.setdefault(directory, set()).add(name)
                 act(step, fd)
         except Changing:
-            self.left[shown] = _CHANGED
+            self.left[shown] = CHANGED
         except FileExistsError:
             self.left[shown] = "something has taken its place"
         except OSError as error:

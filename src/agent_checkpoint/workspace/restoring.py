@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 
+from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_url
 from agent_checkpoint.errors import (
     CheckpointError,
@@ -28,7 +30,7 @@ from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.plan import Plan, Planner
-from agent_checkpoint.workspace.restore import Restore
+from agent_checkpoint.workspace.restore import CHANGED, Restore
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from, read_record
 from agent_checkpoint.workspace.staging import (
@@ -189,10 +191,15 @@ class Restoring:
         exclude = Rules.of(journal.exclude)
         rest = Planner(now, plan.tree, paths=_paths(journal), exclude=exclude).plan()
         failed = dict(work.failed)
+        planned = {step.path for step in plan.steps}
         for step in rest.steps:
             path = os.fsdecode(step.path)
-            if path not in plan.leave and step.path not in plan.left:
+            if path in plan.leave or step.path in plan.left:
+                continue
+            if step.path in planned:
                 failed.setdefault(path, "it is not as it should be")
+            else:  # somebody works here at the same time
+                plan.leave[path] = CHANGED
         if failed:
             raise _incomplete(plan, failed)
 
@@ -215,6 +222,11 @@ class Restoring:
         if len(found) > _KEPT:
             store.remove(self._key, found[_KEPT:])
 
+    def _holds(self, backend: Backend) -> bool:
+        """Tell whether a store is in the workspace."""
+        place = getattr(backend, "path", None)
+        return place is not None and self._root.path in Path(os.path.realpath(place)).parents
+
     def _store_of(self, journal: Journal, store: Store | None) -> Store:
         """Return the store that an interrupted restore was from. Raises WorkspaceError."""
         wanted = [name for name in (journal.tree, journal.safety, journal.seen) if name]
@@ -223,7 +235,10 @@ class Restoring:
         trouble = "it is not the one that was given"
         try:
             found = Store(open_url(journal.store))
-            if not found.backend.missing_objects(wanted):
+            if self._holds(found.backend):
+                # Both may have come with the files, from somebody who wants others in their place.
+                trouble = "it is in the workspace, and was not given"
+            elif not found.backend.missing_objects(wanted):
                 return found
         except CheckpointError as error:
             trouble = str(error)

@@ -81,6 +81,8 @@ class Sight:
         self._lost: dict[bytes, set[bytes]] = {}
         self._looked_at_all = 0.0
         self._watches_all = False
+        self._is_due = False
+        """Whether to look at everything once more, after what the watcher knows."""
         self._not_in_index = 0
         self.watch_trouble: str | None = None if watch else "watching was not asked for"
         """Why nothing is watched."""
@@ -121,12 +123,14 @@ class Sight:
         events = self._events(full) if known is not None else None
         if events is None and not full and known is not None and touched is not None:
             events = Touched({path: set(names) for path, names in touched.items()}, set())
-        self._meter.begin()
+        self._meter.begin(is_limited=touched is None)
         with collection_paused(), Contents(root, writer, self._count, ahead=ahead) as contents:
             folder = None
             try:
                 if known is not None and events is not None:
                     folder = self._look_at_some(root, writer, contents, known, events)
+                if folder is not None and self._is_due:  # for what no event tells
+                    self._folder, folder = folder, None
                 if folder is None:
                     folder = self._look_at_all(root, writer, contents)
             except IntegrityError:  # of what is remembered something is gone: look with new eyes
@@ -185,7 +189,8 @@ class Sight:
             self._not_in_index = 0 if self._folder is not None else _WORTH_AN_INDEX
 
     def _events(self, full: bool) -> Touched | None:
-        """Return what the watcher knows; None if every entry has to be looked at."""
+        """Return what the watcher knows; None if that is of no use."""
+        self._is_due = False
         if self._watcher is None:
             return None
         events = self._watcher.drain()
@@ -194,8 +199,11 @@ class Sight:
             return None
         if self._watcher.is_exact:
             return events
-        is_old = time.monotonic() - self._looked_at_all > _LOOK_AT_ALL_AFTER
-        return None if full or is_old or self._are_rules_among(events.names) else events
+        if self._are_rules_among(events.names):
+            self._watches_all = False  # nor is it known what of all that has to be watched
+            return None
+        self._is_due = full or time.monotonic() - self._looked_at_all > _LOOK_AT_ALL_AFTER
+        return events
 
     @staticmethod
     def _are_rules_among(touched: Touches) -> bool:

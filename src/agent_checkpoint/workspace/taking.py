@@ -64,6 +64,6 @@ class Taking:
         self.tree = put_record(self.folder, writer.put, writer.backend, **self._rules)
         return self.tree.ref
 
-    def is_durable(self) -> None:
+    def confirm(self) -> None:
         """Say that the store has a checkpoint of just what was captured, and needs no other."""
         self._writer.committed()

@@ -156,7 +156,7 @@ class Workspace:
             if is_new or label is not None:
                 self.store.write(draft)
             else:
-                taking.is_durable()
+                taking.confirm()
             return taking.tree
 
     def diff(self, tree: Tree | ObjectRef, other: Tree | ObjectRef | None = None) -> WorkspaceDiff:
