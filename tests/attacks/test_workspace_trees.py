@@ -276,7 +276,7 @@ def caseless(tmp_path):
         (["mkfs.ext4", "-q", "-O", "casefold", "-E", "encoding=utf8"], ["chattr", "+F"]),
         (["mkfs.vfat"], ["true"]),
     )
-    for make, prepare in ways:
+    for make, prepare in ways:  # noqa: B007 (it is used below)
         if shutil.which(make[0]) is None:
             continue
         made = subprocess.run([*make, image], capture_output=True)
@@ -300,7 +300,7 @@ def collide(forger):
 
 def test_names_that_collide_where_case_does_not_count(caseless, manager):
     with Workspace(caseless, manager.store) as ws:
-        with pytest.raises(WorkspaceError, match="'A'.*'a'|'a'.*'A'"):
+        with pytest.raises(WorkspaceError, match=r"'A'.*'a'|'a'.*'A'"):
             ws.restore(collide(Forger(manager.store)))
         assert look(caseless) == {}
         (caseless / "sub").mkdir()
@@ -327,4 +327,3 @@ def test_names_that_would_collide_if_case_did_not_count(ws, forger, monkeypatch)
 def test_they_are_two_files_where_case_counts(ws, forger):
     ws.restore(collide(forger))
     assert look(ws.path) == {"A": (0o100644, b"one"), "a": (0o100644, b"two")}
-

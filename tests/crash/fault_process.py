@@ -76,7 +76,7 @@ _PATH = re.compile(r'[<"](/[^>"]*)[>"]')
 
 @dataclass(frozen=True)
 class Call:
-    """One system call: its name, its place among those of its thread, the paths it touches."""
+    """One system call: its name, its place among those of this name in its thread, its paths."""
 
     name: str
     when: int

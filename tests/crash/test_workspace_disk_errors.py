@@ -13,7 +13,6 @@ from tests.crash.sweeping import Failures
 from tests.crash.workspace_scenarios import (
     ACTIONS,
     PRESENT,
-    TARGET,
     TAKING,
     captured,
     check_same,
@@ -24,7 +23,7 @@ from tests.crash.workspace_scenarios import (
 )
 from tests.crash.workspace_sweeping import CHANGES_OF_FILES, READS
 
-FEW = 5
+FEW = {"restore": 14}
 AIMED_AT = {
     "ENOSPC": CHANGES_OF_FILES,
     "EIO": CHANGES_OF_FILES + READS,
@@ -36,7 +35,10 @@ AIMED_AT = {
 def runs(workspace, action, error, choose):
     """Run an action once for each chosen point, with an error there."""
     function = "act_once" if action == "large snapshot" else "act_and_go_on"
-    for point in choose(workspace.points(action, AIMED_AT[error]), FEW):
+    # strace counts the calls of each thread by itself. With several, one that opens or reads may
+    # come up again after the action, in what this process does to tell about it.
+    calls = CHANGES_OF_FILES if action == "large snapshot" else AIMED_AT[error]
+    for point in choose(workspace.points(action, calls), FEW.get(action, 5)):
         inject = f"{point.name}:error={error}:when={point.when}"
         outcome = workspace.run(function, action, inject=inject)
         if outcome.was_hit_in_time(point):
@@ -59,18 +61,20 @@ def test_a_snapshot_is_refused_by_the_disk(broken_workspace, action, error, samp
         with failures.at(f"{error} at {point}"):
             check_ended_well(outcome)
             first, *rest = outcome.said
-            assert all(json.loads(state)["not before"] == [] for state in rest[::2])
-            with open_manager(broken_workspace.place) as manager:
-                with open_workspace(broken_workspace.place, manager) as ws:
-                    trees = {tree.ref: tree for _, tree in snapshots(ws)}
-                    if first.startswith("did"):
-                        check_flawed(trees[first.split()[1]], wanted)
-                    for words in rest[1::2]:
-                        tree = trees[words.split()[1]]
-                        assert not tree.incomplete, tree.notes
-                        check_same(stored(tree), wanted)
-                    broken_workspace.check_usable(ws)
-                    assert manager.verify().ok
+            check_same(broken_workspace.seen(), ACTIONS[action].after)
+            with (
+                open_manager(broken_workspace.place) as manager,
+                open_workspace(broken_workspace.place, manager) as ws,
+            ):
+                trees = {tree.ref: tree for _, tree in snapshots(ws)}
+                if first.startswith("did"):
+                    check_flawed(trees[first.split()[1]], wanted)
+                for words in rest[1::2]:
+                    tree = trees[words.split()[1]]
+                    assert not tree.incomplete, tree.notes
+                    check_same(stored(tree), wanted)
+                broken_workspace.check_usable(ws)
+                assert manager.verify().ok
     tried(f"F2 {error} in a snapshot", failures.tried)
     failures.check()
 
@@ -93,22 +97,26 @@ def test_a_restore_is_refused_by_the_disk(broken_workspace, error, sample_calls,
         with failures.at(f"{error} at {point}"):
             check_ended_well(outcome)
             first, then, second, finally_ = outcome.said
-            check_told(first, json.loads(then))
+            check_told(error, first, json.loads(then))
             assert second.startswith("did"), second
-            assert json.loads(finally_)["not after"] == []
+            assert json.loads(finally_) == {
+                **json.loads(finally_),
+                "not after": [],
+                "staged": False,
+            }
             check_old_files_are_safe(broken_workspace, json.loads(then))
     tried(f"F2 {error} in a restore", failures.tried)
     failures.check()
 
 
-def check_told(words, then):
+def check_told(error, words, then):
     """What was not done was said, path by path, or nothing was touched, or it will be finished."""
-    is_mixed = then["not before"] and then["not after"]
     if words.startswith("did "):
-        left = json.loads(words.partition(" ")[2])
+        # What cannot be read is in no safety checkpoint: it is left alone, and that is no error.
+        left = json.loads(words.partition(" ")[2]) if error in ("EIO", "EMFILE") else {}
         assert is_below(then["not after"], left), (words, then)
         assert not then["staged"]
-    elif is_mixed:
+    elif then["not before"] and then["not after"]:
         assert words.startswith(("refused RestoreIncompleteError", "refused WorkspaceError"))
         named = any(repr(path) in words for path in then["not after"])
         assert named or (then["staged"] and "goes on" in words), (words, then)
@@ -120,12 +128,11 @@ def is_below(paths, above):
 
 def check_old_files_are_safe(workspace, then):
     """Each file that was touched is in the first safety checkpoint, as it was."""
-    with open_manager(workspace.place) as manager:
-        with open_workspace(workspace.place, manager) as ws:
-            assert not workspace.has_staging()
-            kept = [stored(tree) for kind, tree in snapshots(ws) if kind == "safety"]
-            for path in then["not before"]:
-                if path in PRESENT:
-                    assert kept[0][path] == PRESENT[path], path
-            workspace.check_usable(ws)
-            assert manager.verify().ok
+    with open_manager(workspace.place) as manager, open_workspace(workspace.place, manager) as ws:
+        assert not workspace.has_staging()
+        kept = [stored(tree) for kind, tree in snapshots(ws) if kind == "safety"]
+        for path in then["not before"]:
+            if path in PRESENT:
+                assert kept[0][path] == PRESENT[path], path
+        workspace.check_usable(ws)
+        assert manager.verify().ok

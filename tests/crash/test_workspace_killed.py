@@ -15,7 +15,7 @@ from tests.crash.workspace_scenarios import (
     stored,
 )
 
-FEW = 12
+FEW = {"large snapshot": 4, "restore": 24}
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_killed_in_a_snapshot(broken_workspace, action, sample_calls, tried):
     """The snapshot is there whole or not at all; what was acknowledged is there."""
     failures = Failures()
     workspace, (before, after) = broken_workspace, (ACTIONS[action].earlier, ACTIONS[action].after)
-    for point in sample_calls(workspace.points(action), FEW):
+    for point in sample_calls(workspace.points(action), FEW.get(action, 8)):
         inject = f"{point.name}:signal=KILL:when={point.when}"
         outcome = workspace.run("act", action, inject=inject)
         if not outcome.was_killed and action == "large snapshot":
@@ -32,16 +32,18 @@ def test_killed_in_a_snapshot(broken_workspace, action, sample_calls, tried):
         with failures.at(point):
             assert outcome.was_killed, outcome.errors
             check_same(workspace.seen(), after)
-            with open_manager(workspace.place) as manager:
-                with open_workspace(workspace.place, manager) as ws:
-                    kept = snapshots(ws)
-                    if outcome.said:
-                        assert kept[-1][1].ref == outcome.said[0].split()[1]
-                    if kept:
-                        allowed = [captured(state) for state in (before, after) if state]
-                        check_one_of(stored(kept[-1][1]), *allowed[-1:] if outcome.said else allowed)
-                    workspace.check_usable(ws)
-                    assert manager.verify().ok
+            with (
+                open_manager(workspace.place) as manager,
+                open_workspace(workspace.place, manager) as ws,
+            ):
+                kept = snapshots(ws)
+                if outcome.said:
+                    assert kept[-1][1].ref == outcome.said[0].split()[1]
+                if kept:
+                    allowed = [captured(state) for state in (before, after) if state]
+                    check_one_of(stored(kept[-1][1]), *allowed[-1:] if outcome.said else allowed)
+                workspace.check_usable(ws)
+                assert manager.verify().ok
     tried("F1 killed in a snapshot", failures.tried)
     failures.check()
 
@@ -50,7 +52,7 @@ def test_killed_in_a_snapshot(broken_workspace, action, sample_calls, tried):
 def test_killed_in_a_restore(broken_workspace, sample_calls, tried):
     """The old or the new after the next open, never a mix; the safety checkpoint has the old."""
     failures = Failures()
-    for point in sample_calls(broken_workspace.points("restore"), 3 * FEW):
+    for point in sample_calls(broken_workspace.points("restore"), FEW["restore"]):
         inject = f"{point.name}:signal=KILL:when={point.when}"
         outcome = broken_workspace.run("act", "restore", inject=inject)
         with failures.at(point):

@@ -20,7 +20,9 @@ FILES = 40
 def state(name):
     """A state in which every file says which one it is."""
     return {
-        **{f"{n:02}": file(f"{name} {n}" * 20, 0o600 if name == "one" else 0o644) for n in range(5)},
+        **{
+            f"{n:02}": file(f"{name} {n}" * 20, 0o600 if name == "one" else 0o644) for n in range(5)
+        },
         "d": folder(0o755 if name == "one" else 0o711),
         **{f"d/{n:02}": file(f"{name} {n}") for n in range(FILES)},
         "link": link(name),
@@ -36,24 +38,28 @@ STATES = {name: state(name) for name in ("one", "two")}
 
 def restore_by_turns(place, one, two, times):
     """Run as a process: restore the one tree and the other."""
-    with CheckpointManager(backend="sqlite", path=Path(place) / "store") as manager:
-        with Workspace(Path(place) / "workspace", manager.store) as ws:
-            for n in range(int(times)):
-                plan = ws.restore(ObjectRef((one, two)[n % 2], manager.store.backend))
-                assert plan.leave == {}, plan.leave
-                tell(plan.safety.ref)
-                time.sleep(0.03)  # and let the others have it
+    with (
+        CheckpointManager(backend="sqlite", path=Path(place) / "store") as manager,
+        Workspace(Path(place) / "workspace", manager.store) as ws,
+    ):
+        for n in range(int(times)):
+            plan = ws.restore(ObjectRef((one, two)[n % 2], manager.store.backend))
+            assert plan.leave == {}, plan.leave
+            tell(plan.safety.ref)
+            time.sleep(0.03)  # and let the others have it
 
 
 def snapshot_until(place, stop_file, watch):
     """Run as a process: take snapshots until told to stop, and tell what they are."""
-    with CheckpointManager(backend="sqlite", path=Path(place) / "store") as manager:
-        with Workspace(Path(place) / "workspace", manager.store, watch=watch == "True") as ws:
-            while not Path(stop_file).exists():
-                tree = ws.snapshot()
-                assert not tree.incomplete, tree.notes
-                tell(tree.ref)
-                time.sleep(0.005)  # a lock that all others share at all times is never free
+    with (
+        CheckpointManager(backend="sqlite", path=Path(place) / "store") as manager,
+        Workspace(Path(place) / "workspace", manager.store, watch=watch == "True") as ws,
+    ):
+        while not Path(stop_file).exists():
+            tree = ws.snapshot()
+            assert not tree.incomplete, tree.notes
+            tell(tree.ref)
+            time.sleep(0.005)  # a lock that all others share at all times is never free
 
 
 @pytest.fixture
@@ -105,13 +111,15 @@ def change_and_take(place, name, times):
     """Run as a process: change a file of one's own, take a snapshot, and tell what it is."""
     chosen = random.Random(name)
     mine = Path(place) / "workspace" / f"by {name}"
-    with CheckpointManager(backend="sqlite", path=Path(place) / "store") as manager:
-        with Workspace(Path(place) / "workspace", manager.store) as ws:
-            for n in range(int(times)):
-                text = f"{n} " * chosen.choice((1, 1000, 100_000))
-                mine.with_suffix(".new").write_text(text)
-                mine.with_suffix(".new").rename(mine)
-                tell(n, ws.snapshot(label=f"{name} {n}").ref)
+    with (
+        CheckpointManager(backend="sqlite", path=Path(place) / "store") as manager,
+        Workspace(Path(place) / "workspace", manager.store) as ws,
+    ):
+        for n in range(int(times)):
+            text = f"{n} " * chosen.choice((1, 1000, 100_000))
+            mine.with_suffix(".new").write_text(text)
+            mine.with_suffix(".new").rename(mine)
+            tell(n, ws.snapshot(label=f"{name} {n}").ref)
 
 
 @pytest.mark.slow

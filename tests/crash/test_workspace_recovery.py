@@ -42,9 +42,7 @@ MIDDLE = 6
 @pytest.fixture
 def applying(broken_workspace):
     """The calls of a restore at which some files are the old ones and some the new."""
-    calls = [
-        call for call in broken_workspace.points("restore") if "/workspace" in str(call.paths)
-    ]
+    calls = [call for call in broken_workspace.points("restore") if "/workspace" in str(call.paths)]
     renames = [place for place, call in enumerate(calls) if call.name == "renameat"]
     return calls[renames[0] + 1 : renames[-1]]  # the first is that of the journal
 
@@ -138,17 +136,22 @@ class Place:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "rename", stop_here)
-            with open_manager(self.path) as manager, open_workspace(self.path, manager) as ws:
-                with pytest.raises(Interrupted):
-                    ws.restore(snapshots(ws)[0][1], **wish)
+            with (
+                open_manager(self.path) as manager,
+                open_workspace(self.path, manager) as ws,
+                pytest.raises(Interrupted),
+            ):
+                ws.restore(snapshots(ws)[0][1], **wish)
         assert (self.files / JOURNAL).exists()
 
     def recovered(self, **options):
         """Open the workspace and return what was done to finish the restore."""
-        with open_manager(self.path) as manager:
-            with Workspace(self.files, manager.store, **options) as ws:
-                assert not (self.files / JOURNAL).parent.exists()
-                return ws.recovered
+        with (
+            open_manager(self.path) as manager,
+            Workspace(self.files, manager.store, **options) as ws,
+        ):
+            assert not (self.files / JOURNAL).parent.exists()
+            return ws.recovered
 
     def seen(self):
         return seen(self.files)
@@ -208,9 +211,7 @@ def test_only_the_chosen_paths_are_finished(place):
     paths = ["changed", "file or dir", "gone", "sub"]
     place.interrupt(after=1, paths=paths)
     place.recovered()
-    chosen = {
-        path: what for path, what in TARGET.items() if path.split("/")[0] in paths
-    }
+    chosen = {path: what for path, what in TARGET.items() if path.split("/")[0] in paths}
     rest = {path: what for path, what in PRESENT.items() if path.split("/")[0] not in paths}
     check_same(place.seen(), {**rest, **chosen})
 
@@ -284,10 +285,12 @@ def test_the_journal_names_the_store(place):
 
 def test_the_store_of_the_journal_is_used_beside_another_one(place, scratch):
     place.interrupt()
-    with CheckpointManager(backend="sqlite", path=scratch / "other") as manager:
-        with Workspace(place.files, manager.store) as ws:
-            check_same(place.seen(), TARGET)
-            check_same(stored(ws.snapshot()), captured(TARGET))
+    with (
+        CheckpointManager(backend="sqlite", path=scratch / "other") as manager,
+        Workspace(place.files, manager.store) as ws,
+    ):
+        check_same(place.seen(), TARGET)
+        check_same(stored(ws.snapshot()), captured(TARGET))
 
 
 def test_without_its_store_it_is_refused_and_nothing_is_touched(place, scratch):
@@ -301,9 +304,11 @@ def test_without_its_store_it_is_refused_and_nothing_is_touched(place, scratch):
             assert str(place.path / "store") in str(caught.value)
     check_same(place.seen(), before)
     assert not (place.path / "store").exists()
-    with CheckpointManager(backend="sqlite", path=scratch / "moved") as manager:
-        with Workspace(place.files, manager.store):
-            check_same(place.seen(), TARGET)
+    with (
+        CheckpointManager(backend="sqlite", path=scratch / "moved") as manager,
+        Workspace(place.files, manager.store),
+    ):
+        check_same(place.seen(), TARGET)
 
 
 def test_a_target_that_was_collected_is_refused_and_can_be_given_up(place):
@@ -338,8 +343,7 @@ def test_a_damaged_journal_is_refused_and_nothing_is_touched(place, text):
     place.interrupt()
     (place.files / JOURNAL).write_bytes(text)
     before = place.seen()
-    with open_manager(place.path) as manager:
-        with pytest.raises(WorkspaceError, match="journal"):
-            open_workspace(place.path, manager)
+    with open_manager(place.path) as manager, pytest.raises(WorkspaceError, match="journal"):
+        open_workspace(place.path, manager)
     check_same(place.seen(), before)
     assert set(LEFT_OUT) <= before.keys()

@@ -286,30 +286,38 @@ def reopen(place):
         _opened(Path(place))
         say("opened")
     except CheckpointError as error:
-        say("refused", type(error).__name__, str(error).replace("\n", " "))
+        refused(error)
 
 
-def act_and_go_on(name, place, times=2):
+def act_and_go_on(name, place):
     """Run as a process: do it or be refused; then go on, with the same workspace if there is one.
 
     Each time it says what it did or what refused it, and then what is on the disk.
     """
     place, ws = Path(place), None
-    for _ in range(times):
+    for _ in range(2):
         try:
             ws = ws or _opened(place)
             say("did", ACTIONS[name].do(ws))
         except CheckpointError as error:
-            say("refused", type(error).__name__, str(error).replace("\n", " "))
+            refused(error)
         say(state_of(name, place))
 
 
 def act_once(name, place):
     """Run as a process: the same, but end then.
 
-    Each thread that it would start again would run into the same fault, as strace counts.
+    As strace counts, every thread that went on would run into the fault once more.
     """
-    act_and_go_on(name, place, times=1)
+    try:
+        say("did", ACTIONS[name].do(_opened(Path(place))))
+    except CheckpointError as error:
+        refused(error)
+
+
+def refused(error):
+    """Say what refused it."""
+    say("refused", type(error).__name__, str(error).replace("\n", " "))
 
 
 def state_of(name, place):

@@ -118,4 +118,3 @@ class BrokenWorkspace:
         (self.place / "workspace" / "later").write_bytes(b"later")
         assert ws.restore(tree).delete == ["later"]
         check_same(self.seen(), found)
-

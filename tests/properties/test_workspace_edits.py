@@ -283,8 +283,10 @@ ours = settings(
 
 
 @contextmanager
-def playground(*, watch: bool, durable: bool) -> Iterator[Playground]:
-    with tempfile.TemporaryDirectory(dir=without_syncs()) as above:
+def playground(
+    *, watch: bool, durable: bool = False, below: Optional[str] = without_syncs()
+) -> Iterator[Playground]:
+    with tempfile.TemporaryDirectory(dir=below) as above:
         patch = pytest.MonkeyPatch()
         patch.setenv(ENVIRONMENT, str(Path(above, "home")))
         backend = {"backend": "sqlite", "path": Path(above, "store")} if durable else {}
@@ -309,7 +311,7 @@ def play(ground: Playground, run: "list[tuple[Any, int]]") -> None:
 @ours
 @given(RUNS)
 def test_one_who_watches_sees_all_edits_and_takes_them_back(run: "list[tuple[Any, int]]") -> None:
-    with playground(watch=True, durable=False) as ground:
+    with playground(watch=True) as ground:
         play(ground, run)
 
 
@@ -320,4 +322,12 @@ def test_one_who_has_an_index_sees_all_edits_and_takes_them_back(
     run: "list[tuple[Any, int]]",
 ) -> None:
     with playground(watch=False, durable=True) as ground:
+        play(ground, run)
+
+
+@pytest.mark.slow
+@settings(ours, max_examples=60)
+@given(RUNS)
+def test_all_edits_are_seen_where_inodes_are_used_again(run: "list[tuple[Any, int]]") -> None:
+    with playground(watch=True, below=None) as ground:
         play(ground, run)

@@ -99,9 +99,10 @@ def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byte
     """
     for _ in range(_TRIES):
         with opened_file(directory, name) as file:
-            is_whole = is_free(file)
+            is_busy = is_written_to(file)
+            is_whole = not is_busy or is_left_in_peace(file)
             data = read_all(file.fd, file.stat.st_size)
-            stamp = settled_stamp(file)
+            stamp = READ_AGAIN if is_busy else settled_stamp(file)
             is_still = is_whole and held_still(file, len(data))
             if is_still and stamp == READ_AGAIN:
                 # Its time cannot tell a change of this very moment, so the content has to.
@@ -128,15 +129,20 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def is_free(file: Opened) -> bool:
-    """Tell whether no write to a file is under way; wait a little to find out, if need be.
+def is_written_to(file: Opened) -> bool:
+    """Tell whether somebody writes to a file: it is open for that, and was changed just now."""
+    age = file.ns - file.stat.st_mtime_ns
+    return abs(age) < _COARSE and _is_open_for_writing(file.fd)
+
+
+def is_left_in_peace(file: Opened) -> bool:
+    """Wait for the end of a write that may be under way; tell whether there was no other one.
 
     The time of a write is that of its beginning, and whoever writes may be waiting for a processor
-    or a disk in the middle of it: then neither the time nor a second look tells. So a file that
-    somebody has open for writing has to be left in peace for a while before it is read.
+    or a disk in the middle of it: then neither the time nor a second look tells.
     """
-    left = _ONE_WRITE - (file.ns - file.stat.st_mtime_ns)
-    if not 0 < left <= _ONE_WRITE or not _is_open_for_writing(file.fd):
+    left = _ONE_WRITE - max(file.ns - file.stat.st_mtime_ns, 0)
+    if left <= 0:
         return True
     time.sleep(left / 1e9)
     return stamp_of(os.fstat(file.fd)) == stamp_of(file.stat)

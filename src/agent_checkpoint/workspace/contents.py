@@ -20,7 +20,8 @@ from agent_checkpoint.workspace.beneath import (
     Changing,
     directory_below,
     held_still,
-    is_free,
+    is_left_in_peace,
+    is_written_to,
     opened_file,
     read_whole,
     settled,
@@ -190,7 +191,8 @@ class _Batch:
     def _read_large(self, directory: int, name: bytes) -> Found:
         for _ in range(_TRIES):
             with opened_file(directory, name) as file:
-                is_whole = is_free(file)
+                is_busy = is_written_to(file)
+                is_whole = not is_busy or is_left_in_peace(file)
                 whole, size, names = ContentHash(), 0, []
                 for chunk in cut(file.fd):
                     whole.add(chunk)
@@ -201,7 +203,7 @@ class _Batch:
                     self._writer.store_ahead({piece: packed})
                     if size > file.stat.st_size:  # it may grow as fast as it is read
                         break
-                stamp = settled_stamp(file)
+                stamp = READ_AGAIN if is_busy else settled_stamp(file)
                 is_still = is_whole and held_still(file, size)
                 if is_still and stamp == READ_AGAIN:
                     is_still = _is_same(file.fd, size, whole)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.workspace.comparing import Change
+from agent_checkpoint.workspace.comparing import Change, Side
 from agent_checkpoint.workspace.tree import FILE, Get, Item
 
-_LONGEST = 4096
+_LONGEST, _LONGEST_PACKED = 4096, 1 << 20
 
 
 class GitWords:
     """Gathers sentences about the changes of one plan."""
 
-    def __init__(self, before: Get, after: Get) -> None:
+    def __init__(self, before: Side, after: Side) -> None:
         self._before = before
         self._after = after
         self.words: list[str] = []
@@ -24,22 +24,38 @@ class GitWords:
         place, found, inside = (b"/" + change.path).partition(b"/.git/")
         if not found or not (inside == b"HEAD" or inside.startswith(b"refs/heads/")):
             return
-        old, new = _read(change.before, self._before), _read(change.after, self._after)
-        if old is None and new is None:
+        old = _read(change.before, self._before.get) or _packed(self._before, place, inside)
+        new = _read(change.after, self._after.get) or _packed(self._after, place, inside)
+        if old == new:
             return
         repository = os.fsdecode(place[1:]) or "this repository"
         what = "HEAD" if inside == b"HEAD" else f"branch {os.fsdecode(inside[11:])}"
         self.words.append(f"{what} of {repository} goes from {_short(old)} to {_short(new)}")
 
 
-def _read(item: Item | None, get: Get) -> str | None:
-    if item is None or item.type != FILE or item.size > _LONGEST or item.id != item.ref:
+def _packed(side: Side, place: bytes, reference: bytes) -> str | None:
+    """Return where a branch is that has no file of its own."""
+    item: Item | None = None
+    for name in (place[1:] + b"/.git/packed-refs").lstrip(b"/").split(b"/"):
+        side = side if item is None else side.below(item)
+        item = next((item for item in side.items() if item.name == name), None)
+        if item is None:
+            return None
+    for line in (_read(item, side.get, _LONGEST_PACKED) or "").splitlines():
+        where, _, what = line.partition(" ")
+        if what == os.fsdecode(reference):
+            return where
+    return None
+
+
+def _read(item: Item | None, get: Get, longest: int = _LONGEST) -> str | None:
+    if item is None or item.type != FILE or item.size > longest or item.id != item.ref:
         return None
     try:
         (found,) = get([item.ref])
     except IntegrityError:  # just seen, and not stored yet: the plan needs no such words
         return None
-    return found.payload.decode(errors="replace").strip()
+    return os.fsdecode(found.payload).strip()
 
 
 def _short(text: str | None) -> str:

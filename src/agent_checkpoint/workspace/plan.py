@@ -165,10 +165,10 @@ class Planner:
             StorageError: the medium failed.
         """
         plan = Plan(self._tree)
-        git = GitWords(self._now.get, self._tree.get)
         left = plan.left
         holding: set[bytes] = set()
         then = Side(self._tree.root.ref, self._tree.get)
+        git = GitWords(self._now, then)
         for change in differences(self._now, then, self._wants):
             if change.path.rpartition(b"/")[0] in left:
                 left.add(change.path)

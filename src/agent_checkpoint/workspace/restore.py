@@ -158,8 +158,6 @@ class Restore:
             self._modes[step.path] = after.mode
         elif after.type == LINK:
             with suppress(FileNotFoundError):  # of one that could not be put in place
-                os.unlink(b"link", dir_fd=staging.files)
-            with suppress(FileNotFoundError):  # of a link that was left alone
                 os.unlink(_LINK, dir_fd=staging.files)
             os.symlink(after.target, _LINK, dir_fd=staging.files)
             self._put(step, fd, _LINK, staging)
