@@ -168,6 +168,8 @@ class Playground:
                 os.link(name, b"hard-%d" % self.count, src_dir_fd=fd, dst_dir_fd=new)
 
         self.change(by, act)
+        # Of what is written by a name that is gone before anybody looks, the kernel tells nothing.
+        self.snapshot(by)
 
     # -- moving ----------------------------------------------------------------------------------
 
