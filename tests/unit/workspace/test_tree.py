@@ -80,7 +80,8 @@ def test_what_is_put_is_read_back(directory: "list[Item]") -> None:
 @given(directories, directories)
 def test_ids_are_equal_just_if_the_entries_are(one: "list[Item]", two: "list[Item]") -> None:
     ids = [put_directory(directory, Shelf().put).id for directory in (one, two)]
-    assert (ids[0] == ids[1]) == (one == two)
+    seen = [[item._replace(ref="") for item in directory] for directory in (one, two)]
+    assert (ids[0] == ids[1]) == (seen[0] == seen[1])
 
 
 def test_an_id_says_nothing_of_how_a_file_is_stored() -> None:
