@@ -11,6 +11,8 @@ from agent_checkpoint import MemoryBackend
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.testing import BackendMachine, BackendTests
 
+pytestmark = pytest.mark.slow
+
 SUITE = """
 from agent_checkpoint import MemoryBackend
 from agent_checkpoint.testing import BackendTests

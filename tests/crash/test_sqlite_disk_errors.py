@@ -10,7 +10,7 @@ from tests.crash.fault_process import CHANGES, OPENS
 from tests.crash.scenarios import ACTIONS
 from tests.crash.sweeping import Failures
 
-FEW = 3
+FEW = 2
 AIMED_AT = {"ENOSPC": CHANGES, "EIO": CHANGES, "EDQUOT": CHANGES, "EMFILE": OPENS}
 SPARSE = {"EDQUOT": 4}  # SQLite knows no difference from EIO: every fourth call is enough
 

@@ -15,7 +15,7 @@ from tests.crash.scenarios import ACTIONS, check_is_one_of, contents, large
 from tests.crash.survivors import Lost, NamesKept
 from tests.crash.sweeping import Failures
 
-FEW = 4
+FEW = 2
 RECORD = {"trace": RECORDED, "detail": OPTIONS}
 WRITING = [name for name in ACTIONS if name != "export"]  # an archive is not of the store
 

@@ -286,7 +286,7 @@ def test_a_snapshot_of_what_changes(name, place, scratch, full_faults, tried):
     with CheckpointManager(backend="sqlite", path=scratch / "store") as manager:
         both_ways = [Workspace(place, manager.store, watch=watch) for watch in (True, False)]
         with disturbed(name, place):
-            until = time.monotonic() + (8 if full_faults else 0.5)
+            until = time.monotonic() + (8 if full_faults else 0.25)
             while time.monotonic() < until or taken < 6:
                 for ws in both_ways:
                     began = time.monotonic()

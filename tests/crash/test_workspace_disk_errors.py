@@ -23,7 +23,7 @@ from tests.crash.workspace_scenarios import (
 )
 from tests.crash.workspace_sweeping import CHANGES_OF_FILES, READS
 
-FEW = {"restore": 14}
+FEW = {"restore": 8}
 AIMED_AT = {
     "ENOSPC": CHANGES_OF_FILES,
     "EIO": CHANGES_OF_FILES + READS,

@@ -15,7 +15,7 @@ from tests.crash.workspace_scenarios import (
     stored,
 )
 
-FEW = {"large snapshot": 4, "restore": 24}
+FEW = {"large snapshot": 4, "restore": 14}
 
 
 @pytest.mark.slow

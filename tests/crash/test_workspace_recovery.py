@@ -31,7 +31,7 @@ from tests.crash.workspace_scenarios import (
 )
 from tests.crash.workspace_sweeping import CHANGES_OF_FILES
 
-FEW = 6
+FEW = 3
 JOURNAL = ".agent-checkpoint-restore/journal"
 MIDDLE = 6
 

@@ -41,7 +41,7 @@ ODD = [
 ]
 MODES = st.integers(0, 0o777).map(lambda mode: mode if IS_ROOT else mode | 0o600)
 ours = settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

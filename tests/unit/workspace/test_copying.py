@@ -314,6 +314,7 @@ except WorkspaceError as error:
     assert done.stdout == "Cannot copy './closed': Permission denied.\n", done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_is_too_deep_to_be_copied(source, tmp_path):
     depth = 1500  # more than files may be open
     fd = os.open(source, os.O_RDONLY)

@@ -32,8 +32,9 @@ THINGS = {
     b"empty": Folder(0o700),
     b"caf\xe9\n": File(b"odd"),
     b"large": File(random.Random(1).randbytes(2_500_000)),
-    **{b"wide/%04d" % number: File(b"%d" % number) for number in range(600)},
+    **{b"many/%04d" % number: File(b"%d" % number) for number in range(40)},
 }
+WIDE = {b"wide/%04d" % number: File(b"%d" % number) for number in range(600)}
 
 
 @pytest.fixture
@@ -60,11 +61,12 @@ def ws(root: Path) -> Iterator[Workspace]:
 
 def edit(root: Path, text: str) -> None:
     (root / "src" / "app.py").write_text(text)
-    (root / "wide" / "0300").write_text(text)
+    (root / "many" / "0030").write_text(text)
     (root / text).mkdir()
 
 
 def test_it_is_saved_and_loaded_with_an_agent(manager: CheckpointManager, ws: Workspace) -> None:
+    make(ws.path, WIDE)
     agent, before = Agent(1), describe(ws.path)
     manager.save("key", {"agent": agent, "workspace": ws})
     agent.count = 2
