@@ -280,7 +280,9 @@ NOW = 1_700_000_000 * SECOND + 123_456_789
 def seen_at(mtime: int, ctime: int) -> os.stat_result:
     found = os.stat(".")
     rest = {"st_mtime_ns": mtime, "st_ctime_ns": ctime, "st_mtime": 0.0, "st_ctime": 0.0}
-    named = {name: getattr(found, name) for name in dir(found) if name.startswith("st_")}
+    given = {"st_mode", "st_ino", "st_dev", "st_nlink", "st_uid", "st_gid", "st_size"}
+    others = [name for name in dir(found) if name.startswith("st_") and name not in given]
+    named = {name: getattr(found, name) for name in others}
     return os.stat_result(tuple(found)[:10], {**named, **rest})
 
 
