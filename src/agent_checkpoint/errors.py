@@ -7,7 +7,8 @@
     ├ StateError                        cannot capture or load: names the path
     │   ├ StateMismatchError  ├ MigrationError  └ UntrustedDataError
     ├ ConflictError                     the head moved; retry or fork
-    ├ EffectError: EffectConflictError, EffectUnknownError, RollbackRefusedError
+    ├ EffectError: EffectConflictError, EffectUnknownError, RollbackRefusedError,
+    │              ApprovalDeniedError
     ├ WorkspaceError: UnsafeWorkspaceError, RestoreIncompleteError
     ├ IntegrityError                    bytes do not match their name
     ├ FormatError                       written by a newer version
@@ -83,7 +84,19 @@ class EffectUnknownError(EffectError):
 
 
 class RollbackRefusedError(EffectError):
-    """A rollback would pass over effects that cannot be undone."""
+    """A rollback would pass over effects that cannot be undone; `report` names them."""
+
+    def __init__(self, message: str, report: object = None) -> None:
+        super().__init__(message)
+        self.report = report
+
+
+class ApprovalDeniedError(EffectError):
+    """Somebody refused a call; `reason` is what they said."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class WorkspaceError(CheckpointError):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Protocol
 
 from agent_checkpoint.records import JsonValue, check_object_id
 from agent_checkpoint.store.json_text import write_json
-from agent_checkpoint.store.reading import OBJECT, ObjectSource
+from agent_checkpoint.store.reading import OBJECT, ObjectSource, names_in
 from agent_checkpoint.store.splitting import Large
 from agent_checkpoint.store.writing import Writer
 
@@ -96,6 +96,22 @@ class Captured(Reference):
         elif writer is not None:
             self.name = self._subject.checkpoint_to(writer)
         return super().inline(writer)
+
+
+class Kept(Large):
+    """A part of another checkpoint of the same store, taken over just as it is stored."""
+
+    def __init__(self, tree: JsonValue) -> None:
+        self._tree = tree
+
+    def store(self, writer: Writer, refs: list[str]) -> bytes:
+        """Add the names; the objects have to be there already."""
+        refs += names_in([self._tree])
+        return write_json(self._tree)
+
+    def inline(self, writer: Writer | None = None) -> JsonValue:
+        """Return the part as it is."""
+        return self._tree
 
 
 def with_references(tree: Any, source: ObjectSource) -> Any:

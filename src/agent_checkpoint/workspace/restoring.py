@@ -22,9 +22,9 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.ignoring import Rules
@@ -42,8 +42,6 @@ from agent_checkpoint.workspace.staging import (
 )
 from agent_checkpoint.workspace.taking import PART, Taking
 
-SAFETY = "safety"
-_KEPT = 10
 _LOOKED_THROUGH = 1000
 
 
@@ -53,6 +51,15 @@ class Wish(NamedTuple):
     paths: tuple[bytes, ...] | None
     exclude: tuple[str, ...]
     keep_unseen: bool = False
+
+
+class Held(NamedTuple):
+    """What holds the present of a workspace before it is restored."""
+
+    tree: Tree
+    checkpoint_id: str
+    seen: Tree | None = None
+    """The last ordinary snapshot before it."""
 
 
 class Restoring:
@@ -91,24 +98,48 @@ class Restoring:
             seen = self._last_seen(store) or tree
             taking = self._take(full=True)
             saved = store.write(taking.draft(self._key, store, kind=SAFETY))
-            self._forget_old_safety(store)
+            forget_old_safety(store, self._key)
             present = Side(taking.folder, objects_from(store.backend))
             plan = self._plan(store, present, tree, wish, seen)
-            plan.safety, plan.safety_id = taking.tree, saved.id
-            if plan:
-                paths = None if wish.paths is None else tuple(map(os.fsdecode, wish.paths))
-                place = store.backend.url or repr(store.backend)
-                journal = Journal(
-                    tree=tree.ref,
-                    safety=taking.tree.ref,
-                    safety_id=saved.id,
-                    paths=paths,
-                    exclude=wish.exclude,
-                    seen=seen.ref if wish.keep_unseen else None,
-                    store=place,
-                )
-                self._carry_out(root, store, plan, journal, self._sight)
+            self._go_through(root, store, plan, wish, Held(taking.tree, saved.id, seen))
             return plan
+
+    def restore_held(self, store: Store, tree: Tree, held: Held, wish: Wish) -> Plan:
+        """Do as `restore` does, where the present is held by a checkpoint already.
+
+        What has changed since that one is left alone. Raises as `restore` does.
+        """
+        with self._root.held(exclusive=True) as root:
+            get = objects_from(store.backend)
+            present = Side(self._sight.look(root, store.writer(), ahead=True), get)
+            evidence = Side(held.tree.root.ref, get)
+            planner = Planner(
+                present,
+                tree,
+                evidence=evidence,
+                seen=held.seen or tree,
+                keep_unseen=wish.keep_unseen,
+                exclude=Rules.of(wish.exclude),
+            )
+            plan = planner.plan()
+            self._go_through(root, store, plan, wish, held)
+            return plan
+
+    def _go_through(self, root: int, store: Store, plan: Plan, wish: Wish, held: Held) -> None:
+        plan.safety, plan.safety_id = held.tree, held.checkpoint_id
+        if not plan:
+            return
+        seen = held.seen if wish.keep_unseen else None
+        journal = Journal(
+            tree=plan.tree.ref,
+            safety=held.tree.ref,
+            safety_id=held.checkpoint_id,
+            paths=None if wish.paths is None else tuple(map(os.fsdecode, wish.paths)),
+            exclude=wish.exclude,
+            seen=None if seen is None else seen.ref,
+            store=store.backend.url or repr(store.backend),
+        )
+        self._carry_out(root, store, plan, journal, self._sight)
 
     def recover(self, store: Store | None) -> Plan | None:
         """Finish a restore that was interrupted, if there is one; return what was done.
@@ -210,17 +241,6 @@ class Restoring:
             if found.kind != SAFETY and isinstance(tag, dict):
                 return read_record(str(tag.get(OBJECT)), store.backend)
         return None
-
-    def _forget_old_safety(self, store: Store) -> None:
-        found = []
-        for entry in islice(store.entries(self._key), _LOOKED_THROUGH):
-            try:
-                if read_checkpoint(self._key, entry.seq, entry.data).kind == SAFETY:
-                    found.append(entry.seq)
-            except (IntegrityError, FormatError):
-                continue  # not ours to judge, and never removed unread
-        if len(found) > _KEPT:
-            store.remove(self._key, found[_KEPT:])
 
     def _holds(self, backend: Backend) -> bool:
         """Tell whether a store is in the workspace."""

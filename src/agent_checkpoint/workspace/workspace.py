@@ -22,6 +22,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.records import MAX_KEY_BYTES, show
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.safety import SAFETY
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.comparing import Side
@@ -32,7 +33,7 @@ from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.premises import checked_place, clean_up_forks
-from agent_checkpoint.workspace.restoring import SAFETY, Restoring, Wish, tree_of
+from agent_checkpoint.workspace.restoring import Held, Restoring, Wish, tree_of
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from
 from agent_checkpoint.workspace.taking import PART, Taking
@@ -200,13 +201,13 @@ class Workspace:
         """What was seen last."""
         return self._sight.folder
 
-    def checkpoint_to(self, writer: Writer) -> str:
+    def checkpoint_to(self, writer: Writer, *, full: bool = False) -> str:
         """Hand what a store does not have yet to a writer; return the name of the snapshot.
 
         Raises as `snapshot` does.
         """
         with self._ready():
-            return self._take().checkpoint_to(writer)
+            return self._take(full=full).checkpoint_to(writer)
 
     def state_dict(self) -> ObjectRef:
         """Return the name of a snapshot of the present. Raises as `snapshot` does."""
@@ -266,6 +267,31 @@ class Workspace:
             store = self._store_for(found)
             run = self._restoring.preview if dry_run else self._restoring.restore
             return run(store, found, wish)
+
+    def restore_held(
+        self,
+        tree: Tree | ObjectRef,
+        held: Held,
+        *,
+        exclude: Iterable[str] = (),
+        keep_unseen: bool = False,
+    ) -> Plan:
+        """Make the directory what it was, where a checkpoint holds the present already.
+
+        Args:
+            tree: what to go back to.
+            held: what holds the present; what has changed since is left alone.
+            exclude: as for `restore`.
+            keep_unseen: as for `restore`.
+
+        Raises as `restore` does.
+        """
+        if self._held is not None:
+            raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
+        with self._ready():
+            found = tree_of(tree)
+            wish = Wish(None, tuple(exclude), keep_unseen)
+            return self._restoring.restore_held(self._store_for(found), found, held, wish)
 
     def fork(
         self,

@@ -1,0 +1,212 @@
+"""Calls that a person has to agree to. Owns asking, answering and using an answer once.
+
+A request outlives the process that made it: it is in the ledger, and whoever can open the store
+can answer it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from agent_checkpoint.core.codec import decode_part
+from agent_checkpoint.errors import (
+    ApprovalDeniedError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+)
+from agent_checkpoint.records import show
+from agent_checkpoint.session.arguments import encoded, in_words
+from agent_checkpoint.session.tools import Tool
+from agent_checkpoint.store.ledger import (
+    APPROVED,
+    DENIED,
+    PENDING,
+    VOID,
+    Epoch,
+    Ledger,
+    Request,
+    families,
+)
+from agent_checkpoint.store.store import Store
+
+
+class Approvals:
+    """The requests in a store, to be listed and answered from any process."""
+
+    def __init__(self, store: Store) -> None:
+        # A manager has its store by that name: whoever passes it means that.
+        self._store: Store = getattr(store, "store", store)
+
+    def pending(self, key: str | None = None) -> list[Request]:
+        """Return what waits for an answer, of one session or of all, the oldest first.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        found = [request for _, request in self._all() if request.is_open]
+        return [request for request in found if key in (None, request.session)]
+
+    def get(self, approval_id: str) -> Request:
+        """Return a request, whatever became of it. Raises NotFoundError."""
+        return self._find(approval_id)[1]
+
+    def arguments(self, approval_id: str) -> dict[str, Any]:
+        """Return the arguments of a call that somebody has to agree to. Raises NotFoundError."""
+        ledger, request = self._find(approval_id)
+        return arguments_of(ledger, request)
+
+    def approve(
+        self, approval_id: str, *, edit: Mapping[str, Any] | None = None, by: str | None = None
+    ) -> None:
+        """Agree to a call.
+
+        Args:
+            approval_id: which.
+            edit: arguments that the call is to have instead, by name.
+            by: who agrees.
+
+        Raises:
+            NotFoundError: there is no such request.
+            InvalidInputError: the call has no such argument.
+            ConflictError: it is answered already, or too late.
+        """
+        parts = {}
+        if edit:
+            arguments = self.arguments(approval_id)
+            strange = [name for name in edit if name not in arguments]
+            if strange:
+                raise InvalidInputError(
+                    f"The call has no argument {', '.join(map(show, strange))}; it has "
+                    f"{', '.join(arguments)}."
+                )
+            parts["edited"] = encoded({**arguments, **edit}, "The arguments")
+        self._answer(approval_id, approved=True, reason=None, by=by, parts=parts)
+
+    def deny(self, approval_id: str, reason: str = "", *, by: str | None = None) -> None:
+        """Refuse a call, with a reason that the agent is told. Raises as `approve` does."""
+        self._answer(approval_id, approved=False, reason=reason, by=by, parts={})
+
+    def _answer(self, approval_id: str, **answer: Any) -> None:
+        ledger, _ = self._find(approval_id)
+
+        def guard() -> None:
+            request = ledger.requests[approval_id]
+            if request.status != PENDING:
+                raise ConflictError(f"The request {approval_id} is {request.status} already.")
+            if request.is_expired:
+                raise ConflictError(f"The request {approval_id} has expired: it is asked anew.")
+
+        ledger.append("answered", guard=guard, request=approval_id, **answer)
+
+    def _find(self, approval_id: str) -> tuple[Ledger, Request]:
+        for ledger, request in self._all():
+            if request.id == approval_id:
+                return ledger, request
+        raise NotFoundError(f"There is no request {show(approval_id)} in this store.")
+
+    def _all(self) -> Iterator[tuple[Ledger, Request]]:
+        for family in families(self._store):
+            ledger = Ledger(self._store, family)
+            ledger.refresh()
+            yield from ((ledger, request) for request in ledger.requests.values())
+
+
+def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Request | None:
+    """Return the request for a call of a session that can still be answered or used."""
+    for request in reversed(list(ledger.requests.values())):
+        is_it = (request.session, request.identity, request.digest) == (session, identity, digest)
+        if is_it and not request.is_expired and request.status in (PENDING, APPROVED, DENIED):
+            return request
+    return None
+
+
+def new_request_id() -> str:
+    """Return the id of a request that is yet to be made."""
+    return "approval-" + secrets.token_hex(6)
+
+
+def ask(
+    ledger: Ledger,
+    request_id: str,
+    tool: Tool,
+    arguments: Mapping[str, Any],
+    *,
+    epoch: Epoch,
+    identity: str,
+    digest: str,
+    task: str | None,
+    at: str,
+) -> None:
+    """Note that somebody has to agree to a call; `at` is the checkpoint saved with it.
+
+    Raises:
+        ConflictError: the session was opened elsewhere.
+        StorageError: the medium failed.
+    """
+    ledger.append(
+        "asked",
+        parts={"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")},
+        fence=epoch,
+        request=request_id,
+        session=epoch.session,
+        tool=tool.name,
+        identity=identity,
+        digest=digest,
+        task=task,
+        at=at,
+        expires=None if tool.expires is None else time.time() + tool.expires,
+        words=in_words(tool.name, arguments),
+    )
+
+
+def use(ledger: Ledger, request: Request, epoch: Epoch) -> None:
+    """Use an answer up, where no effect does so.
+
+    Raises:
+        ConflictError: it was used meanwhile, or the session was opened elsewhere.
+    """
+
+    def guard() -> None:
+        if ledger.requests[request.id].status != request.status:
+            raise ConflictError(f"The answer to {request.id} was used elsewhere.")
+
+    ledger.append("used", guard=guard, fence=epoch, request=request.id)
+
+
+def void(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
+    """Make all requests of a session void that are not used, as a rollback does; return them."""
+    ledger.refresh()
+    open_ones = [
+        request.id
+        for request in ledger.requests.values()
+        if request.session == session and request.status in (PENDING, APPROVED, DENIED)
+    ]
+    if open_ones:
+        ledger.append(VOID, fence=epoch, requests=list(open_ones))
+    return open_ones
+
+
+def denied(request: Request) -> ApprovalDeniedError:
+    """Return the error that tells an agent that a call was refused."""
+    why = f": {request.reason}" if request.reason else ""
+    return ApprovalDeniedError(f"{request.words} was denied{why}.", request.reason or "")
+
+
+def arguments_of(ledger: Ledger, request: Request) -> dict[str, Any]:
+    """Return the arguments of a request; those that the approver wants, if any.
+
+    Raises:
+        InvalidInputError: they were purged.
+        StateError: they cannot be decoded here.
+    """
+    name = "edited" if "edited" in request.parts else "arguments"
+    tree = request.parts.get(name)
+    if tree is None:
+        raise InvalidInputError("The arguments were purged: they are not known any more.")
+    reader = ledger.stream.reader({name: tree})
+    found: dict[str, Any] = decode_part(tree, name, reader=reader).value
+    return found

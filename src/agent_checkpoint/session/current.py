@@ -1,0 +1,81 @@
+"""Which session, and which task of it, a call belongs to. Owns the context variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+if TYPE_CHECKING:
+    from agent_checkpoint.session.session import Session
+
+_session: ContextVar[Session | None] = ContextVar("agent_checkpoint_session", default=None)
+_task: ContextVar[tuple[Any, str] | None] = ContextVar("agent_checkpoint_task", default=None)
+_depth: ContextVar[int] = ContextVar("agent_checkpoint_depth", default=0)
+_open: WeakSet[Session] = WeakSet()
+
+
+def current_session() -> Session | None:
+    """Return the session that is entered here.
+
+    A new thread begins without one: there it is the only one that is open in the process, if it
+    is the only one.
+    """
+    found = _session.get()
+    if found is not None:
+        return found if found in _open else None
+    return next(iter(_open)) if len(_open) == 1 else None
+
+
+def current_task(session: Session) -> str | None:
+    """Return the id of the task of a session that is under way here."""
+    found = _task.get()
+    if found is not None and found[0] is session:
+        return found[1]
+    return session.tasks.only_one_in_progress()
+
+
+def enter(session: Session) -> Any:
+    """Make a session the one of this context; return what `leave` needs."""
+    return _session.set(session)
+
+
+def leave(token: Any) -> None:
+    """Give the context the session that it had before."""
+    try:
+        _session.reset(token)
+    except ValueError:  # left in another context than it was entered in, as generators may be
+        _session.set(None)
+
+
+def set_task(session: Session, task: str | None) -> None:
+    """Say which task is under way here."""
+    _task.set(None if task is None else (session, task))
+
+
+def is_nested() -> bool:
+    """Tell whether a tool is running around this call."""
+    return _depth.get() > 0
+
+
+@contextmanager
+def nesting() -> Iterator[None]:
+    """Have the calls within take themselves for parts of this one."""
+    depth = _depth.get()
+    _depth.set(depth + 1)
+    try:
+        yield
+    finally:
+        _depth.set(depth)
+
+
+def opened(session: Session) -> None:
+    """Count a session among those that are open in this process."""
+    _open.add(session)
+
+
+def closed(session: Session) -> None:
+    """Count it no more."""
+    _open.discard(session)

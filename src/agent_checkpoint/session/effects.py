@@ -1,0 +1,356 @@
+"""Effects on the outside: whether one may be made now. Owns the rules; runs only `verify` and `undo`.
+
+What a session has done is given back and never done twice. What a relative has done is in the way
+and is not given back: it belongs to another line of events. What nobody knows, a person decides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from agent_checkpoint.core.codec import decode_part
+from agent_checkpoint.errors import (
+    EffectConflictError,
+    EffectError,
+    EffectUnknownError,
+    InvalidInputError,
+    NotFoundError,
+)
+from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.session.arguments import encoded, fingerprint, in_words, recorded
+from agent_checkpoint.session.meta import Meta
+from agent_checkpoint.session.tools import IDEMPOTENT, IRREVERSIBLE, Tool, fitted, settled, tool_named
+from agent_checkpoint.store.ledger import (
+    COMMITTED,
+    FAILED,
+    UNDONE,
+    UNKNOWN,
+    Effect,
+    Epoch,
+    Ledger,
+    Request,
+)
+
+
+class Deed:
+    """What a tool is told about the effect that it is to make."""
+
+    def __init__(self, effect: Effect, family: str) -> None:
+        self.id = effect.id
+        text = json.dumps([family, effect.identity, effect.generation])
+        self.key = hashlib.sha256(text.encode()).hexdigest()[:40]
+        """The idempotency key: the same for every attempt at the same effect, and no other."""
+        self.is_not_done = False
+
+    def not_done(self) -> None:
+        """Say that nothing has happened, before an error is raised: it may then be tried again."""
+        self.is_not_done = True
+
+
+class Decision(NamedTuple):
+    """What to do about a call: make the effect, or give back what it gave the first time."""
+
+    effect: Effect
+    is_replay: bool
+    result: Any = None
+
+
+class Effects:
+    """The effects of one session, and what stands in their way."""
+
+    def __init__(self, ledger: Ledger, meta: Meta, epoch: Epoch) -> None:
+        self.ledger = ledger
+        self.meta = meta
+        self.epoch = epoch
+        self._under_way: set[str] = set()
+
+    # -- names -----------------------------------------------------------------------------------
+
+    def identity(
+        self, tool: Tool, arguments: Mapping[str, Any], digest: str, task: str | None
+    ) -> str:
+        """Return what a call is the same as; one without a key counts as the next of its kind.
+
+        Raises:
+            InvalidInputError: the key cannot be compared.
+        """
+        if tool.key is not None:
+            name = [tool.name, "key", fingerprint(fitted(tool.key, arguments), "The key")]
+        else:
+            number = self.meta.count(task, _kind_of_call(tool, digest))
+            name = [tool.name, "call", task or "", digest, str(number)]
+        return hashlib.sha256(json.dumps(name).encode()).hexdigest()
+
+    def uncount(self, tool: Tool, digest: str, task: str | None) -> None:
+        """Take back that a call was counted: it did not come to its end, and is made again."""
+        if tool.key is None:
+            self.meta.uncount(task, _kind_of_call(tool, digest))
+
+    # -- may it be made? -------------------------------------------------------------------------
+
+    def decide(
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        *,
+        identity: str,
+        digest: str,
+        task: str | None,
+        at: str,
+        request: Request | None = None,
+    ) -> Decision:
+        """Return what to do; if the effect is to be made, its beginning is durable.
+
+        Args:
+            tool: whose effect it is.
+            arguments: with which it is called.
+            identity: what it is the same as.
+            digest: of the arguments that were asked for.
+            task: the task under way.
+            at: the id of the head.
+            request: what a person agreed to; it is used up.
+
+        Raises:
+            EffectConflictError: it was made with other arguments, or by a relative.
+            EffectUnknownError: nobody knows whether it was made.
+            EffectError: a fork may not make it.
+            ConflictError: the session was opened elsewhere.
+        """
+        also = None
+        if request is not None and tool.key is not None:
+            also = self.identity(tool, arguments, digest, task)
+        found = self.look(tool, identity, digest)
+        if found is not None:
+            return found
+        if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
+            raise EffectError(
+                f"{show(self.meta.key)} is a fork, and forks may not do what cannot be undone: "
+                f"{in_words(tool.name, arguments)}. Adopt it first, or fork with "
+                'effects="allow".'
+            )
+        effect_id = secrets.token_hex(8)
+
+        def guard() -> None:
+            names = [identity] if also in (None, identity) else [identity, str(also)]
+            taken = [effect for name in names for effect in self._in_the_way(name, digest)]
+            if taken:
+                raise EffectConflictError(
+                    f"{taken[-1].words} was {_done(taken[-1])} by the session "
+                    f"{show(taken[-1].session)}: it is not done twice."
+                )
+            if request is not None and self.ledger.requests[request.id].status != request.status:
+                raise EffectConflictError(f"The answer to {request.id} was used elsewhere.")
+
+        before = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
+        self.ledger.append(
+            "started",
+            parts={"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")},
+            fence=self.epoch,
+            guard=guard,
+            effect=effect_id,
+            session=self.meta.key,
+            epoch=self.epoch.number,
+            kind=tool.kind,
+            tool=tool.name,
+            identity=identity,
+            also=also if also != identity else None,
+            digest=digest,
+            task=task,
+            at=at,
+            words=in_words(tool.name, arguments),
+            generation=len(before),
+            request=None if request is None else request.id,
+        )
+        self._under_way.add(effect_id)
+        return Decision(self.ledger.effects[effect_id], False)
+
+    def look(self, tool: Tool, identity: str, digest: str) -> Decision | None:
+        """Return what to do if such an effect is there already, else None. Raises as `decide`."""
+        self.ledger.refresh()
+        for effect in reversed(self._in_the_way(identity, digest)):
+            if not self.is_ours(effect):
+                raise EffectConflictError(
+                    f"{effect.words} was {_done(effect)} by the session {show(effect.session)}, a "
+                    "relative of this one: it is not done twice. Adopt that session's branch, or "
+                    "do something else."
+                )
+            if effect.id in self._under_way:
+                raise EffectConflictError(f"{effect.words} is being done at this moment.")
+            if effect.digest != digest:
+                raise EffectConflictError(
+                    f"{effect.words} was {_done(effect)} before under the same key, with other "
+                    "arguments. Do it with those, to get its result, or under another key."
+                )
+            if effect.status == COMMITTED:
+                return Decision(effect, True, self.result(effect))
+            return self._clear_up(tool, effect)
+        return None
+
+    def _in_the_way(self, identity: str, digest: str) -> list[Effect]:
+        """Return the effects of an identity that stand; to repeat an idempotent one does no harm."""
+        return [
+            effect
+            for effect in self.ledger.of(identity)
+            if effect.stands
+            and (self.is_ours(effect) or effect.kind != IDEMPOTENT or effect.digest != digest)
+        ]
+
+    def _clear_up(self, tool: Tool, effect: Effect) -> Decision | None:
+        """Find out about an effect that was begun, and of which no more is known."""
+        self.verify(effect, tool)
+        if effect.status == COMMITTED:
+            return Decision(effect, True, self.result(effect))
+        if effect.status == FAILED:
+            return None
+        if effect.kind == IDEMPOTENT and effect.status == UNKNOWN:
+            self.ledger.refresh()
+            self.ledger.check(self.epoch)
+            self._under_way.add(effect.id)
+            return Decision(effect, False)
+        raise EffectUnknownError(
+            f"{effect.words} was begun before, and nobody knows whether it happened. Find out, and "
+            f"say so: session.resolve({effect.id!r}, happened=True or False)."
+        )
+
+    # -- what became of it -----------------------------------------------------------------------
+
+    def commit(self, effect: Effect, result: Any) -> None:
+        """Note that an effect was made. Also who was replaced meanwhile must say so.
+
+        A result that cannot be kept is described. Raises StorageError.
+        """
+        try:
+            tree = encoded(result, "The result")
+        except InvalidInputError:  # it has happened all the same
+            tree = encoded(recorded(result), "The result")
+        self.ledger.append("committed", effect=effect.id, parts={"result": tree})
+
+    def fail(self, effect: Effect, note: str) -> None:
+        """Note that an effect was not made. Raises StorageError."""
+        self.ledger.append("failed", effect=effect.id, note=note[:500])
+
+    def over(self, effect: Effect) -> None:
+        """Note that the call is over, however it went."""
+        self._under_way.discard(effect.id)
+
+    def verify(self, effect: Effect, tool: Tool | None = None) -> None:
+        """Ask the tool whether an effect happened, if it can tell, and note the answer.
+
+        Raises:
+            EffectUnknownError: asking failed.
+        """
+        tool = tool or tool_named(effect.tool)
+        if effect.status != UNKNOWN or tool is None or tool.verify is None:
+            return
+        try:
+            deed = Deed(effect, self.family)
+            outcome = settled(fitted(tool.verify, self.arguments(effect), effect=deed))
+        except Exception as error:
+            raise EffectUnknownError(
+                f"{effect.words} was begun before, and its verify= failed ({error!r}): nobody "
+                "knows whether it happened."
+            ) from error
+        if outcome is None:
+            self.fail(effect, "verify= says that it did not happen")
+        else:
+            self.commit(effect, outcome)
+
+    def resolve(self, effect_id: str, *, happened: bool, result: Any = None, note: str = "") -> None:
+        """Say what a person found out about an effect of which nothing was known.
+
+        Raises:
+            NotFoundError: there is no such effect.
+            EffectError: it is known what became of it.
+        """
+
+        def guard() -> None:
+            effect = self.ledger.effects.get(effect_id)
+            if effect is None:
+                raise NotFoundError(f"There is no effect {show(effect_id)}.")
+            if effect.status not in (UNKNOWN, "undoing"):
+                raise EffectError(f"{effect.words} is {effect.status}: there is nothing to say.")
+
+        parts = {"result": encoded(result, "The result")} if happened else {}
+        self.ledger.append(
+            "resolved", guard=guard, effect=effect_id, happened=happened, note=note, parts=parts
+        )
+
+    def undo(self, effect: Effect) -> None:
+        """Undo an effect that can be undone.
+
+        Raises:
+            EffectError: it cannot be, here and now, or its `undo` failed: then nobody knows.
+        """
+        tool = tool_named(effect.tool)
+        if tool is None or tool.undo is None:
+            raise EffectError(f"{effect.words} cannot be undone here: no tool has an undo= for it.")
+        self.ledger.append("undoing", fence=self.epoch, effect=effect.id)
+        try:
+            deed, result = Deed(effect, self.family), self.result(effect)
+            settled(fitted(tool.undo, self.arguments(effect), result=result, effect=deed))
+        except Exception as error:
+            raise EffectError(f"undo= of {effect.words} failed: {error!r}.") from error
+        self.ledger.append("undone", effect=effect.id)
+
+    # -- which there are -------------------------------------------------------------------------
+
+    @property
+    def family(self) -> str:
+        """The name of the ledger."""
+        return self.ledger.family
+
+    def is_ours(self, effect: Effect) -> bool:
+        """Tell whether an effect is of this session's own past."""
+        if effect.session == self.meta.key:
+            return True
+        return any(
+            effect.session == key and effect.seq <= seq for key, seq in self.meta.lineage
+        )
+
+    def since(self, seq: int) -> Iterator[Effect]:
+        """Iterate over those of this session that still stand and were begun after a record."""
+        for effect in self.ledger.effects.values():
+            if effect.seq > seq and effect.stands and self.is_ours(effect):
+                yield effect
+
+    def unknown(self) -> Iterator[Effect]:
+        """Iterate over those of this session of which nobody knows whether they happened."""
+        for effect in self.since(0):
+            if effect.status != COMMITTED and effect.id not in self._under_way:
+                yield effect
+
+    def find_out(self) -> None:
+        """Ask the tools about all effects of which nothing is known; what cannot be told stays."""
+        for effect in list(self.unknown()):
+            with suppress(EffectUnknownError):  # it stays in the list, which is shown
+                self.verify(effect)
+
+    def arguments(self, effect: Effect | Request) -> dict[str, Any]:
+        """Return the arguments with which an effect is to be made. Raises CheckpointError."""
+        name = "edited" if "edited" in effect.parts else "arguments"
+        found: dict[str, Any] = self._decoded(effect.parts, name)
+        return found
+
+    def result(self, effect: Effect) -> Any:
+        """Return what an effect gave. Raises CheckpointError."""
+        return self._decoded(effect.parts, "result") if "result" in effect.parts else None
+
+    def _decoded(self, parts: Mapping[str, JsonValue], name: str) -> Any:
+        if name not in parts:
+            raise InvalidInputError("It was purged: what it was is not known any more.")
+        tree = parts[name]
+        reader = self.ledger.stream.reader({name: tree})
+        return decode_part(tree, name, reader=reader).value
+
+
+def _kind_of_call(tool: Tool, digest: str) -> str:
+    return f"{tool.name} {digest[:16]}"
+
+
+def _done(effect: Effect) -> str:
+    return "done" if effect.status == COMMITTED else "begun"

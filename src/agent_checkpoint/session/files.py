@@ -1,0 +1,103 @@
+"""The workspace of a session, as a part of its checkpoints. Owns how it is captured and set back.
+
+The session's own safety checkpoint holds the present before files are replaced: one checkpoint
+for all parts, instead of one more for the files.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.plan import Plan
+from agent_checkpoint.workspace.restoring import Held
+from agent_checkpoint.workspace.snapshots import Tree, read_record
+from agent_checkpoint.workspace.workspace import Workspace
+
+PART = "workspace"
+"""The name of the part."""
+
+
+class Files:
+    """A Stateful that stands for the workspace when a session is saved or set back."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.full = False
+        """Whether the next capture looks at every file."""
+        self.held: Held | None = None
+        """What holds the present while the files are set back."""
+        self.keep_unseen = False
+
+    def checkpoint_to(self, writer: Writer) -> str:
+        """Capture the files. Raises as `Workspace.snapshot` does."""
+        return self.workspace.checkpoint_to(writer, full=self.full)
+
+    def state_dict(self) -> ObjectRef:
+        """Return the name of a snapshot of the present. Raises as `Workspace.snapshot` does."""
+        return self.workspace.state_dict()
+
+    def load_state_dict(self, state: Any) -> Plan:
+        """Set the files back. Raises as `Workspace.restore` does."""
+        if not isinstance(state, ObjectRef):
+            raise StateMismatchError(f"Files are a snapshot, not {type(state).__name__}.")
+        if self.held is None:
+            return self.workspace.restore(state)
+        return self.workspace.restore_held(state, self.held, keep_unseen=self.keep_unseen)
+
+    def undo_load(self, plan: Plan) -> None:
+        """Take that back. Raises as `Workspace.restore` does."""
+        self.workspace.undo_load(plan)
+
+
+def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
+    """Return the files of a checkpoint; None if it has none.
+
+    Raises:
+        IntegrityError: the snapshot is missing or damaged.
+        StorageError: the medium failed.
+    """
+    tag = checkpoint.parts.get(PART)
+    if not isinstance(tag, dict) or OBJECT not in tag:
+        return None
+    return read_record(str(tag[OBJECT]), store.backend)
+
+
+def place_of(
+    given: str | os.PathLike[str] | None, remembered: str | None, *, rebind: bool
+) -> Path | None:
+    """Return the directory that a session works in; a remembered one is made if it is gone.
+
+    Args:
+        given: what the user said.
+        remembered: where the session worked before.
+        rebind: whether to go on in another directory, whatever is in it.
+
+    Raises:
+        InvalidInputError: the session belongs to another directory, and there are files in this.
+        WorkspaceError: there is no such directory.
+    """
+    if given is None and remembered is None:
+        return None
+    place = Path(os.path.realpath(given if given is not None else str(remembered)))
+    if remembered is None:
+        return place
+    is_empty = not place.exists() or (place.is_dir() and not any(place.iterdir()))
+    if place != Path(remembered) and not is_empty and not rebind:
+        raise InvalidInputError(
+            f"This session works in {show(remembered, 200)}, and {show(str(place), 200)} is not "
+            "empty: its files would be taken for the session's own. Pass rebind=True if they are."
+        )
+    if not place.exists():
+        try:
+            place.mkdir(parents=True)
+        except OSError as error:
+            raise WorkspaceError(f"{place} cannot be made ({error.strerror}).") from error
+    return place

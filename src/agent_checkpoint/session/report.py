@@ -1,0 +1,126 @@
+"""What a rollback passes over, in words. Owns the report and the notices; decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.session.tools import IDEMPOTENT, REVERSIBLE, tool_named
+from agent_checkpoint.store.ledger import COMMITTED, UNDOING, Effect
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.plan import Plan
+
+_SHOWN = 20
+
+
+@dataclass
+class RollbackReport:
+    """What a rollback did, or would do, and what it cannot take back."""
+
+    target: str
+    """The checkpoint that it goes back to."""
+    parts: list[str]
+    """What goes back; the rest stays."""
+    id: str | None = None
+    """The new head; None if nothing was done."""
+    safety_id: str | None = None
+    """The checkpoint that holds what was there before."""
+    replayable: list[Effect] = field(default_factory=list)
+    """They stand, and give their result again when they are asked for."""
+    compensable: list[Effect] = field(default_factory=list)
+    """They stand, and can be undone."""
+    irreversible: list[Effect] = field(default_factory=list)
+    unknown: list[Effect] = field(default_factory=list)
+    """Nobody knows whether they happened."""
+    compensated: list[Effect] = field(default_factory=list)
+    """They were undone by this rollback."""
+    failure: str | None = None
+    """Why the compensation stopped half-way."""
+    void: list[str] = field(default_factory=list)
+    """Requests for approval that are void now."""
+    files: Plan | None = None
+    """What is done to the files."""
+    notices: list[str] = field(default_factory=list)
+    """What still stands outside, for the agent to be told."""
+
+    @property
+    def blocking(self) -> list[Effect]:
+        """Those for which a rollback is refused unless somebody says `warn`."""
+        return [*self.irreversible, *self.unknown]
+
+    def sort(self, effects: Iterable[Effect]) -> None:
+        """Take in the effects since the target."""
+        for effect in effects:
+            if effect.status != COMMITTED:
+                self.unknown.append(effect)
+            elif effect.kind == IDEMPOTENT:
+                self.replayable.append(effect)
+            elif effect.kind == REVERSIBLE and can_be_undone(effect):
+                self.compensable.append(effect)
+            else:
+                self.irreversible.append(effect)
+
+    def __str__(self) -> str:
+        done = "went back" if self.id else "would go back"
+        lines = [f"The session {done} to {self.target}: {', '.join(self.parts)}."]
+        lists: list[tuple[str, Iterable[Any]]] = [
+            ("Cannot be undone:", self.irreversible),
+            ("Nobody knows whether it happened:", self.unknown),
+            ("Was undone:", self.compensated),
+            ("Stands, and could be undone:", self._left()),
+            ("Stands, and gives its result again when it is asked for:", self.replayable),
+        ]
+        for heading, effects in lists:
+            rows = [_row(effect) for effect in effects]
+            if rows:
+                more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
+                lines += [heading, *rows[:_SHOWN], *more]
+        if self.failure:
+            lines.append(f"The compensation stopped: {self.failure}")
+        if self.void:
+            lines.append(f"Requests for approval that are void now: {', '.join(self.void)}.")
+        if self.files is not None:
+            lines.append(str(self.files))
+        if self.safety_id:
+            lines.append(f"What was there before is {self.safety_id}; session.undo() goes there.")
+        return "\n".join(lines)
+
+    def _left(self) -> list[Effect]:
+        gone = {effect.id for effect in self.compensated}
+        return [effect for effect in self.compensable if effect.id not in gone]
+
+
+def can_be_undone(effect: Effect) -> bool:
+    """Tell whether a tool that can undo an effect was imported here."""
+    tool = tool_named(effect.tool)
+    return tool is not None and tool.undo is not None
+
+
+def standing_notice(effect: Effect) -> str:
+    """Return what an agent is told about an effect that its state does not know of."""
+    when = _when(effect.ts)
+    if effect.status == UNDOING:
+        return (
+            f"{effect.words}, done at {when}, was being undone when the work stopped: nobody knows "
+            f"whether it stands. A person has to say: session.resolve({effect.id!r}, happened=…)."
+        )
+    if effect.status != COMMITTED:
+        return (
+            f"{effect.words} was begun at {when}, and nobody knows whether it happened. A person "
+            f"has to say: session.resolve({effect.id!r}, happened=True or False)."
+        )
+    return (
+        f"{effect.words} was done at {when} and still stands, although the session has gone back "
+        "to before it. Do not do it again: the same call gives the result of the first time."
+    )
+
+
+def _row(effect: Effect) -> str:
+    return f"  {effect.words} ({effect.kind}, {_when(effect.ts)})"
+
+
+def _when(ts: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ts))

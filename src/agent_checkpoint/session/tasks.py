@@ -1,0 +1,256 @@
+"""Tasks: what a session has to do, and how far it is. Owns their states; saves by the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.core.copying import copied
+from agent_checkpoint.errors import InvalidInputError, StateMismatchError
+from agent_checkpoint.records import safe_repr, show
+from agent_checkpoint.session.current import set_task
+from agent_checkpoint.session.progress import show_progress
+
+if TYPE_CHECKING:
+    from agent_checkpoint.session.session import Session
+
+PENDING, IN_PROGRESS, COMPLETED = "pending", "in_progress", "completed"
+FAILED, SKIPPED = "failed", "skipped"
+_DONE = frozenset({COMPLETED, SKIPPED})
+
+
+@dataclass
+class _Row:
+    """A task as it is saved."""
+
+    id: str
+    status: str = PENDING
+    attempt: int = 0
+    note: str = ""
+    result: Any = None
+    began: str | None = None
+    """The checkpoint at its start, once there is a later one."""
+
+
+class Task:
+    """One task. Within `with task:` it is in progress; after that it is completed, or failed."""
+
+    def __init__(self, tasks: Tasks, row: _Row) -> None:
+        self._tasks = tasks
+        self._row = row
+
+    def __repr__(self) -> str:
+        return f"<Task {self.id!r}: {self.status}>"
+
+    @property
+    def id(self) -> str:
+        """Its name, by which it is known again."""
+        return self._row.id
+
+    @property
+    def status(self) -> str:
+        """Where it is: pending, in_progress, completed, failed or skipped."""
+        return self._row.status
+
+    @property
+    def attempt(self) -> int:
+        """How often it was begun."""
+        return self._row.attempt
+
+    @property
+    def note(self) -> str:
+        """What has to be said about it; the error if it failed."""
+        return self._row.note
+
+    @note.setter
+    def note(self, note: str) -> None:
+        self._row.note = str(note)
+
+    @property
+    def result(self) -> Any:
+        """What came of it, for later tasks and for who reads the checkpoint."""
+        return self._row.result
+
+    @result.setter
+    def result(self, result: Any) -> None:
+        self._row.result = copied(result)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.status in _DONE
+
+    def skip(self, reason: str = "") -> None:
+        """Leave it undone for good. Raises as `Session.save` does."""
+        self._row.status, self._row.note = SKIPPED, str(reason)
+        self._tasks._over(self)
+
+    def __enter__(self) -> Task:
+        self._tasks._begin(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        return self._tasks._end(self, error)
+
+
+class Tasks:
+    """All tasks of a session, by id; a Stateful. Called with ids, it gives those that are left."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._rows: dict[str, _Row] = {}
+        self._listed: set[str] = set()
+        self._retries = 0
+        self._continuing: set[str] = set()
+        self.added: list[str] = []
+        """Ids that the code has named and the checkpoint did not know."""
+
+    def __call__(
+        self, ids: Iterable[str], *, on_resume: str = "restart", retries: int = 0
+    ) -> Iterator[Task]:
+        """Return an iterator over the tasks that are not done yet, in this order.
+
+        One that was under way when the session stopped is run again from its top: state and files
+        go back to its start.
+
+        Args:
+            ids: names that stay the same from run to run.
+            on_resume: `restart`, or `continue` to keep the state of the last tool call.
+            retries: how often one that fails is run again, from its top, before the error is
+                passed on.
+
+        Raises:
+            InvalidInputError: an id is named twice, or is no text.
+            CheckpointError: the session cannot go back to the start of the task.
+        """
+        names = list(ids)
+        for name in names:
+            if not isinstance(name, str) or not name:
+                raise InvalidInputError(f"A task is named by text, not {show(name)}.")
+        if len(set(names)) < len(names):
+            raise InvalidInputError("Two tasks have the same id: results would be mixed up.")
+        if on_resume not in ("restart", "continue"):
+            raise InvalidInputError(f"on_resume is restart or continue, not {show(on_resume)}.")
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise InvalidInputError(f"retries is a number, not {show(retries)}.")
+        self._retries = retries
+        self._listed.update(names)
+        known = bool(self._rows)
+        stopped = [name for name in names if self._status(name) == IN_PROGRESS]
+        if on_resume == "continue":
+            self._continuing.update(stopped)
+        elif stopped:
+            self._session._restart(stopped[0], self._rows[stopped[0]].began)
+        for name in names:
+            if name not in self._rows:
+                self._rows[name] = _Row(name)
+                if known:
+                    self.added.append(name)
+        return self._left(names)
+
+    def __getitem__(self, task_id: str) -> Task:
+        return Task(self, self._rows[task_id])
+
+    def __iter__(self) -> Iterator[Task]:
+        return (Task(self, row) for row in list(self._rows.values()))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def removed(self) -> list[str]:
+        """Ids that the checkpoint knows and the code has not named so far, if it named any."""
+        return [name for name in self._rows if name not in self._listed] if self._listed else []
+
+    def only_one_in_progress(self) -> str | None:
+        """Return the id of the task under way, if there is just one."""
+        found = [row.id for row in list(self._rows.values()) if row.status == IN_PROGRESS]
+        return found[0] if len(found) == 1 else None
+
+    # -- as a Stateful ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all of them, in order."""
+        return {"tasks": [asdict(row) for row in self._rows.values()]}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Take them over. Raises StateMismatchError."""
+        try:
+            rows = [_Row(**row) for row in state["tasks"]]
+        except (TypeError, KeyError) as error:
+            raise StateMismatchError(f"This is no list of tasks ({error}).") from None
+        fresh = {row.id: row for row in rows}
+        for name, row in self._rows.items():  # who holds a task sees what became of it
+            if name in fresh:
+                vars(row).update(vars(fresh[name]))
+                fresh[name] = row
+        self._rows = fresh
+
+    # -- what happens to them --------------------------------------------------------------------
+
+    def _status(self, name: str) -> str | None:
+        row = self._rows.get(name)
+        return None if row is None else row.status
+
+    def _left(self, names: list[str]) -> Iterator[Task]:
+        for name in names:
+            tried = -1
+            while self._rows[name].status not in _DONE and self._rows[name].attempt != tried:
+                tried = self._rows[name].attempt
+                yield Task(self, self._rows[name])
+                if self._rows[name].status != PENDING or self._rows[name].attempt == tried:
+                    break
+
+    def _begin(self, task: Task) -> None:
+        row = self._rows[task.id]
+        if row.id not in self._continuing:  # else its calls are not made again
+            self._session._meta.forget_counts(row.id)
+        self._continuing.discard(row.id)
+        row.status, row.began = IN_PROGRESS, None
+        row.attempt += 1
+        set_task(self._session, row.id)
+        self._tell(f"{row.id} …")
+        row.began = self._session._save_for_task(f"task {row.id}")
+
+    def _end(self, task: Task, error: BaseException | None) -> bool:
+        set_task(self._session, None)
+        row = task._row
+        if row.status != IN_PROGRESS:  # skipped
+            return False
+        if error is None:
+            row.status = COMPLETED
+        elif not isinstance(error, Exception):
+            return False  # interrupted, or waiting for an approval: it goes on later
+        elif row.attempt <= self._retries:
+            note, attempt = _in_words(error), row.attempt
+            self._session._restart(row.id, row.began)
+            row.status, row.note, row.attempt = PENDING, note, attempt
+            return True
+        else:
+            row.status, row.note = FAILED, _in_words(error)
+        row.began = None
+        self._over(task)
+        return False
+
+    def _over(self, task: Task) -> None:
+        self._session._meta.forget_counts(task.id)
+        self._session._save_for_task(f"task {task.id} {task.status}", full=True)
+        self._tell(f"{task.id} {task.status}")
+
+    def _tell(self, words: str) -> None:
+        listed = [row for row in self._rows.values() if row.id in self._listed]
+        show_progress(sum(row.status in _DONE for row in listed), len(listed), words)
+
+
+def _in_words(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}" if str(error) else safe_repr(error)
+    return text[:1000]
+
+

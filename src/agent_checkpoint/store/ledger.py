@@ -1,0 +1,295 @@
+"""The ledger: what was done outside, or was to be, and who had to agree. Owns its records.
+
+One stream for a session and all its forks, `fx/<family>`. Nothing in it is ever taken back: what
+becomes of an effect or a request is said by later records. Decides nothing, and runs nothing.
+
+    epoch       a session was opened; who holds an older epoch may begin nothing
+    started     an effect is about to be made; durable before it is
+    committed   it was made; failed: it was not; resolved: a person says which
+    undoing     it is about to be undone; undone: it is
+    asked       somebody has to agree to a call; answered, used, void: what became of that
+    finished    a rollback is carried out to its end
+
+A record that held a secret is purged: one without it, which says `instead` of which it stands.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from threading import RLock
+from typing import Any, NamedTuple
+
+from agent_checkpoint.errors import ConflictError, IntegrityError
+from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.store.record_stream import RecordStream
+from agent_checkpoint.store.store import Store
+
+PREFIX = "fx/"
+
+UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", "undoing", "undone"
+PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
+
+
+@dataclass
+class Effect:
+    """Something that was done outside, or begun: as far as anybody knows."""
+
+    id: str
+    session: str
+    kind: str
+    tool: str
+    identity: str
+    """What it is the same as: two effects of one identity must not both happen."""
+    digest: str
+    """Of the arguments of the call."""
+    seq: int
+    ts: float
+    task: str | None
+    at: str
+    """The checkpoint that was the head when it was begun."""
+    epoch: int
+    parts: dict[str, JsonValue]
+    """The arguments and the result, encoded."""
+    words: str
+    """How to tell a person which one it is."""
+    also: str | None = None
+    """Another identity, if the arguments were edited by who agreed to it."""
+    status: str = UNKNOWN
+    note: str = ""
+    generation: int = 0
+    """How often one of this identity was undone before."""
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has happened and was not undone, or may have."""
+        return self.status in (UNKNOWN, COMMITTED, UNDOING)
+
+
+@dataclass
+class Request:
+    """A call that somebody has to agree to."""
+
+    id: str
+    session: str
+    tool: str
+    identity: str
+    digest: str
+    seq: int
+    ts: float
+    task: str | None
+    at: str
+    """The checkpoint that was saved with it."""
+    expires: float | None
+    parts: dict[str, JsonValue]
+    """The arguments; those that the approver wants instead."""
+    words: str
+    status: str = PENDING
+    by: str | None = None
+    reason: str | None = None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is too late to answer it, or to use the answer."""
+        return self.expires is not None and time.time() > self.expires
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still waits for an answer."""
+        return self.status == PENDING and not self.is_expired
+
+
+class Epoch(NamedTuple):
+    """One opening of a session; the higher number is the later one."""
+
+    session: str
+    number: int
+    token: str
+
+
+@dataclass
+class Ledger:
+    """A ledger as it is in a store, and all that follows from its records."""
+
+    store: Store
+    family: str
+    seq: int = 0
+    """The number of the newest record that was read."""
+    epochs: dict[str, Epoch] = field(default_factory=dict)
+    effects: dict[str, Effect] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.stream = RecordStream(self.store, PREFIX + self.family)
+        self._lock = RLock()
+
+    def refresh(self) -> None:
+        """Read what is new. Raises IntegrityError, FormatError, StorageError."""
+        with self._lock:
+            records = self.stream.read(self.seq)
+            for seq, record in sorted(records, key=lambda item: item[1].get("instead") or item[0]):
+                self._take(record.get("instead") or seq, record)
+                self.seq = max(self.seq, seq)
+
+    def append(
+        self,
+        kind: str,
+        *,
+        parts: Mapping[str, Any] | None = None,
+        fence: Epoch | None = None,
+        guard: Callable[[], None] | None = None,
+        **record: JsonValue,
+    ) -> int:
+        """Add a record and take it in; return its number.
+
+        Args:
+            kind: what the record says.
+            parts: encoded values of any size.
+            fence: the epoch of who wants it; refused if the session was opened again since.
+            guard: called each time before it is tried, with all that is there taken in.
+            record: the rest.
+
+        Raises:
+            ConflictError: the session was opened elsewhere since.
+            StorageError: the medium failed; nothing was acknowledged.
+        """
+        with self._lock:
+            while True:
+                self.refresh()
+                if fence is not None:
+                    self.check(fence)
+                if guard is not None:
+                    guard()
+                entry = {"type": kind, "ts_ns": time.time_ns(), **record}
+                try:
+                    seq = self.stream.append(entry, parts or {}, after=self.seq)
+                except ConflictError:
+                    continue  # somebody else of the family was faster: look at what that was
+                self.refresh()
+                return seq
+
+    def check(self, epoch: Epoch) -> None:
+        """Refuse who holds an older epoch. Raises ConflictError."""
+        newest = self.epochs.get(epoch.session, epoch)
+        if newest.number > epoch.number:
+            raise ConflictError(
+                f"The session {show(epoch.session)} was opened again elsewhere: this holder of it "
+                "may do nothing more. Close it; what it had saved is there."
+            )
+
+    def of(self, identity: str) -> list[Effect]:
+        """Return the effects of an identity, in the order in which they were begun."""
+        return [
+            effect for effect in self.effects.values() if identity in (effect.identity, effect.also)
+        ]
+
+    def held_checkpoints(self) -> Iterator[str]:
+        """Iterate over the checkpoints that an open request or an unknown outcome needs."""
+        yield from (item.at for item in self.effects.values() if item.status in (UNKNOWN, UNDOING))
+        for request in self.requests.values():
+            if request.status == APPROVED or request.is_open:
+                yield request.at
+
+    def _take(self, seq: int, record: dict[str, Any]) -> None:
+        try:
+            take = getattr(self, "_" + str(record["type"]), None)
+            if take is not None and record["type"] in _KINDS:
+                take(seq, record)
+        except (KeyError, TypeError, ValueError) as error:
+            raise IntegrityError(
+                f"Record {seq} of the ledger {show(self.family)} is not as it should be ({error!r})."
+            ) from None
+
+    def _epoch(self, seq: int, record: dict[str, Any]) -> None:
+        epoch = Epoch(str(record["session"]), int(record["epoch"]), str(record["token"]))
+        if epoch.number >= self.epochs.get(epoch.session, epoch).number:
+            self.epochs[epoch.session] = epoch
+
+    def _started(self, seq: int, record: dict[str, Any]) -> None:
+        effect = Effect(
+            id=str(record["effect"]),
+            session=str(record["session"]),
+            kind=str(record["kind"]),
+            tool=str(record["tool"]),
+            identity=str(record["identity"]),
+            digest=str(record["digest"]),
+            seq=seq,
+            ts=record["ts_ns"] / 1e9,
+            task=record["task"],
+            at=str(record["at"]),
+            epoch=int(record["epoch"]),
+            parts=dict(record["parts"]),
+            words=str(record["words"]),
+            also=record.get("also"),
+            generation=int(record["generation"]),
+        )
+        self.effects.setdefault(effect.id, effect)
+        if record.get("request") is not None:
+            self.requests[record["request"]].status = USED
+
+    def _committed(self, seq: int, record: dict[str, Any]) -> None:
+        effect = self.effects[record["effect"]]
+        effect.status = COMMITTED
+        effect.parts.update(record["parts"])
+
+    def _failed(self, seq: int, record: dict[str, Any]) -> None:
+        effect = self.effects[record["effect"]]
+        effect.status, effect.note = FAILED, str(record["note"])
+
+    def _resolved(self, seq: int, record: dict[str, Any]) -> None:
+        effect = self.effects[record["effect"]]
+        effect.status = COMMITTED if record["happened"] else FAILED
+        effect.note = str(record["note"])
+        effect.parts.update(record["parts"])
+
+    def _undoing(self, seq: int, record: dict[str, Any]) -> None:
+        self.effects[record["effect"]].status = UNDOING
+
+    def _undone(self, seq: int, record: dict[str, Any]) -> None:
+        self.effects[record["effect"]].status = UNDONE
+
+    def _asked(self, seq: int, record: dict[str, Any]) -> None:
+        request = Request(
+            id=str(record["request"]),
+            session=str(record["session"]),
+            tool=str(record["tool"]),
+            identity=str(record["identity"]),
+            digest=str(record["digest"]),
+            seq=seq,
+            ts=record["ts_ns"] / 1e9,
+            task=record["task"],
+            at=str(record["at"]),
+            expires=record["expires"],
+            parts=dict(record["parts"]),
+            words=str(record["words"]),
+        )
+        self.requests.setdefault(request.id, request)
+
+    def _answered(self, seq: int, record: dict[str, Any]) -> None:
+        request = self.requests[record["request"]]
+        request.status = APPROVED if record["approved"] else DENIED
+        request.by, request.reason = record["by"], record["reason"]
+        request.parts.update(record["parts"])
+
+    def _used(self, seq: int, record: dict[str, Any]) -> None:
+        self.requests[record["request"]].status = USED
+
+    def _void(self, seq: int, record: dict[str, Any]) -> None:
+        names: Iterable[str] = record["requests"]
+        for name in names:
+            self.requests[name].status = VOID
+
+    def _finished(self, seq: int, record: dict[str, Any]) -> None:
+        self.finished.add(str(record["checkpoint"]))
+
+
+_KINDS = frozenset(
+    "epoch started committed failed resolved undoing undone asked answered used void finished".split()
+)
+
+
+def families(store: Store) -> list[str]:
+    """Return the names of all ledgers of a store. Raises StorageError."""
+    return sorted(name[len(PREFIX) :] for name in store.backend.streams(PREFIX))

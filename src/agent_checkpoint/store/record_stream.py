@@ -1,0 +1,94 @@
+"""Records in a stream that is no key's. Owns their form: sealed JSON, large values cut out.
+
+Like checkpoints, they are never changed; gc follows what their `parts` refer to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent_checkpoint.errors import MissingObjectsError
+from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, show
+from agent_checkpoint.store.entries import open_entry, seal_entry
+from agent_checkpoint.store.json_text import read_json
+from agent_checkpoint.store.reading import Reader, names_in
+from agent_checkpoint.store.splitting import inline_parts, split_parts
+from agent_checkpoint.store.store import Store
+
+_TRIES = 5
+_PAGE = 1000
+
+
+class RecordStream:
+    """One stream of records, over one store."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self.store = store
+        self.name = check_stream(name)
+
+    def append(
+        self, record: Mapping[str, JsonValue], parts: Mapping[str, Any], *, after: int | None
+    ) -> int:
+        """Add a record, durably, and return its number.
+
+        Args:
+            record: what is small and plain.
+            parts: encoded values of any size, by name.
+            after: the number that the newest record must still have.
+
+        Raises:
+            ConflictError: the stream has moved on; nothing was written.
+            StorageError: the medium failed; nothing was acknowledged.
+        """
+        self.store.format.check(writing=True)
+        backend = self.store.backend
+        for attempt in range(_TRIES):
+            writer = self.store.writer(trust_memory=attempt == 0)
+            if backend.readable:
+                trees = inline_parts(parts, writer)
+            else:
+                texts, _ = split_parts(parts, writer)
+                trees = {name: read_json(text) for name, text in texts.items()}
+            entry = seal_entry({**record, "parts": trees}, indent=backend.readable)
+            objects, requires = writer.flush(backend, names_in(trees.values()))
+            try:
+                seq = backend.append(
+                    self.name, entry, after=after, objects=objects, requires=requires
+                )
+            except MissingObjectsError:
+                if attempt == _TRIES - 1:
+                    raise
+            else:
+                writer.committed()
+                return seq
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    def read(self, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
+        """Return the records after a number, in order, each with its own.
+
+        Raises:
+            IntegrityError: one is damaged.
+            FormatError: a newer version wrote one.
+            StorageError: the medium failed.
+        """
+        self.store.format.check()
+        found: list[tuple[int, dict[str, Any]]] = []
+        while page := self.store.backend.read(self.name, after=after, limit=_PAGE):
+            for entry in page:
+                where = f"Record {entry.seq} of {show(self.name)}"
+                found.append((entry.seq, open_entry(entry.data, where)))
+            after = page[-1].seq
+        return found
+
+    def reader(self, parts: Mapping[str, JsonValue]) -> Reader:
+        """Return a reader of what stands outside of the parts of a record.
+
+        Raises:
+            IntegrityError: something is missing or damaged.
+            StorageError: the medium failed.
+        """
+        bounds = Checkpoint("-", 1, 0, "record", None, (), {}, (), parts)
+        reader = self.store.reader(bounds)
+        reader.fetch(parts.values())
+        return reader
