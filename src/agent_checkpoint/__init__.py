@@ -14,11 +14,13 @@ if TYPE_CHECKING:
     from agent_checkpoint.backends.file import FileBackend as FileBackend
     from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
     from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
+    from agent_checkpoint.core.external import External as External
     from agent_checkpoint.core.log import Log as Log
     from agent_checkpoint.core.migrations import register_migration as register_migration
     from agent_checkpoint.core.names import register_alias as register_alias
     from agent_checkpoint.core.stateful import Stateful as Stateful
     from agent_checkpoint.core.types import register_type as register_type
+    from agent_checkpoint.errors import ApprovalDeniedError as ApprovalDeniedError
     from agent_checkpoint.errors import CheckpointError as CheckpointError
     from agent_checkpoint.errors import ConflictError as ConflictError
     from agent_checkpoint.errors import EffectConflictError as EffectConflictError
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import WorkspaceError as WorkspaceError
     from agent_checkpoint.manager.decorator import checkpoint as checkpoint
     from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
+    from agent_checkpoint.session.session import Session as Session
+    from agent_checkpoint.session.tools import tool as tool
     from agent_checkpoint.store.retention import KeepBest as KeepBest
     from agent_checkpoint.store.retention import KeepEvery as KeepEvery
     from agent_checkpoint.store.retention import KeepLatest as KeepLatest
@@ -54,12 +58,14 @@ _OWNERS = {
     "backends.file": ("FileBackend",),
     "backends.memory": ("MemoryBackend",),
     "core.checkpointable": ("Checkpointable",),
+    "core.external": ("External",),
     "core.log": ("Log",),
     "core.migrations": ("register_migration",),
     "core.names": ("register_alias",),
     "core.stateful": ("Stateful",),
     "core.types": ("register_type",),
     "errors": (
+        "ApprovalDeniedError",
         "CheckpointError",
         "ConflictError",
         "EffectConflictError",
@@ -82,6 +88,8 @@ _OWNERS = {
     ),
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
+    "session.session": ("Session",),
+    "session.tools": ("tool",),
     "store.retention": ("KeepBest", "KeepEvery", "KeepLatest", "KeepNewerThan", "KeepTagged"),
     "workspace.workspace": ("Workspace",),
 }

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import (
     ConflictError,
     FormatError,
@@ -137,6 +138,8 @@ class LineVerbs:
     def gc(self, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
         """Delete the objects that no checkpoint needs, while others may go on saving.
 
+        Snapshots of an `External` that was saved by this manager are released then, too.
+
         Args:
             dry_run: only tell what would be deleted.
             ignore_clock: go on although objects seem to come from the future.
@@ -146,7 +149,11 @@ class LineVerbs:
             StorageError: the medium failed, or the clock makes no sense.
         """
         self._background.settle()
-        return gc(self.store, dry_run=dry_run, ignore_clock=ignore_clock)
+        report = gc(self.store, dry_run=dry_run, ignore_clock=ignore_clock)
+        for part in () if dry_run else self.store.known_parts():
+            if isinstance(part, External):
+                part.release_unused(self.store)
+        return report
 
     def purge(self, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
         """Remove every checkpoint that holds a leaked secret, and every trace of it in the store.

@@ -82,7 +82,8 @@ class CheckpointManager(LineVerbs):
         Raises:
             InvalidInputError: the arguments name no backend, or contradict each other.
         """
-        self._fmt = check_format(fmt)
+        self.fmt = check_format(fmt)
+        """How states are written."""
         super().__init__(
             open_store(
                 store,
@@ -273,7 +274,7 @@ class CheckpointManager(LineVerbs):
         key = check_key(key)  # before the work of capturing
         draft = make_draft(
             key,
-            capture(agent, self._fmt, self.store.writer),
+            capture(agent, self.fmt, self.store.writer),
             label=options.get("label"),
             tags=options.get("tags", ()),
             metrics=options.get("metrics"),

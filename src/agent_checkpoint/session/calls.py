@@ -27,9 +27,9 @@ from agent_checkpoint.session.approvals import (
 )
 from agent_checkpoint.session.arguments import fingerprint, in_words, recorded
 from agent_checkpoint.session.current import current_task, is_nested, nesting
-from agent_checkpoint.session.effects import Deed, Decision
+from agent_checkpoint.session.effects import Decision, Deed
 from agent_checkpoint.session.tools import Tool, settled, tool_named
-from agent_checkpoint.store.ledger import APPROVED, DENIED, PENDING, Request
+from agent_checkpoint.store.ledger import DENIED, PENDING, Request
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.session import Session
@@ -111,8 +111,8 @@ class Calls:
         return settled(self._arun(call)) if tool.is_async else self._run(call)
 
     def _run(self, call: _Call) -> Any:
-        if call.is_replay:
-            return self._replay(call)
+        if call.decision is not None and call.decision.is_replay:
+            return self._replay(call, call.decision)
         try:
             with nesting():
                 result = call.tool.call(call.owner, call.arguments, call.deed)
@@ -127,8 +127,8 @@ class Calls:
     async def _arun(self, call: _Call) -> Any:
         from asyncio import to_thread
 
-        if call.is_replay:
-            return self._replay(call)
+        if call.decision is not None and call.decision.is_replay:
+            return self._replay(call, call.decision)
         try:
             with nesting():
                 result = await call.tool.call(call.owner, call.arguments, call.deed)
@@ -218,7 +218,6 @@ class Calls:
             session._meta.pending = [name for name in session._meta.pending if name != request.id]
             raise denied(request)
         else:
-            assert request is not None and request.status == APPROVED
             call.arguments = arguments_of(ledger, request)
             session._meta.pending = [name for name in session._meta.pending if name != request.id]
         return request
@@ -249,9 +248,7 @@ class Calls:
             with self._session._saving.lock:
                 self._session._effects.uncount(call.tool, str(call.digest), call.task)
 
-    def _replay(self, call: _Call) -> Any:
-        decision = call.decision
-        assert decision is not None
+    def _replay(self, call: _Call, decision: Decision) -> Any:
         standing = self._session._meta.standing
         if decision.effect.id in standing:
             standing.remove(decision.effect.id)

@@ -1,4 +1,4 @@
-"""Effects on the outside: whether one may be made now. Owns the rules; runs only `verify` and `undo`.
+"""Effects on the outside: whether one may be made now. Owns the rules; runs `verify` and `undo`.
 
 What a session has done is given back and never done twice. What a relative has done is in the way
 and is not given back: it belongs to another line of events. What nobody knows, a person decides.
@@ -24,7 +24,14 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.session.arguments import encoded, fingerprint, in_words, recorded
 from agent_checkpoint.session.meta import Meta
-from agent_checkpoint.session.tools import IDEMPOTENT, IRREVERSIBLE, Tool, fitted, settled, tool_named
+from agent_checkpoint.session.tools import (
+    IDEMPOTENT,
+    IRREVERSIBLE,
+    Tool,
+    fitted,
+    settled,
+    tool_named,
+)
 from agent_checkpoint.store.ledger import (
     COMMITTED,
     FAILED,
@@ -192,7 +199,7 @@ class Effects:
         return None
 
     def _in_the_way(self, identity: str, digest: str) -> list[Effect]:
-        """Return the effects of an identity that stand; to repeat an idempotent one does no harm."""
+        """Return the effects that stand; to repeat an idempotent one of others does no harm."""
         return [
             effect
             for effect in self.ledger.of(identity)
@@ -260,7 +267,9 @@ class Effects:
         else:
             self.commit(effect, outcome)
 
-    def resolve(self, effect_id: str, *, happened: bool, result: Any = None, note: str = "") -> None:
+    def resolve(
+        self, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
+    ) -> None:
         """Say what a person found out about an effect of which nothing was known.
 
         Raises:
@@ -308,9 +317,7 @@ class Effects:
         """Tell whether an effect is of this session's own past."""
         if effect.session == self.meta.key:
             return True
-        return any(
-            effect.session == key and effect.seq <= seq for key, seq in self.meta.lineage
-        )
+        return any(effect.session == key and effect.seq <= seq for key, seq in self.meta.lineage)
 
     def since(self, seq: int) -> Iterator[Effect]:
         """Iterate over those of this session that still stand and were begun after a record."""

@@ -252,5 +252,3 @@ class Tasks:
 def _in_words(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else safe_repr(error)
     return text[:1000]
-
-

@@ -232,7 +232,8 @@ def fitted(function: Callable[..., Any], arguments: Mapping[str, Any], **more: A
     lacking = [
         name
         for name, parameter in parameters.items()
-        if name not in offered and parameter.default is parameter.empty
+        if name not in offered
+        and parameter.default is parameter.empty
         and parameter.kind is not parameter.VAR_POSITIONAL
     ]
     if len(lacking) == 1 and "result" in more and "result" not in given:

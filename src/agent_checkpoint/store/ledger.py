@@ -135,7 +135,8 @@ class Ledger:
 
     def append(
         self,
-        kind: str,
+        what: str,
+        /,
         *,
         parts: Mapping[str, Any] | None = None,
         fence: Epoch | None = None,
@@ -145,7 +146,7 @@ class Ledger:
         """Add a record and take it in; return its number.
 
         Args:
-            kind: what the record says.
+            what: the type of the record.
             parts: encoded values of any size.
             fence: the epoch of who wants it; refused if the session was opened again since.
             guard: called each time before it is tried, with all that is there taken in.
@@ -162,7 +163,7 @@ class Ledger:
                     self.check(fence)
                 if guard is not None:
                     guard()
-                entry = {"type": kind, "ts_ns": time.time_ns(), **record}
+                entry = {"type": what, "ts_ns": time.time_ns(), **record}
                 try:
                     seq = self.stream.append(entry, parts or {}, after=self.seq)
                 except ConflictError:
@@ -199,7 +200,7 @@ class Ledger:
                 take(seq, record)
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
-                f"Record {seq} of the ledger {show(self.family)} is not as it should be ({error!r})."
+                f"Record {seq} of the ledger {show(self.family)} is not one of ours ({error!r})."
             ) from None
 
     def _epoch(self, seq: int, record: dict[str, Any]) -> None:
@@ -286,7 +287,20 @@ class Ledger:
 
 
 _KINDS = frozenset(
-    "epoch started committed failed resolved undoing undone asked answered used void finished".split()
+    [
+        "epoch",
+        "started",
+        "committed",
+        "failed",
+        "resolved",
+        "undoing",
+        "undone",
+        "asked",
+        "answered",
+        "used",
+        "void",
+        "finished",
+    ]
 )
 
 

@@ -25,7 +25,7 @@ from agent_checkpoint.store.tombstones import purged_at
 
 T = TypeVar("T")
 
-SAME_CONTENT = frozenset({"rollback", "fork"})
+SAME_CONTENT = frozenset({"rollback", "fork", "open"})
 """Kinds of checkpoints that repeat their first parent, and count as it when walking back."""
 
 _TRIES = 5

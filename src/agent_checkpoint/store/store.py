@@ -135,6 +135,10 @@ class Store:
             size=size,
         )
 
+    def known_parts(self) -> list[Any]:
+        """Return the live objects of which this store has something."""
+        return list(self._memory)
+
     def writer(self, key: str | None = None, *, trust_memory: bool = True) -> Writer:
         """Return a writer of objects for a checkpoint, of a key whose long lists are known."""
         lists = None if key is None else self._lists_of(key)

@@ -16,8 +16,6 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_url
 from agent_checkpoint.errors import (
     CheckpointError,
-    FormatError,
-    IntegrityError,
     RestoreIncompleteError,
     WorkspaceError,
 )

@@ -1,0 +1,331 @@
+"""Going back: a session's parts and files become what they were. Owns the order of that.
+
+look        which checkpoint, and what was done outside since
+refuse      if something of that can neither be undone nor told
+hold        a safety checkpoint of the whole present
+compensate  undo what can be undone, the newest first, if that is wanted
+turn        append the checkpoint: this is the moment at which the session has gone back
+follow      set files and objects back; a crash in between is made good at the next opening
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.errors import (
+    ConflictError,
+    EffectError,
+    InvalidInputError,
+    NotFoundError,
+    RollbackRefusedError,
+)
+from agent_checkpoint.manager.subjects import restore_parts
+from agent_checkpoint.records import Checkpoint, Draft, again, show
+from agent_checkpoint.session.approvals import void
+from agent_checkpoint.session.files import PART as FILES
+from agent_checkpoint.session.files import tree_in
+from agent_checkpoint.session.meta import PART, Meta, read_meta
+from agent_checkpoint.session.report import RollbackReport, standing_notice
+from agent_checkpoint.session.saving import IN_FLIGHT
+from agent_checkpoint.store.lookup import find, walk
+from agent_checkpoint.store.references import Kept
+from agent_checkpoint.store.safety import SAFETY, forget_old_safety
+from agent_checkpoint.workspace.restoring import Held
+from agent_checkpoint.workspace.snapshots import Tree
+
+if TYPE_CHECKING:
+    from agent_checkpoint.session.session import Session
+
+ROLLBACK, PARTIAL, ADOPT = "rollback", "restore", "adopt"
+MOVES = frozenset({ROLLBACK, PARTIAL, ADOPT})
+"""Kinds of checkpoints by which a session went elsewhere; the one before is a safety one."""
+POLICIES = ("refuse", "warn", "compensate")
+
+
+class Rollback:
+    """One way back of one session."""
+
+    def __init__(
+        self,
+        session: Session,
+        target: Checkpoint,
+        *,
+        parts: Iterable[str] | None = None,
+        keep_unseen: bool = False,
+        label: str | None = None,
+        voids: bool = True,
+    ) -> None:
+        """Look at what a rollback would mean.
+
+        Args:
+            session: which goes back.
+            target: where to.
+            parts: what of it goes back; everything if None.
+            keep_unseen: leave files alone that came or changed since the last checkpoint.
+            label: what a person calls it.
+            voids: whether answers to requests are void then.
+
+        Raises:
+            InvalidInputError: the target has no such part.
+            CheckpointError: it cannot be read.
+        """
+        self._session = session
+        self._target = target
+        self._keep_unseen = keep_unseen
+        self._label = label
+        self._voids = voids
+        self._store = session.manager.store
+        self._meta = read_meta(self._store, target) or Meta(session.key, session._meta.family)
+        self._names = _chosen(target, parts)
+        self._is_whole = parts is None
+        session._ledger.refresh()
+        self.report = RollbackReport(target.id, self._names)
+        effects = list(session._effects.since(self._known_then()))
+        self.report.sort(effects)
+        if self._forgets:
+            self.report.notices = [standing_notice(effect) for effect in effects]
+
+    @property
+    def _forgets(self) -> bool:
+        """Whether the state that goes back would no longer know what was done outside."""
+        return self._is_whole or any(name != FILES for name in self._names)
+
+    def _known_then(self) -> int:
+        """Return the last record of the ledger that the target knows of."""
+        return self._meta.ledger
+
+    def preview(self) -> RollbackReport:
+        """Return the report, with what would be done to the files. Raises as `run` does."""
+        tree = tree_in(self._store, self._target) if FILES in self._names else None
+        if tree is not None and self._session._files is not None:
+            workspace = self._session._files.workspace
+            self.report.files = workspace.restore(tree, dry_run=True, keep_unseen=self._keep_unseen)
+        return self.report
+
+    def run(self, policy: str) -> RollbackReport:
+        """Go back.
+
+        Raises:
+            RollbackRefusedError: something was done outside that cannot be undone, or an `undo`
+                failed; the report is in it.
+            ConflictError: tools are running, or the session was opened elsewhere.
+            CheckpointError: the parts cannot be set back; they are as they were.
+        """
+        session, report = self._session, self.report
+        if session._calls.in_flight:
+            raise ConflictError(
+                f"{', '.join(session._calls.in_flight)} is running: roll back when no tool is."
+            )
+        if self._forgets and policy != "warn" and report.blocking:
+            raise RollbackRefusedError(_refusal(report), report)
+        with session._saving.lock:
+            safety = self._hold()
+            if policy == "compensate" and self._forgets:
+                self._compensate()
+            self._go(safety)
+        return report
+
+    def follow(self, safety: Checkpoint, moved: Checkpoint) -> None:
+        """Do again what a crash has kept from being done: the checkpoint is there already."""
+        self._set_back(safety)
+        self._finish(moved)
+
+    # -- the steps -------------------------------------------------------------------------------
+
+    def _hold(self) -> Checkpoint:
+        session = self._session
+        with session._looking_at_all_files():
+            draft = session._saving.draft(session._live_parts(), kind=SAFETY)
+        saved = session._saving.write(draft)
+        forget_old_safety(self._store, session.key)
+        self.report.safety_id = saved.id
+        return saved
+
+    def _compensate(self) -> None:
+        report = self.report
+        for effect in sorted(report.compensable, key=lambda item: item.seq, reverse=True):
+            try:
+                self._session._effects.undo(effect)
+            except EffectError as error:
+                report.failure = str(error)
+                report.notices = [
+                    standing_notice(item)
+                    for item in self._session._effects.since(self._known_then())
+                ]
+                raise RollbackRefusedError(
+                    f"The session has not gone back: {error} {len(report.compensated)} of "
+                    f"{len(report.compensable)} effects were undone before that, the newest "
+                    f"first.\n{report}",
+                    report,
+                ) from error
+            report.compensated.append(effect)
+
+    def _go(self, safety: Checkpoint) -> None:
+        session = self._session
+        if self._voids:
+            self.report.void = void(session._ledger, session.key, session._epoch)
+        session._ledger.refresh()
+        standing = [effect.id for effect in session._effects.since(self._known_then())]
+        fresh = self._new_meta(standing if self._forgets else [])
+        moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
+        try:
+            self._set_back(safety)
+        except BaseException:
+            # Nothing is half-applied: the session goes on from what it was.
+            session._saving.write(again(safety, session.key, ROLLBACK), parents=(safety.id,))
+            self._finish(session._saving.head)
+            raise
+        session._take_meta(fresh)
+        self._finish(moved)
+        self.report.id = moved.id
+        self.report.notices = [
+            standing_notice(session._ledger.effects[name]) for name in fresh.standing
+        ]
+
+    def _new_meta(self, standing: list[str]) -> Meta:
+        """Return the notes of the session after this: those of the target, in the present."""
+        present, then = self._session._meta, self._meta
+        known = dict.fromkeys([*then.standing, *present.standing, *standing])
+        effects = self._session._ledger.effects
+        still = [name for name in known if name in effects and effects[name].stands]
+        return Meta(
+            present.key,
+            present.family,
+            lineage=present.lineage,
+            workspace=present.workspace,
+            ledger=then.ledger if self._forgets else present.ledger,
+            counts=[list(row) for row in (then.counts if self._forgets else present.counts)],
+            standing=still if self._forgets else list(present.standing),
+            pending=[] if self._voids else list(present.pending),
+            irreversible=present.irreversible,
+        )
+
+    def _draft(self, meta: Meta) -> Draft:
+        head = self._session._saving.head
+        kept: dict[str, Any] = {} if head is None or self._is_whole else dict(head.parts)
+        chosen = {name: self._target.parts[name] for name in self._names}
+        parts: dict[str, Any] = {name: Kept(tree) for name, tree in {**kept, **chosen}.items()}
+        parts[PART] = meta.dump()
+        kind = ROLLBACK if self._is_whole else PARTIAL
+        return Draft(self._session.key, parts, kind=kind, label=self._label or self._target.label)
+
+    def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
+        return (self._target.id,) if self._is_whole else (safety.id, self._target.id)
+
+    def _set_back(self, safety: Checkpoint) -> None:
+        session, target = self._session, self._target
+        live = session._live_parts()
+        targets = {name: live[name] for name in self._names if name in live}
+        if FILES in targets:  # first: it is what is most likely to fail
+            targets = {FILES: targets.pop(FILES), **targets}
+        reader = self._store.reader(target)
+        files = session._files
+        if files is not None:
+            held = tree_in(self._store, safety)
+            if held is not None:
+                files.held = Held(held, safety.id, self._last_seen(safety))
+            files.keep_unseen = self._keep_unseen
+        try:
+            results = restore_parts(target.parts, targets, reader=reader)
+        finally:
+            if files is not None:
+                files.held, files.keep_unseen = None, False
+        self.report.files = results.get(FILES)
+
+    def _last_seen(self, safety: Checkpoint) -> Tree | None:
+        """Return the files of the last ordinary checkpoint before a safety one."""
+        older = self._store.newest_first(self._session.key, before=safety.seq)
+        found = next((item for item in islice(older, 100) if item.kind != SAFETY), None)
+        return None if found is None else tree_in(self._store, found)
+
+    def _finish(self, moved: Checkpoint | None) -> None:
+        if moved is not None:
+            self._session._ledger.append("finished", checkpoint=moved.id)
+
+
+def find_target(session: Session, to: str | None, steps: int) -> Checkpoint:
+    """Return the checkpoint that a user means.
+
+    Args:
+        session: which is to go back.
+        to: an id or short form; `steps` counts if it is None.
+        steps: how many checkpoints to go back.
+
+    Raises:
+        NotFoundError: there is no such checkpoint.
+        InvalidInputError: it is no number of steps.
+    """
+    store = session.manager.store
+    if to is not None:
+        return find(store, to)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
+    settled = (item for item in walk(store, session.key) if item.kind != IN_FLIGHT)
+    found = next(islice(settled, steps, None), None)
+    if found is None:
+        raise NotFoundError(
+            f"The session {show(session.key)} has no checkpoint {steps} steps back."
+        )
+    return found
+
+
+def last_move(session: Session) -> Checkpoint:
+    """Return the safety checkpoint before the last rollback, restore or adopt.
+
+    Raises:
+        NotFoundError: there was none, or what was there before it is not kept any more.
+    """
+    found = False
+    for checkpoint in session.manager.store.newest_first(session.key):
+        if found and checkpoint.kind == SAFETY:
+            return checkpoint
+        if found:
+            break
+        found = checkpoint.kind in MOVES
+    raise NotFoundError(
+        f"The session {show(session.key)} has no rollback, restore or adopt that can be undone."
+    )
+
+
+def _chosen(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
+    there = [name for name in target.parts if name != PART]
+    if parts is None:
+        return there
+    if isinstance(parts, str):
+        raise InvalidInputError(f"parts is a list of names, such as [{parts!r}].")
+    names = list(dict.fromkeys(parts))
+    strange = [name for name in names if name not in there]
+    if strange or not names:
+        raise InvalidInputError(
+            f"The checkpoint {target.id} has no part {', '.join(map(show, strange)) or 'at all'}; "
+            f"it has {', '.join(there)}."
+        )
+    return names
+
+
+def _refusal(report: RollbackReport) -> str:
+    number = len(report.blocking)
+    return (
+        f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
+        'back. Roll back all the same with effects="warn", or go back less far.\n' + str(report)
+    )
+
+
+def unfinished(session: Session) -> tuple[Checkpoint, Checkpoint] | None:
+    """Return the safety checkpoint and the move after it, if that was not carried out to its end.
+
+    Raises:
+        CheckpointError: the history cannot be read.
+    """
+    move: Checkpoint | None = None
+    for checkpoint in session.manager.store.newest_first(session.key):
+        if move is not None:
+            return (checkpoint, move) if checkpoint.kind == SAFETY else None
+        if checkpoint.kind == "open":
+            continue
+        if checkpoint.kind not in MOVES or checkpoint.id in session._ledger.finished:
+            return None
+        move = checkpoint
+    return None
