@@ -4,6 +4,7 @@
     h   JSON: the key
     o   an object: its name (32 bytes) and its stored form, packed with zlib or not at all
     c   a checkpoint: its number (varint) and its entry, after all objects that it needs
+    l   a record of the ledger of the key's session, after all objects that it needs
     z   SHA-256 of all bytes before this frame; the last
 
 A file that was cut or altered is noticed before anything is imported.
@@ -23,6 +24,13 @@ from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputErr
 from agent_checkpoint.records import Checkpoint, Entry, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.ledger_archive import (
+    LedgerRecord,
+    family_of,
+    ledger_entries,
+    names_needed,
+    read_packed,
+)
 from agent_checkpoint.store.objects import (
     ID_BYTES,
     MAX_OBJECT,
@@ -42,7 +50,7 @@ from agent_checkpoint.store.writing import Memory, Writer
 MAGIC = b"agent-checkpoint archive "
 ARCHIVE_FORMAT = 1
 
-HEADER, OBJECT, CHECKPOINT, END = b"h", b"o", b"c", b"z"
+HEADER, OBJECT, CHECKPOINT, LEDGER, END = b"h", b"o", b"c", b"l", b"z"
 
 _TRIES = 5
 _MAX_FRAME = MAX_OBJECT + 4096
@@ -99,6 +107,7 @@ class _Export:
         self.file = file
         self.digest = hashlib.sha256()
         self.done: dict[str, int] = {}  # objects, and where in the file each begins
+        self.families: list[str] = []
 
     def run(self) -> int:
         self._write(MAGIC + b"%d\n" % ARCHIVE_FORMAT)
@@ -116,6 +125,10 @@ class _Export:
                 break  # else others may have come meanwhile: look for those
         if not count:
             raise unknown(self.key, self.store)
+        for family in self.families:
+            for packed in ledger_entries(self.store, family):
+                self._objects(iter(names_needed(packed)))
+                self._frame(LEDGER, packed.frame())
         self._frame(END, self.digest.digest())
         return count
 
@@ -127,6 +140,9 @@ class _Export:
             data = self._cut(checkpoint) if self.store.backend.readable else entry.data
             self._objects(names_in(checkpoint.parts.values()))
             self._frame(CHECKPOINT, write_varint(entry.seq) + data)
+            family = family_of(self.store.reader(checkpoint), checkpoint)
+            if family is not None and family not in self.families:
+                self.families.append(family)
         except LostObjectError:
             if self.store.read(self.key, entry.seq) is not None:
                 raise
@@ -212,6 +228,16 @@ class Archive:
                     yield self._checkpoint(frame), names
                     names = []
 
+    def ledgers(self) -> dict[str, list[LedgerRecord]]:
+        """Return the records of each ledger, in order."""
+        found: dict[str, list[LedgerRecord]] = {}
+        with _reading(self.path), self.path.open("rb") as file:
+            for frame in _frames(file, self.path):
+                if frame.kind == LEDGER:
+                    packed = read_packed(frame.content)
+                    found.setdefault(packed.family, []).append(packed)
+        return found
+
     @property
     def names(self) -> Iterable[str]:
         """The names of all objects, what they refer to first."""
@@ -244,6 +270,9 @@ class Archive:
                 count += 1
                 lost = set(names_in(self._checkpoint(frame).parts.values())) - self._places.keys()
                 if lost:
+                    raise self._damaged()
+            elif frame.kind == LEDGER:
+                if not self._places.keys() >= set(names_needed(read_packed(frame.content))):
                     raise self._damaged()
             else:
                 last = frame.kind == END

@@ -23,6 +23,7 @@ from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
 from agent_checkpoint.store.json_text import indented_size
+from agent_checkpoint.store.ledger_archive import add_records
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reachability import Seen, mark
 from agent_checkpoint.store.reading import Reader, names_in, whole
@@ -74,7 +75,9 @@ class _Import:
             self._write_all()
         except ConflictError as error:
             _take_back(self.store, record)
-            raise _exists(self.archive) from error
+            if self.store.newest(self.archive.key):
+                raise _exists(self.archive) from error
+            raise
         except BaseException:
             _take_back(self.store, record)
             raise
@@ -86,6 +89,8 @@ class _Import:
             copy = self._write(found, names)
             self.renamed[found.id] = copy.id
             self.last = copy.seq
+        for records in self.archive.ledgers().values():
+            add_records(self.store, records, self.archive)
         if self.store.newest(key) != self.last:
             raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
 

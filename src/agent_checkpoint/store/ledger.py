@@ -22,7 +22,7 @@ from threading import RLock
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, parse_checkpoint_id, show
 from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
@@ -302,6 +302,24 @@ _KINDS = frozenset(
         "finished",
     ]
 )
+
+
+def held_checkpoints(store: Store, key: str) -> set[int]:
+    """Return the numbers of a key's checkpoints that a request or an unknown outcome needs.
+
+    Raises:
+        IntegrityError: a ledger is damaged, so nobody can tell.
+        StorageError: the medium failed.
+    """
+    found: set[int] = set()
+    for family in families(store):
+        ledger = Ledger(store, family)
+        ledger.refresh()
+        for name in ledger.held_checkpoints():
+            place = parse_checkpoint_id(name)
+            if place is not None and place.key == key:
+                found.add(place.seq)
+    return found
 
 
 def families(store: Store) -> list[str]:

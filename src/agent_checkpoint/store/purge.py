@@ -26,6 +26,7 @@ from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.gc import gc
 from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.json_text import write_json
+from agent_checkpoint.store.ledger_purge import replace_records, tainted_records
 from agent_checkpoint.store.objects import CHUNKS, LostObjectError, Object, missing
 from agent_checkpoint.store.reachability import Seen, mark, reach
 from agent_checkpoint.store.reading import fetch_objects, names_in, tag_of, whole
@@ -75,6 +76,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     replaced: dict[str, str] = {}
     for attempt in range(_TRIES):
         found = _Search(store, needles)
+        tainted = tainted_records(store, found.is_held_by_record)
         if dry_run:
             return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
         try:
@@ -88,6 +90,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         bury(store, [item.id for item in found.checkpoints])
     for item in found.checkpoints:
         store.remove(item.key, [item.seq])
+    replace_records(store, tainted, BLOT)
     gc(store, ignore_clock=True)
     # Also if nothing was found: an earlier purge may have been killed before this.
     if isinstance(store.backend, Scrubs):
@@ -142,6 +145,16 @@ class _Search:
     def is_tainted(self, tree: Any) -> bool:
         """Tell whether a part, in full, refers to an object that holds the secret."""
         return not self.objects.isdisjoint(reach(names_in([tree]), self._seen))
+
+    def is_held_by_record(self, parts: dict[str, Any], said: bytes) -> bool:
+        """Tell whether a record of a ledger holds the secret. Raises IntegrityError."""
+        roots = set(names_in(parts.values()))
+        mark(self._store.backend, roots, self._seen)
+        needed = reach(roots, self._seen)
+        self._examine(needed - self._examined)
+        self._examine_joints(write_json(parts))
+        words = b"\n".join(_words_in(parts.values())) + b"\n" + said
+        return _holds(words, self._needles) or bool(self.objects & needed)
 
     def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
         roots = set(names_in(checkpoint.parts.values()))
@@ -225,17 +238,21 @@ def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
 def _said(checkpoint: Checkpoint) -> bytes:
     """Return all that a user put into an entry, without our own tags, names and numbers."""
     words = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
-    stack: list[Any] = list(checkpoint.parts.values())
+    return b"\n".join([*(word.encode() for word in words), *_words_in(checkpoint.parts.values())])
+
+
+def _words_in(trees: Iterable[Any]) -> Iterator[bytes]:
+    """Iterate over all texts in trees that are not our own."""
+    stack: list[Any] = list(trees)
     while stack:
         tree = stack.pop()
         if isinstance(tree, list):
             stack += tree
         elif not isinstance(tree, dict):
-            words.append(str(tree))
+            yield str(tree).encode()
         elif tag_of(tree) is None:
-            words += (key for key in tree if not _is_tag(key))
+            yield from (key.encode() for key in tree if not _is_tag(key))
             stack += tree.values()
-    return "\n".join(words).encode()
 
 
 def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:

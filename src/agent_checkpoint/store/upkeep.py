@@ -11,6 +11,7 @@ from typing import Any
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.ledger import held_checkpoints
 from agent_checkpoint.store.reachability import Seen, mark, reach
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.retention import Policy
@@ -60,8 +61,9 @@ def stats(store: Store) -> dict[str, Any]:
 
 
 def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
-    """Remove the checkpoints of a key that the policy does not keep; the head is always kept.
+    """Remove the checkpoints of a key that the policy does not keep.
 
+    The head is always kept, and what a pending approval or an unresolved effect refers to.
     Entries that cannot be read are left for a person to look at.
 
     Returns:
@@ -85,6 +87,7 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
     if not entries:
         raise unknown(key, store)
     kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
+    kept |= held_checkpoints(store, key)
     doomed = [checkpoint for checkpoint in readable if checkpoint.seq not in kept]
     if not dry_run:
         store.remove(key, [checkpoint.seq for checkpoint in doomed])

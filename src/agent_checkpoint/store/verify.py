@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.records import Entry
-from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.reachability import read_whole
+from agent_checkpoint.store.entries import open_entry, read_checkpoint
+from agent_checkpoint.store.reachability import read_whole, roots_of
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.store import Store
+
+OTHERS = ("fx/", "meta/external/")
+"""Streams of records that refer to objects, beside the keys."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class _Verifier:
         for key in self._keys():
             for entry in self._entries(key):
                 self._checkpoint(key, entry)
+        for stream in self._streams():
+            self._records(stream)
         self._rest()
         objects = len(self._refs) + len(self._broken)
         return VerifyReport(self.checkpoints, objects, tuple(self.problems))
@@ -95,6 +100,22 @@ class _Verifier:
         reason = self._trouble_below(roots)
         if reason is not None and self.store.read(key, entry.seq) is not None:
             self.problems.append(Problem(f"{key}@{entry.seq}", reason))
+
+    def _streams(self) -> list[str]:
+        """Return the streams that are no key's and have records of our own."""
+        return [name for prefix in OTHERS for name in self.store.backend.streams(prefix)]
+
+    def _records(self, stream: str) -> None:
+        for entry in self.store.backend.read(stream):
+            where = f"{stream}@{entry.seq}"
+            try:
+                record = open_entry(entry.data, f"The record {where}")
+                reason = self._trouble_below(list(roots_of(record, where)))
+            except (IntegrityError, FormatError) as error:
+                self._problem(where, error)
+                continue
+            if reason is not None:
+                self.problems.append(Problem(where, reason))
 
     def _trouble_below(self, roots: list[str]) -> str | None:
         """Return why something that can be reached from the roots cannot be read, if so."""

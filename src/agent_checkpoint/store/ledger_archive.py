@@ -1,0 +1,124 @@
+"""Ledgers in archives: who takes a session elsewhere takes along what it did outside.
+
+Owns the frame of a record, and what becomes of a ledger that is there already; knows no effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from agent_checkpoint.errors import ConflictError, IntegrityError
+from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
+from agent_checkpoint.store.entries import open_entry
+from agent_checkpoint.store.ledger import PREFIX
+from agent_checkpoint.store.reading import ObjectSource, Reader, names_in, whole
+from agent_checkpoint.store.record_stream import RecordStream
+from agent_checkpoint.store.references import with_references
+from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.varints import read_varint, write_varint
+
+_SESSION = "session"
+_OWN = frozenset({"agent_checkpoint", "sha256", "parts"})
+
+
+class LedgerRecord(NamedTuple):
+    """A record of a ledger, as an archive has it."""
+
+    family: str
+    seq: int
+    entry: bytes
+
+    def frame(self) -> bytes:
+        """Return the content of its frame."""
+        name = self.family.encode()
+        return write_varint(len(name)) + name + write_varint(self.seq) + self.entry
+
+
+def read_packed(content: bytes) -> LedgerRecord:
+    """Return the record of a frame. Raises IntegrityError."""
+    length, start = read_varint(content, 0)
+    try:
+        family = content[start : start + length].decode()
+    except UnicodeDecodeError:
+        raise IntegrityError("The name of a ledger is not UTF-8.") from None
+    if not is_stream(PREFIX + family):
+        raise IntegrityError("A ledger has no name that one can have.")
+    seq, start = read_varint(content, start + length)
+    return LedgerRecord(family, seq, content[start:])
+
+
+def record_of(packed: LedgerRecord) -> dict[str, Any]:
+    """Return the record itself. Raises IntegrityError, FormatError."""
+    return open_entry(packed.entry, f"Record {packed.seq} of {show(PREFIX + packed.family)}")
+
+
+def names_needed(packed: LedgerRecord) -> list[str]:
+    """Return the names of the objects that a record needs. Raises IntegrityError."""
+    return list(names_in(dict(record_of(packed).get("parts", {})).values()))
+
+
+def family_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
+    """Return the name of the ledger of a checkpoint's session; None if it is of none.
+
+    Raises:
+        IntegrityError: the part is damaged.
+        StorageError: the medium failed.
+    """
+    tree = checkpoint.parts.get(_SESSION)
+    if tree is None:
+        return None
+    if source is not None:
+        source.fetch([tree])
+    found = whole(tree, source)
+    family = found.get("family") if isinstance(found, dict) else None
+    return family if isinstance(family, str) and is_stream(PREFIX + family) else None
+
+
+def ledger_entries(store: Store, family: str) -> Iterator[LedgerRecord]:
+    """Iterate over the records of a ledger, in order. Raises StorageError."""
+    for entry in store.backend.read(PREFIX + family):
+        yield LedgerRecord(family, entry.seq, entry.data)
+
+
+def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource) -> None:
+    """Add to a store's ledger the records that it has not; their numbers stay the same.
+
+    Args:
+        store: where to.
+        records: all of one ledger, in order.
+        source: where the objects are that they need.
+
+    Raises:
+        ConflictError: the store's own ledger of that name has gone another way.
+        IntegrityError: a record is damaged.
+        StorageError: the medium failed.
+    """
+    if not records:
+        return
+    stream = RecordStream(store, PREFIX + records[0].family)
+    there = dict(stream.read())
+    last = max(there, default=0)
+    for packed in records:
+        record = record_of(packed)
+        plain = {name: value for name, value in record.items() if name not in _OWN}
+        if packed.seq <= last:
+            known = there.get(packed.seq)
+            if known is not None and any(known.get(name) != plain[name] for name in plain):
+                raise ConflictError(
+                    f"The ledger {show(packed.family)} of this store has gone another way than "
+                    "the one of the archive: nobody could say what was done outside."
+                )
+            continue
+        while last < packed.seq - 1:  # a number that was purged stays one that says nothing
+            last = stream.append({"type": "nothing"}, {}, after=last)
+        parts = _whole_parts(dict(record.get("parts", {})), source)
+        last = stream.append(plain, with_references(parts, store.backend), after=last)
+
+
+def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:
+    bounds = Checkpoint("-", 1, 0, "record", None, (), {}, (), parts)
+    reader = Reader(source, checkpoints=[bounds])
+    reader.fetch(parts.values())
+    return {name: inline_tree(whole(tree, reader)) for name, tree in parts.items()}
