@@ -215,6 +215,7 @@ def test_the_reference_has_every_public_name(public: str) -> None:
         "Checkpointable",
         "FileBackend",
         "MemoryBackend",
+        "Session",
         "Workspace",
     ],
 )

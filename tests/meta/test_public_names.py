@@ -8,8 +8,9 @@ import pytest
 
 import agent_checkpoint
 
-# From the design's list: Workspace, Session, External, tool and explore are not there yet.
+# From the design's list: explore is not there yet.
 PUBLIC = [
+    "ApprovalDeniedError",
     "Backend",
     "CheckpointError",
     "CheckpointManager",
@@ -18,6 +19,7 @@ PUBLIC = [
     "EffectConflictError",
     "EffectError",
     "EffectUnknownError",
+    "External",
     "FileBackend",
     "FormatError",
     "IntegrityError",
@@ -33,6 +35,7 @@ PUBLIC = [
     "NotFoundError",
     "RestoreIncompleteError",
     "RollbackRefusedError",
+    "Session",
     "StateError",
     "StateMismatchError",
     "Stateful",
@@ -46,6 +49,7 @@ PUBLIC = [
     "register_alias",
     "register_migration",
     "register_type",
+    "tool",
 ]
 
 
