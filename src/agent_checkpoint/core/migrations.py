@@ -72,12 +72,25 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
     Raises:
         Trouble: a step is missing or failed, or the state is newer than the code.
     """
-    saved = state.get(VERSION, version)
+    steps = route(state.get(VERSION, version), class_name=class_name, version=version)
+    if not steps:
+        return state
+    state = _copied(state, class_name)
+    for step, end in steps:
+        state = _run(step, state, class_name, end)
+    state[VERSION] = version
+    return state
+
+
+def route(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, str]]:
+    """Return the steps from one version of a class to another, each with what it makes.
+
+    Raises:
+        Trouble: a step is missing, or the state is newer than the code.
+    """
     if saved == version:
-        return state
+        return []
     present, goal = _version(saved, class_name), _version(version, class_name)
-    if present == goal:
-        return state
     if present > goal:
         raise Trouble(
             f"is a state of {class_name} {saved}, newer than the code, which is at {version}. "
@@ -85,7 +98,7 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
             MigrationError,
         )
     steps = _chain_of(class_name)
-    state = _copied(state, class_name)
+    found = []
     while present < goal:
         step = steps.get(present)
         if step is None:
@@ -103,10 +116,9 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
                 f"{_text(end)}, past the code's version {version}.",
                 MigrationError,
             )
-        state = _run(step, state, class_name, _text(end))
+        found.append((step, _text(end)))
         present = end
-    state[VERSION] = version
-    return state
+    return found
 
 
 def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
