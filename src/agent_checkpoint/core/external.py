@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.errors import InvalidInputError, StateError, StateMismatchError
 from agent_checkpoint.records import show
-from agent_checkpoint.store.objects import RECORD
+from agent_checkpoint.store.objects import RECORD, make_object
 from agent_checkpoint.store.reading import fetch_objects
 from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.references import ObjectRef
@@ -57,6 +59,8 @@ class External:
         self._take = take
         self._restore = restore
         self._release = release
+        self.held: tuple[Any] | None = None
+        """The handle of a snapshot that a checkpoint has of the present, while that is replaced."""
 
     def __repr__(self) -> str:
         return f"External({self.name!r})"
@@ -70,16 +74,21 @@ class External:
 
         Raises:
             StateMismatchError: it is a snapshot of something else.
-            StateError: it cannot be restored.
+            StateError: it cannot be restored; what was there before is there again, if it can be.
         """
+        source = state.source if isinstance(state, ObjectRef) else None
         if isinstance(state, ObjectRef):
             state = self._read(state)
         if not isinstance(state, dict) or state.get("name") != self.name:
             raise StateMismatchError(f"This is no snapshot of {self.name!r}.")
-        before = self._take()
+        before = self._taken()[0] if self.held is None else self.held[0]
+        if self.held is None and isinstance(source, Backend) and self._release is not None:
+            self._list(Store(source), self._packed(before)[0], before)
         try:
             self._restore(state["handle"])
         except Exception as error:
+            with suppress(Exception):  # the first error is the one that tells
+                self._restore(before)
             raise StateError(
                 f"The snapshot {show(state['handle'])} of {self.name!r} cannot be restored "
                 f"({error!r})."
@@ -96,30 +105,54 @@ class External:
         Raises:
             StateError: taking it failed, or its handle cannot be saved.
         """
-        try:
-            handle = self._take()
-        except Exception as error:
-            raise StateError(f"No snapshot of {self.name!r} could be taken ({error!r}).") from error
-        tree = inline_tree(encode({"name": self.name, "handle": handle}, self.name))
-        name = writer.put(RECORD, json.dumps(tree, separators=(",", ":")).encode())
+        (handle,) = self._taken()
+        name, payload = self._packed(handle)
+        writer.put(RECORD, payload)
         if writer.backend is not None and self._release is not None:
-            self._list(Store(writer.backend), name, handle, writer)
+            writer.memory[self] = True  # gc asks those who are known to the store
+            store = Store(writer.backend)
+            listed = self._list(store, name, handle)
+            writer.on_commit(lambda: self._keep(store, name, listed))
         return name
 
-    def _list(self, store: Store, name: str, handle: Any, writer: Writer) -> None:
-        """Note that a snapshot exists, and, once the checkpoint is durable, that it is needed."""
-        writer.memory[self] = True  # gc asks those who are known to the store
+    def _taken(self) -> tuple[Any]:
+        try:
+            return (self._take(),)
+        except Exception as error:
+            raise StateError(f"No snapshot of {self.name!r} could be taken ({error!r}).") from error
+
+    def _packed(self, handle: Any) -> tuple[str, bytes]:
+        """Return the name and the content of the object that a checkpoint has for a handle."""
+        tree = inline_tree(encode({"name": self.name, "handle": handle}, self.name))
+        payload = json.dumps(tree, separators=(",", ":")).encode()
+        return make_object(RECORD, payload)[0], payload
+
+    def _list(self, store: Store, name: str, handle: Any) -> int:
+        """Note that a snapshot exists, before anything needs it: only what is listed is let go.
+
+        Also one that is listed already: the last checkpoint that has it may be collected while the
+        next is being written, and then it must not be let go.
+        """
+        parts = {"handle": encode(handle, self.name)}
         stream = self._stream(store)
-        known = {record.get("object"): record for _, record in stream.read()}
-        if name not in known:  # before the checkpoint: what is not listed is never let go
-            parts = {"handle": encode(handle, self.name)}
-            stream.append({"object": name, "ts_ns": time.time_ns()}, parts, after=None)
+        return stream.append({"object": name, "ts_ns": time.time_ns()}, parts, after=None)
 
-        def commit() -> None:
-            stream.append({"needed": name}, {}, after=None)
+    def _keep(self, store: Store, name: str, listed: int) -> None:
+        """Note that a checkpoint has a snapshot: it is let go as soon as none has."""
+        stream = self._stream(store)
+        stream.append({"needed": name}, {}, after=None)
+        self._forget(stream, name, before=listed)
 
-        if not any(record.get("needed") == name for _, record in stream.read()):
-            writer.on_commit(commit)
+    def _read_list(self, store: Store) -> tuple[dict[str, tuple[int, Any]], dict[str, int]]:
+        """Return the newest listing of each snapshot, and where it is said to be needed."""
+        listed: dict[str, tuple[int, Any]] = {}
+        needed: dict[str, int] = {}
+        for seq, record in self._stream(store).read():
+            if "object" in record:
+                listed[str(record["object"])] = (seq, record)
+            elif "needed" in record:
+                needed[str(record["needed"])] = seq
+        return listed, needed
 
     def release_unused(self, store: Store) -> list[Any]:
         """Let go of the snapshots that no checkpoint of a store needs; return their handles.
@@ -129,31 +162,42 @@ class External:
         if self._release is None:
             return []
         stream = self._stream(store)
-        records = stream.read()
-        needed = {record["needed"]: seq for seq, record in records if "needed" in record}
-        listed = [(seq, record) for seq, record in records if "object" in record]
-        gone = store.backend.missing_objects({str(record["object"]) for _, record in listed})
+        listed, needed = self._read_list(store)
+        gone = store.backend.missing_objects(listed)
         oldest = time.time_ns() - _ABANDONED
         released = []
-        for seq, record in listed:
-            name = record["object"]
+        for name, (seq, record) in listed.items():
             # One that was just taken may be of a checkpoint that is yet to be written.
-            if name in gone and (name in needed or record["ts_ns"] < oldest):
+            if name in gone and (needed.get(name, 0) > seq or record["ts_ns"] < oldest):
                 parts = record["parts"]
                 handle = decode_part(parts["handle"], "handle", reader=stream.reader(parts)).value
                 self._release(handle)
-                seqs = [seq, needed[name]] if name in needed else [seq]
-                store.backend.remove(stream.name, seqs)
+                self._forget(stream, name)
                 released.append(handle)
         return released
+
+    def _forget(self, stream: RecordStream, name: str, before: int | None = None) -> None:
+        """Remove the records of a snapshot, all or the older ones."""
+        about = [
+            seq
+            for seq, record in stream.read()
+            if name in (record.get("object"), record.get("needed"))
+            and (before is None or seq < before)
+        ]
+        stream.store.backend.remove(stream.name, about)
 
     def _stream(self, store: Store) -> RecordStream:
         return RecordStream(store, _STREAM + self.name)
 
-    def _read(self, ref: ObjectRef) -> Any:
-        ((_, found),) = fetch_objects(ref.source, [ref.name])
+    def handle_in(self, ref: ObjectRef) -> Any:
+        """Return the handle that a checkpoint has. Raises StateMismatchError."""
+        return self._read(ref)["handle"]
+
+    def _read(self, ref: ObjectRef) -> dict[str, Any]:
+        ((_, stored),) = fetch_objects(ref.source, [ref.name])
         try:
-            tree = json.loads(found.payload)
+            tree = json.loads(stored.payload)
         except (ValueError, RecursionError):
             raise StateMismatchError(f"This is no snapshot of {self.name!r}.") from None
-        return decode_part(tree, self.name).value
+        found: dict[str, Any] = decode_part(tree, self.name).value
+        return found

@@ -48,7 +48,8 @@ class Approvals:
             StorageError: the medium failed.
         """
         found = [request for _, request in self._all() if request.is_open]
-        return [request for request in found if key in (None, request.session)]
+        found = [request for request in found if key in (None, request.session)]
+        return sorted(found, key=lambda request: request.ts)
 
     def get(self, approval_id: str) -> Request:
         """Return a request, whatever became of it. Raises NotFoundError."""
@@ -154,6 +155,7 @@ def ask(
         request=request_id,
         session=epoch.session,
         tool=tool.name,
+        module=tool.module,
         identity=identity,
         digest=digest,
         task=task,
@@ -169,12 +171,16 @@ def use(ledger: Ledger, request: Request, epoch: Epoch) -> None:
     Raises:
         ConflictError: it was used meanwhile, or the session was opened elsewhere.
     """
+    ledger.append(
+        "used", guard=lambda: check_unused(ledger, request), fence=epoch, request=request.id
+    )
 
-    def guard() -> None:
-        if ledger.requests[request.id].status != request.status:
-            raise ConflictError(f"The answer to {request.id} was used elsewhere.")
 
-    ledger.append("used", guard=guard, fence=epoch, request=request.id)
+def check_unused(ledger: Ledger, request: Request) -> None:
+    """Refuse an answer that was used or made void meanwhile. Raises ConflictError."""
+    status = ledger.requests[request.id].status
+    if status not in (APPROVED, DENIED):
+        raise ConflictError(f"The answer to {request.id} cannot be used any more: it is {status}.")
 
 
 def void(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateError
@@ -14,12 +15,18 @@ from agent_checkpoint.records import JsonValue, safe_repr, show
 from agent_checkpoint.store.splitting import inline_tree
 
 _LONGEST_WORDS = 120
-_PLAIN = (str, int, float, bool, bytes, type(None))
+_PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
+_ABOVE = 5
+"""How deep a value stands in the list of calls."""
 
 
 def recorded(value: Any, depth: int = 0) -> Any:
-    """Return a value as it is kept in the list of calls: one that cannot be is described."""
-    if isinstance(value, _PLAIN):
+    """Return a value as it is kept in the list of calls: a copy, or a description.
+
+    What could only be pickled is described too: a session must open where there is neither the
+    class nor the secret.
+    """
+    if type(value) in _PLAIN:
         return value
     if depth < 20 and type(value) in (list, tuple):
         return type(value)(recorded(item, depth + 1) for item in value)
@@ -28,10 +35,15 @@ def recorded(value: Any, depth: int = 0) -> Any:
     if is_stateful(value):  # its state has a part of its own, and may be anything
         return f"<{type(value).__name__}>"
     try:
-        encode(value, "value")
-    except (StateError, RecursionError):
-        return f"<{type(value).__name__}: {safe_repr(value)[:200]}>"
-    return value
+        copy = nested = copied(value)
+        for _ in range(depth + _ABOVE):  # there it must not be too deep either
+            nested = [nested]
+        can_be_kept = not _has_pickle(inline_tree(encode(nested, "value")))
+    except Exception:  # whatever it is that its class does not like
+        can_be_kept = False
+    if can_be_kept:
+        return copy
+    return f"<{type(value).__name__}: {safe_repr(value)[:200]}>"
 
 
 def encoded(value: Any, what: str) -> JsonValue:

@@ -6,17 +6,20 @@ what waits for a disk or a server is moved off the event loop.
 
 from __future__ import annotations
 
+import inspect
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import (
     ApprovalDeniedError,
     CheckpointError,
+    ConflictError,
     NotFoundError,
     Suspended,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import safe_repr, show
 from agent_checkpoint.session.approvals import (
     arguments_of,
     ask,
@@ -27,12 +30,14 @@ from agent_checkpoint.session.approvals import (
 )
 from agent_checkpoint.session.arguments import fingerprint, in_words, recorded
 from agent_checkpoint.session.current import current_task, is_nested, nesting
-from agent_checkpoint.session.effects import Decision, Deed
-from agent_checkpoint.session.tools import Tool, settled, tool_named
-from agent_checkpoint.store.ledger import DENIED, PENDING, Request
+from agent_checkpoint.session.deed import Deed
+from agent_checkpoint.session.effects import Decision
+from agent_checkpoint.session.fitting import awaiting_here, settled
+from agent_checkpoint.session.tools import IDEMPOTENT, Tool, tool_of
+from agent_checkpoint.store.ledger import APPROVED, DENIED, PENDING, Request
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.session import Session
+    from agent_checkpoint.session.work import Work
 
 
 @dataclass
@@ -55,11 +60,15 @@ class _Call:
     task: str | None
     digest: str | None = None
     identity: str | None = None
+    number: int = 0
+    """Which one it is of those that are alike, if it has no key."""
     decision: Decision | None = None
     deed: Deed | None = None
     request: Request | None = None
     """What somebody agreed to, if it is carried out for that."""
     began: float = 0.0
+    given: Any = None
+    """The arguments as they are recorded: the tool may change them."""
 
     @property
     def is_replay(self) -> bool:
@@ -69,7 +78,7 @@ class _Call:
 class Calls:
     """Runs the tools of one session."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Work) -> None:
         self._session = session
         self._in_flight: list[_Call] = []
         self.finished = 0
@@ -86,11 +95,13 @@ class Calls:
 
     async def arun(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do as `run` does, for coroutine functions."""
-        from asyncio import to_thread
-
         owner, arguments = tool.bind(args, kwargs)
-        if tool.approve is False and tool.is_outside:
-            call = await to_thread(self._begin, tool, owner, arguments)
+        if tool.approve is not True and (tool.is_outside or tool.approve):
+            with awaiting_here():  # what its verify= and approve= await is of this loop
+                call, stopped = await _to_its_end(self._begin, tool, owner, arguments)
+            if stopped is not None:
+                self._withdraw(call)
+                raise stopped
         else:  # it may have to save the state, which is captured here
             call = self._begin(tool, owner, arguments)
         return await self._arun(call)
@@ -101,12 +112,12 @@ class Calls:
         Raises:
             NotFoundError: its tool was not imported here, or nothing has the method.
         """
-        tool = tool_named(request.tool)
+        tool = tool_of(request)
         if tool is None:
             raise NotFoundError(
                 f"There is no tool {show(request.tool)} here: import the module that defines it."
             )
-        owner = self._owner(tool) if tool.is_method else None
+        owner = self.owner(tool) if tool.is_method else None
         call = self._begin(tool, owner, arguments_of(self._session._ledger, request), request)
         return settled(self._arun(call)) if tool.is_async else self._run(call)
 
@@ -114,31 +125,36 @@ class Calls:
         if call.decision is not None and call.decision.is_replay:
             return self._replay(call, call.decision)
         try:
-            with nesting():
+            with nesting(self._session):
                 result = call.tool.call(call.owner, call.arguments, call.deed)
         except BaseException as error:
             self._break(call, error)
             raise
-        self._commit(call, result)
-        self._record(call, result=recorded(result))
-        self._session._save_after_call(nested=is_nested())
+        try:
+            self._commit(call, result)
+        finally:
+            self._record(call, result=recorded(result))
+        self._session._save_after_call(nested=is_nested(self._session))
         return result
 
     async def _arun(self, call: _Call) -> Any:
-        from asyncio import to_thread
-
         if call.decision is not None and call.decision.is_replay:
             return self._replay(call, call.decision)
         try:
-            with nesting():
+            with nesting(self._session):
                 result = await call.tool.call(call.owner, call.arguments, call.deed)
         except BaseException as error:
             self._break(call, error)
             raise
-        if call.deed is not None:
-            await to_thread(self._commit, call, result)
-        self._record(call, result=recorded(result))
-        await self._session._asave_after_call(nested=is_nested())
+        stopped: BaseException | None = None
+        try:
+            if call.deed is not None:
+                _, stopped = await _to_its_end(self._commit, call, result)
+        finally:
+            self._record(call, result=recorded(result))
+        if stopped is not None:
+            raise stopped
+        await self._session._asave_after_call(nested=is_nested(self._session))
         return result
 
     # -- the steps -------------------------------------------------------------------------------
@@ -153,21 +169,36 @@ class Calls:
             call.request, call.task = request, request.task
             call.identity, call.digest = request.identity, request.digest
             self._decide(call)
-            self._in_flight.append(call)
-            return call
+            return self._let_fly(call)
         if not tool.is_outside and tool.approve is False:
-            self._in_flight.append(call)
-            return call
+            return self._let_fly(call)
         with session._saving.lock:
             call.digest = fingerprint(arguments, f"{tool.name}'s arguments")
-            call.identity = session._effects.identity(tool, arguments, call.digest, call.task)
+            call.number = session._effects.number(tool, call.digest, call.task)
+        call.identity = session._effects.identity(
+            tool, arguments, call.digest, call.task, call.number
+        )
         try:
             self._decide(call)
         except BaseException:
             self._uncount(call)
             raise
+        return self._let_fly(call)
+
+    def _let_fly(self, call: _Call) -> _Call:
+        call.given = recorded(call.arguments)
         self._in_flight.append(call)
         return call
+
+    def _withdraw(self, call: _Call) -> None:
+        """Take back a call that was let fly and is not made after all."""
+        self._uncount(call)
+        self._in_flight.remove(call)
+        if call.deed is not None and call.decision is not None:
+            effects, effect = self._session._effects, call.decision.effect
+            effects.over(effect)
+            if effect.kind != IDEMPOTENT:  # that may have happened in an earlier attempt
+                effects.fail(effect, "the call was cancelled before it was made")
 
     def _decide(self, call: _Call) -> None:
         session, tool = self._session, call.tool
@@ -198,6 +229,7 @@ class Calls:
         Raises:
             ApprovalDeniedError: somebody refused.
             Suspended: nobody has answered yet.
+            ConflictError: the answer was used elsewhere.
         """
         session, tool = self._session, call.tool
         if callable(tool.approve):
@@ -209,14 +241,17 @@ class Calls:
         ledger.refresh()
         identity, digest = str(call.identity), str(call.digest)
         request = call.request or find_request(ledger, session.key, identity, digest)
+        status = None if request is None else request.status
         if request is None:
             self._suspend(call, new_request_id(), is_new=True)
-        elif request.status == PENDING:
+        elif status == PENDING:
             self._suspend(call, request.id, is_new=False)
-        elif request.status == DENIED:
+        elif status == DENIED:
             use(ledger, request, session._epoch)
             session._meta.pending = [name for name in session._meta.pending if name != request.id]
             raise denied(request)
+        elif status != APPROVED:
+            raise ConflictError(f"The answer to {request.id} cannot be used: it is {status}.")
         else:
             call.arguments = arguments_of(ledger, request)
             session._meta.pending = [name for name in session._meta.pending if name != request.id]
@@ -240,21 +275,30 @@ class Calls:
                 task=call.task,
                 at=saved,
             )
-        call.identity = None  # it is uncounted already
         raise Suspended(request_id)
 
     def _uncount(self, call: _Call) -> None:
-        if call.identity is not None and call.request is None:
+        self._count(call, is_over=False)
+
+    def _count(self, call: _Call, *, is_over: bool = True) -> None:
+        if call.number:
             with self._session._saving.lock:
-                self._session._effects.uncount(call.tool, str(call.digest), call.task)
+                self._session._effects.counted(
+                    call.tool, str(call.digest), call.task, call.number, is_over=is_over
+                )
+            call.number = 0
 
     def _replay(self, call: _Call, decision: Decision) -> Any:
+        self._learn(decision)
+        self._record(call, result=recorded(decision.result))
+        self._session._save_after_call(nested=is_nested(self._session))
+        return decision.result
+
+    def _learn(self, decision: Decision) -> None:
+        """Note that the state knows of an effect again that a rollback had left standing."""
         standing = self._session._meta.standing
         if decision.effect.id in standing:
             standing.remove(decision.effect.id)
-        self._record(call, result=recorded(decision.result))
-        self._session._save_after_call(nested=is_nested())
-        return decision.result
 
     def _commit(self, call: _Call, result: Any) -> None:
         if call.decision is None:
@@ -262,36 +306,43 @@ class Calls:
         effects = self._session._effects
         try:
             effects.commit(call.decision.effect, result)
+            self._learn(call.decision)
         finally:
             effects.over(call.decision.effect)
 
     def _break(self, call: _Call, error: BaseException) -> None:
         """Record a call that raised; what became of its effect is found out, or stays unknown."""
-        effects = self._session._effects
         self._uncount(call)
-        if call.decision is not None:
-            effect = call.decision.effect
-            effects.over(effect)
-            if call.deed is not None and call.deed.is_not_done:
-                effects.fail(effect, f"the tool says that nothing happened: {error!r}")
-            elif isinstance(error, Exception):
-                try:
-                    effects.verify(effect, call.tool)
-                except CheckpointError as unknown:
-                    _add_note(error, str(unknown))
-        if not isinstance(error, Exception):  # the process is stopping, or waits for an approval
-            self._in_flight.remove(call)
-            return
-        self._record(call, error=f"{type(error).__name__}: {error}"[:2000])
+        is_over = isinstance(error, Exception)  # else the process stops, or waits for an approval
         try:
-            self._session._save_after_call(nested=is_nested())
-        except CheckpointError as trouble:  # the tool's own error is the one to be raised
-            _add_note(error, f"and the checkpoint after it failed: {trouble}")
+            self._find_out(call, error)
+        except CheckpointError as unknown:  # the tool's own error is the one to be raised
+            _add_note(error, str(unknown))
+        finally:
+            if is_over:
+                self._record(call, error=_in_words(error))
+            else:
+                self._in_flight.remove(call)
+        if is_over:
+            try:
+                self._session._save_after_call(nested=is_nested(self._session))
+            except CheckpointError as trouble:
+                _add_note(error, f"and the checkpoint after it failed: {trouble}")
+
+    def _find_out(self, call: _Call, error: BaseException) -> None:
+        if call.decision is None:
+            return
+        effects, effect = self._session._effects, call.decision.effect
+        effects.over(effect)
+        if call.deed is not None and call.deed.is_not_done:
+            effects.fail(effect, f"the tool says that nothing happened: {safe_repr(error)}")
+        elif isinstance(error, Exception):
+            effects.verify(effect, call.tool)
 
     def _record(self, call: _Call, **outcome: Any) -> None:
         row: dict[str, Any] = {
             "tool": call.tool.name,
-            "arguments": recorded(call.arguments),
+            "arguments": call.given,
             **outcome,
             "ts": call.began,
             "seconds": round(time.time() - call.began, 6),
@@ -303,15 +354,42 @@ class Calls:
             row["replayed"] = call.is_replay
         with self._session._saving.lock:
             self._session.calls.append(row)
+            self._count(call)
             self._in_flight.remove(call)
             self.finished += 1
 
-    def _owner(self, tool: Tool) -> Any:
+    def owner(self, tool: Tool) -> Any:
         """Return the part of the session that has a method. Raises NotFoundError."""
         for part in self._session._live_parts().values():
-            if getattr(getattr(type(part), tool.name.rpartition(".")[2], None), "tool", 0) is tool:
-                return part
+            method = getattr(type(part), tool.function.__name__, None)
+            if getattr(method, "tool", None) is tool:
+                return type(part) if inspect.ismethod(method) else part
         raise NotFoundError(f"No part of the session has the method {show(tool.name)}.")
+
+
+async def _to_its_end(step: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Run a step off the event loop; return its result, and the cancellation that came meanwhile.
+
+    A step that writes cannot be stopped half-way. Raises what it raises.
+    """
+    import asyncio
+
+    work = asyncio.ensure_future(asyncio.to_thread(step, *args))
+    stopped: BaseException | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            stopped = error
+    return work.result(), stopped
+
+
+def _in_words(error: BaseException) -> str:
+    try:
+        words = str(error)
+    except Exception:
+        words = "its message cannot be read"
+    return f"{type(error).__name__}: {words}"[:2000]
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.session import Session
+    from agent_checkpoint.session.work import Work
 
-_session: ContextVar[Session | None] = ContextVar("agent_checkpoint_session", default=None)
+_session: ContextVar[Work | None] = ContextVar("agent_checkpoint_session", default=None)
 _task: ContextVar[tuple[Any, str] | None] = ContextVar("agent_checkpoint_task", default=None)
-_depth: ContextVar[int] = ContextVar("agent_checkpoint_depth", default=0)
-_open: WeakSet[Session] = WeakSet()
+_around: ContextVar[tuple[Any, ...]] = ContextVar("agent_checkpoint_around", default=())
+_open: WeakSet[Work] = WeakSet()
 
 
-def current_session() -> Session | None:
+def current_session() -> Work | None:
     """Return the session that is entered here.
 
     A new thread begins without one: there it is the only one that is open in the process, if it
@@ -29,7 +29,7 @@ def current_session() -> Session | None:
     return next(iter(_open)) if len(_open) == 1 else None
 
 
-def current_task(session: Session) -> str | None:
+def current_task(session: Work) -> str | None:
     """Return the id of the task of a session that is under way here."""
     found = _task.get()
     if found is not None and found[0] is session:
@@ -37,7 +37,7 @@ def current_task(session: Session) -> str | None:
     return session.tasks.only_one_in_progress()
 
 
-def enter(session: Session) -> Any:
+def enter(session: Work) -> Any:
     """Make a session the one of this context; return what `leave` needs."""
     return _session.set(session)
 
@@ -50,32 +50,32 @@ def leave(token: Any) -> None:
         _session.set(None)
 
 
-def set_task(session: Session, task: str | None) -> None:
+def set_task(session: Work, task: str | None) -> None:
     """Say which task is under way here."""
     _task.set(None if task is None else (session, task))
 
 
-def is_nested() -> bool:
-    """Tell whether a tool is running around this call."""
-    return _depth.get() > 0
+def is_nested(session: Work) -> bool:
+    """Tell whether a tool of a session is running around this call."""
+    return any(item is session for item in _around.get())
 
 
 @contextmanager
-def nesting() -> Iterator[None]:
+def nesting(session: Work) -> Iterator[None]:
     """Have the calls within take themselves for parts of this one."""
-    depth = _depth.get()
-    _depth.set(depth + 1)
+    around = _around.get()
+    _around.set((*around, session))
     try:
         yield
     finally:
-        _depth.set(depth)
+        _around.set(around)
 
 
-def opened(session: Session) -> None:
+def opened(session: Work) -> None:
     """Count a session among those that are open in this process."""
     _open.add(session)
 
 
-def closed(session: Session) -> None:
+def closed(session: Work) -> None:
     """Count it no more."""
     _open.discard(session)

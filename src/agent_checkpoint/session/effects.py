@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -22,15 +22,16 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.session.approvals import check_unused
 from agent_checkpoint.session.arguments import encoded, fingerprint, in_words, recorded
+from agent_checkpoint.session.deed import Deed
+from agent_checkpoint.session.fitting import fitted, settled, wants_owner
 from agent_checkpoint.session.meta import Meta
 from agent_checkpoint.session.tools import (
     IDEMPOTENT,
     IRREVERSIBLE,
     Tool,
-    fitted,
-    settled,
-    tool_named,
+    tool_of,
 )
 from agent_checkpoint.store.ledger import (
     COMMITTED,
@@ -44,21 +45,6 @@ from agent_checkpoint.store.ledger import (
 )
 
 
-class Deed:
-    """What a tool is told about the effect that it is to make."""
-
-    def __init__(self, effect: Effect, family: str) -> None:
-        self.id = effect.id
-        text = json.dumps([family, effect.identity, effect.generation])
-        self.key = hashlib.sha256(text.encode()).hexdigest()[:40]
-        """The idempotency key: the same for every attempt at the same effect, and no other."""
-        self.is_not_done = False
-
-    def not_done(self) -> None:
-        """Say that nothing has happened, before an error is raised: it may then be tried again."""
-        self.is_not_done = True
-
-
 class Decision(NamedTuple):
     """What to do about a call: make the effect, or give back what it gave the first time."""
 
@@ -70,33 +56,61 @@ class Decision(NamedTuple):
 class Effects:
     """The effects of one session, and what stands in their way."""
 
-    def __init__(self, ledger: Ledger, meta: Meta, epoch: Epoch) -> None:
+    def __init__(
+        self, ledger: Ledger, meta: Meta, epoch: Epoch, owner: Callable[[Tool], Any]
+    ) -> None:
+        """Keep account of a session; `owner` gives the object that a method is called on."""
+        self._owner = owner
         self.ledger = ledger
         self.meta = meta
         self.epoch = epoch
         self._under_way: set[str] = set()
+        self._numbers: set[tuple[str | None, str, int]] = set()
+        """Of calls without a key that have not come to their end."""
 
     # -- names -----------------------------------------------------------------------------------
 
+    def number(self, tool: Tool, digest: str, task: str | None) -> int:
+        """Return the number of a call among its like, until `counted`; 0 if it has a key."""
+        if tool.key is not None:
+            return 0
+        name = _kind_of_call(tool, digest)
+        taken = {item[2] for item in self._numbers if item[:2] == (task, name)}
+        number = self.meta.next_number(task, name, taken)
+        self._numbers.add((task, name, number))
+        return number
+
+    def counted(
+        self, tool: Tool, digest: str, task: str | None, number: int, *, is_over: bool
+    ) -> None:
+        """Use a number up; not if the call did not come to its end, and is to be made again."""
+        name = _kind_of_call(tool, digest)
+        self._numbers.discard((task, name, number))
+        if is_over:
+            self.meta.count(task, name, number)
+
     def identity(
-        self, tool: Tool, arguments: Mapping[str, Any], digest: str, task: str | None
+        self,
+        tool: Tool,
+        arguments: Mapping[str, Any],
+        digest: str,
+        task: str | None,
+        number: int = 0,
     ) -> str:
-        """Return what a call is the same as; one without a key counts as the next of its kind.
+        """Return what a call is the same as: one of its key, or of its kind and number.
 
         Raises:
             InvalidInputError: the key cannot be compared.
         """
         if tool.key is not None:
-            name = [tool.name, "key", fingerprint(fitted(tool.key, arguments), "The key")]
+            name = [
+                tool.name,
+                "key",
+                fingerprint(fitted(tool.key, tool.offered(arguments)), "The key"),
+            ]
         else:
-            number = self.meta.count(task, _kind_of_call(tool, digest))
             name = [tool.name, "call", task or "", digest, str(number)]
         return hashlib.sha256(json.dumps(name).encode()).hexdigest()
-
-    def uncount(self, tool: Tool, digest: str, task: str | None) -> None:
-        """Take back that a call was counted: it did not come to its end, and is made again."""
-        if tool.key is None:
-            self.meta.uncount(task, _kind_of_call(tool, digest))
 
     # -- may it be made? -------------------------------------------------------------------------
 
@@ -150,30 +164,36 @@ class Effects:
                     f"{taken[-1].words} was {_done(taken[-1])} by the session "
                     f"{show(taken[-1].session)}: it is not done twice."
                 )
-            if request is not None and self.ledger.requests[request.id].status != request.status:
-                raise EffectConflictError(f"The answer to {request.id} was used elsewhere.")
+            if request is not None:
+                check_unused(self.ledger, request)
 
         before = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
-        self.ledger.append(
-            "started",
-            parts={"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")},
-            fence=self.epoch,
-            guard=guard,
-            effect=effect_id,
-            session=self.meta.key,
-            epoch=self.epoch.number,
-            kind=tool.kind,
-            tool=tool.name,
-            identity=identity,
-            also=also if also != identity else None,
-            digest=digest,
-            task=task,
-            at=at,
-            words=in_words(tool.name, arguments),
-            generation=len(before),
-            request=None if request is None else request.id,
-        )
-        self._under_way.add(effect_id)
+        parts = {"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")}
+        self._under_way.add(effect_id)  # before others can see it: they would ask about it
+        try:
+            self.ledger.append(
+                "started",
+                parts=parts,
+                fence=self.epoch,
+                guard=guard,
+                effect=effect_id,
+                session=self.meta.key,
+                epoch=self.epoch.number,
+                kind=tool.kind,
+                tool=tool.name,
+                module=tool.module,
+                identity=identity,
+                also=also if also != identity else None,
+                digest=digest,
+                task=task,
+                at=at,
+                words=in_words(tool.name, arguments),
+                generation=len(before),
+                request=None if request is None else request.id,
+            )
+        except BaseException:
+            self._under_way.discard(effect_id)
+            raise
         return Decision(self.ledger.effects[effect_id], False)
 
     def look(self, tool: Tool, identity: str, digest: str) -> Decision | None:
@@ -248,15 +268,18 @@ class Effects:
     def verify(self, effect: Effect, tool: Tool | None = None) -> None:
         """Ask the tool whether an effect happened, if it can tell, and note the answer.
 
+        Not about one of the session that this was forked from: it may be doing it right now.
+
         Raises:
             EffectUnknownError: asking failed.
         """
-        tool = tool or tool_named(effect.tool)
-        if effect.status != UNKNOWN or tool is None or tool.verify is None:
+        tool = tool or tool_of(effect)
+        if effect.status != UNKNOWN or effect.session != self.meta.key:
+            return
+        if tool is None or tool.verify is None:
             return
         try:
-            deed = Deed(effect, self.family)
-            outcome = settled(fitted(tool.verify, self.arguments(effect), effect=deed))
+            outcome = self._ask(tool, tool.verify, effect)
         except Exception as error:
             raise EffectUnknownError(
                 f"{effect.words} was begun before, and its verify= failed ({error!r}): nobody "
@@ -284,7 +307,11 @@ class Effects:
             if effect.status not in (UNKNOWN, "undoing"):
                 raise EffectError(f"{effect.words} is {effect.status}: there is nothing to say.")
 
-        parts = {"result": encoded(result, "The result")} if happened else {}
+        self.ledger.refresh()
+        known = getattr(self.ledger.effects.get(effect_id), "parts", {})
+        parts = {}
+        if happened and (result is not None or "result" not in known):  # else it was being undone
+            parts = {"result": encoded(result, "The result")}
         self.ledger.append(
             "resolved", guard=guard, effect=effect_id, happened=happened, note=note, parts=parts
         )
@@ -295,16 +322,22 @@ class Effects:
         Raises:
             EffectError: it cannot be, here and now, or its `undo` failed: then nobody knows.
         """
-        tool = tool_named(effect.tool)
+        tool = tool_of(effect)
         if tool is None or tool.undo is None:
             raise EffectError(f"{effect.words} cannot be undone here: no tool has an undo= for it.")
         self.ledger.append("undoing", fence=self.epoch, effect=effect.id)
         try:
-            deed, result = Deed(effect, self.family), self.result(effect)
-            settled(fitted(tool.undo, self.arguments(effect), result=result, effect=deed))
+            self._ask(tool, tool.undo, effect, result=self.result(effect))
         except Exception as error:
             raise EffectError(f"undo= of {effect.words} failed: {error!r}.") from error
         self.ledger.append("undone", effect=effect.id)
+
+    def _ask(self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any) -> Any:
+        """Call a function of a tool that is about one effect. Raises what it raises."""
+        arguments = tool.offered(self.arguments(effect))
+        if tool.is_method and wants_owner(function):
+            arguments = {**arguments, "self": self._owner(tool)}
+        return settled(fitted(function, arguments, effect=Deed(effect, self.family), **more))
 
     # -- which there are -------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.snapshots import Tree, read_record
+from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
 
 PART = "workspace"
@@ -70,6 +71,11 @@ def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
     return read_record(str(tag[OBJECT]), store.backend)
 
 
+def is_empty(place: Path) -> bool:
+    """Tell whether a directory holds nothing, but for what an interrupted restore has left."""
+    return place.is_dir() and all(item.name == STAGING.decode() for item in place.iterdir())
+
+
 def place_of(
     given: str | os.PathLike[str] | None, remembered: str | None, *, rebind: bool
 ) -> Path | None:
@@ -89,8 +95,7 @@ def place_of(
     place = Path(os.path.realpath(given if given is not None else str(remembered)))
     if remembered is None:
         return place
-    is_empty = not place.exists() or (place.is_dir() and not any(place.iterdir()))
-    if place != Path(remembered) and not is_empty and not rebind:
+    if place != Path(remembered) and place.exists() and not is_empty(place) and not rebind:
         raise InvalidInputError(
             f"This session works in {show(remembered, 200)}, and {show(str(place), 200)} is not "
             "empty: its files would be taken for the session's own. Pass rebind=True if they are."

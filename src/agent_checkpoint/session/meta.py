@@ -5,7 +5,9 @@ It is plain JSON, so that a page or a command can read it without any of the ses
 
 from __future__ import annotations
 
+import itertools
 import secrets
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,15 +33,22 @@ class Meta:
     ledger: int = 0
     """The last record of the ledger that the state knows of."""
     counts: list[list[Any]] = field(default_factory=list)
-    """How often a call without a key of its own was made: [task, name, number]."""
+    """How often a call without a key of its own was made: [task, name, number].
+
+    Numbers after that are of calls that came to their end before one of the same kind that had
+    been begun earlier."""
     standing: list[str] = field(default_factory=list)
     """Effects that a rollback has left standing, and the state does not know of."""
     pending: list[str] = field(default_factory=list)
     """Requests that wait for an answer."""
+    under_way: list[str] = field(default_factory=list)
+    """Effects that were being made when the checkpoint was taken: the state knows no outcome."""
     in_flight: list[str] = field(default_factory=list)
     """Tools that were running when the checkpoint was taken."""
     irreversible: bool = True
     """Whether it may do what cannot be undone; forks may not, unless they are told so."""
+    keep_unseen: bool | None = None
+    """Whether a rollback that is under way leaves files alone that nobody has saved."""
     drift: list[str] = field(default_factory=list)
     """Some of the paths that others had changed when the session was opened."""
 
@@ -64,20 +73,27 @@ class Meta:
             irreversible=False,
         )
 
-    def count(self, task: str | None, name: str) -> int:
-        """Return the number of a call among those that are alike, from 1, and count it."""
-        for row in self.counts:
-            if row[:2] == [task, name]:
-                row[2] += 1
-                return int(row[2])
-        self.counts.append([task, name, 1])
-        return 1
+    def next_number(self, task: str | None, name: str, taken: Collection[int]) -> int:
+        """Return the lowest number of a call among its like, from 1, that is not used up."""
+        _, _, last, *ahead = self._counted(task, name)
+        return next(
+            number
+            for number in itertools.count(int(last) + 1)
+            if number not in ahead and number not in taken
+        )
 
-    def uncount(self, task: str | None, name: str) -> None:
-        """Take back what `count` did last."""
-        for row in self.counts:
-            if row[:2] == [task, name] and row[2] > 0:
-                row[2] -= 1
+    def count(self, task: str | None, name: str, number: int) -> None:
+        """Use a number up: the call has come to its end."""
+        old = self._counted(task, name)
+        last, ahead = old[2], {number, *old[3:]}
+        while last + 1 in ahead:
+            last += 1
+        rest = sorted(n for n in ahead if n > last)
+        self.counts = [row for row in self.counts if row is not old]
+        self.counts.append([task, name, last, *rest])
+
+    def _counted(self, task: str | None, name: str) -> list[Any]:
+        return next((row for row in self.counts if row[:2] == [task, name]), [task, name, 0])
 
     def forget_counts(self, task: str) -> None:
         """Count the calls of a task from 1 again: it is run from its top."""

@@ -1,7 +1,8 @@
 """Opening a session: new, or where it stopped. Owns the order in which it comes back to life.
 
-Nothing is touched before it is certain that the session can be opened; then it is made known, so
-that whoever held it before does nothing more; then its parts and files are set.
+The objects of this process are set first: if one cannot be, nobody else is disturbed. Then it is
+made known, so that whoever held the session before does nothing more. Then what can have but one
+holder is set: the files, and what is held elsewhere.
 """
 
 from __future__ import annotations
@@ -11,21 +12,23 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, again, show
+from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import PART as FILES
-from agent_checkpoint.session.files import Files, place_of, tree_in
+from agent_checkpoint.session.files import Files, is_empty, place_of, tree_in
 from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.rollback import Rollback, unfinished
 from agent_checkpoint.session.saving import Saving
-from agent_checkpoint.store.ledger import Epoch, Ledger
+from agent_checkpoint.store.ledger import COMMITTED, Epoch, Ledger
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.session import Session
+    from agent_checkpoint.session.work import Work
 
 DRIFTS = ("keep", "restore", "raise")
 _TRIES = 10
@@ -50,7 +53,7 @@ def manager_of(store: Any) -> tuple[CheckpointManager, bool]:
 class Opening:
     """One opening of one session."""
 
-    def __init__(self, session: Session, *, on_drift: str, rebind: bool) -> None:
+    def __init__(self, session: Work, *, on_drift: str, rebind: bool) -> None:
         if on_drift not in DRIFTS:
             raise InvalidInputError(f"on_drift is {', '.join(DRIFTS)}, not {show(on_drift)}.")
         self._session = session
@@ -101,34 +104,46 @@ class Opening:
         self, head: Checkpoint, workspace: str | os.PathLike[str] | Workspace | None
     ) -> None:
         session = self._session
-        meta = read_meta(self._store, head) or Meta.new(session.key, None)
-        is_fork = meta.key != session.key
-        if is_fork:
+        noted = read_meta(self._store, head)
+        known = None if noted is None else (noted.key, noted.workspace)
+        meta = noted or Meta.new(session.key, None)
+        if meta.key != session.key:
             meta = meta.fork(session.key)
         given = None if workspace is None else _path(workspace)
         place = place_of(given, meta.workspace, rebind=self._rebind)
         tree = tree_in(self._store, head)
-        self._is_empty = place is not None and _is_empty(place)
-        self._have_files(place, workspace)
-        drift = self._drift(tree)
+        self._have_files(place, workspace)  # which finishes a restore that was interrupted
+        self._is_empty = place is not None and is_empty(place)
+        session._ledger = Ledger(self._store, meta.family)
+        session._ledger.refresh()
+        left = unfinished(session)
+        # What a rollback has not come to yet is no change that others have made.
+        drift = self._drift(tree) if left is None else None
         if drift and self._on_drift == "raise":
             raise WorkspaceError(
                 f"{place} has changed since the last checkpoint of {show(session.key)}:\n{drift}"
             )
         meta.workspace = None if place is None else str(place)
-        meta.in_flight, meta.drift = [], []
+        meta.in_flight, meta.drift, meta.keep_unseen = [], [], None
         session._meta = meta
         session._saving = Saving(session.manager, meta, head)
-        opened = self._open_again(head, is_changed=is_fork)
+        self._load(head)  # if that fails, who holds the session may go on
+        # From here on it must be known where its ledger and its files are, whatever happens.
+        opened = self._open_again(head, has_new_notes=known != (meta.key, meta.workspace))
         self._make_known(opened)
         session.resumed = True
-        self._load(head)
-        self._set_files(head, tree, drift)
+        self._tell_what_stands()
+        self._load(head, elsewhere=True)
+        if left is not None:
+            safety, move = left
+            Rollback(session, move).follow(safety, move)
+        else:
+            self._set_files(tree, drift)
 
-    def _open_again(self, head: Checkpoint, *, is_changed: bool) -> Checkpoint:
+    def _open_again(self, head: Checkpoint, *, has_new_notes: bool) -> Checkpoint:
         """Append the opening: whoever held the session before can save nothing from now on."""
         saving = self._session._saving
-        if is_changed:  # a fork has notes of its own
+        if has_new_notes:
             return saving.write(saving.draft({}, kind="open"), parents=(head.id,))
         return saving.write(again(head, head.key, "open"), parents=(head.id,))
 
@@ -137,6 +152,9 @@ class Opening:
         session = self._session
         session._epoch = Epoch(session.key, opened.seq, secrets.token_hex(8))
         session._ledger = Ledger(self._store, session._meta.family)
+        session._effects = Effects(
+            session._ledger, session._meta, session._epoch, session._calls.owner
+        )
         session._ledger.append(
             "epoch",
             session=session.key,
@@ -145,10 +163,27 @@ class Opening:
         )
         session._ledger.check(session._epoch)
 
-    def _load(self, head: Checkpoint) -> None:
+    def _tell_what_stands(self) -> None:
+        """Note the effects that were made after the checkpoint: its state does not know them."""
+        session, meta = self._session, self._session._meta
+        effects = session._ledger.effects
+        later = [effect.id for effect in session._effects.since(meta.ledger)]
+        made = [
+            name
+            for name in (*meta.under_way, *later)
+            if name in effects and effects[name].status == COMMITTED  # the others are told anyway
+        ]
+        meta.standing, meta.under_way = list(dict.fromkeys([*meta.standing, *made])), []
+
+    def _load(self, head: Checkpoint, *, elsewhere: bool = False) -> None:
+        """Set the objects of this process, or what is held elsewhere: that has but one holder."""
         live = self._session._live_parts()
         live.pop(FILES, None)
-        targets = {name: part for name, part in live.items() if name in head.parts}
+        targets = {
+            name: part
+            for name, part in live.items()
+            if name in head.parts and isinstance(part, External) == elsewhere
+        }
         restore_parts(head.parts, targets, reader=self._store.reader(head))
         self._session._new_parts = [name for name in live if name not in head.parts]
         self._session._idle_parts = [name for name in head.parts if name not in live]
@@ -162,8 +197,15 @@ class Opening:
             return
         if session._files is not None and session._files.workspace.path == place:
             return
-        workspace = given if isinstance(given, Workspace) else Workspace(place, self._store)
-        session._files = Files(workspace)
+        session._files = Files(self._workspace(place, given))
+
+    def _workspace(self, place: Path, given: Any) -> Workspace:
+        if not isinstance(given, Workspace):
+            return Workspace(place, self._store)
+        if given._store is None or given._store.backend is self._store.backend:
+            return given
+        # Its files go where the checkpoints go, and are read from there.
+        return Workspace(place, self._store, force=True, **given._options)
 
     def _drift(self, tree: Tree | None) -> Any:
         files = self._session._files
@@ -172,15 +214,11 @@ class Opening:
         found = files.workspace.diff(tree)
         return found or None
 
-    def _set_files(self, head: Checkpoint, tree: Tree | None, drift: Any) -> None:
+    def _set_files(self, tree: Tree | None, drift: Any) -> None:
         session = self._session
         if tree is None or session._files is None:
             return
-        left = unfinished(session)
-        if left is not None:
-            safety, move = left
-            Rollback(session, move).follow(safety, move)
-        elif self._is_empty:
+        if self._is_empty:
             session._files.workspace.restore(tree)
         elif drift and self._on_drift == "restore":
             session.drift = drift
@@ -196,7 +234,3 @@ def _path(workspace: str | os.PathLike[str] | Workspace) -> Path:
     if isinstance(workspace, Workspace):
         return workspace.path
     return Path(os.path.realpath(workspace))
-
-
-def _is_empty(place: Path) -> bool:
-    return place.is_dir() and not any(place.iterdir())

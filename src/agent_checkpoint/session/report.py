@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.session.tools import IDEMPOTENT, REVERSIBLE, tool_named
+from agent_checkpoint.session.tools import IDEMPOTENT, REVERSIBLE, tool_of
 from agent_checkpoint.store.ledger import COMMITTED, UNDOING, Effect
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class RollbackReport:
 
 def can_be_undone(effect: Effect) -> bool:
     """Tell whether a tool that can undo an effect was imported here."""
-    tool = tool_named(effect.tool)
+    tool = tool_of(effect)
     return tool is not None and tool.undo is not None
 
 
@@ -107,14 +107,19 @@ def standing_notice(effect: Effect) -> str:
             f"{effect.words}, done at {when}, was being undone when the work stopped: nobody knows "
             f"whether it stands. A person has to say: session.resolve({effect.id!r}, happened=…)."
         )
+    if effect.status != COMMITTED and effect.kind == IDEMPOTENT:
+        return (
+            f"{effect.words} was begun at {when}, and nobody knows whether it happened. It may be "
+            "done again: twice is as once."
+        )
     if effect.status != COMMITTED:
         return (
             f"{effect.words} was begun at {when}, and nobody knows whether it happened. A person "
             f"has to say: session.resolve({effect.id!r}, happened=True or False)."
         )
     return (
-        f"{effect.words} was done at {when} and still stands, although the session has gone back "
-        "to before it. Do not do it again: the same call gives the result of the first time."
+        f"{effect.words} was done at {when} and stands, although the session's state knows nothing "
+        "of it. Do not do it again: the same call gives the result of the first time."
     )
 
 

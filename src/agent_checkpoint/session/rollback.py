@@ -10,10 +10,11 @@ follow      set files and objects back; a crash in between is made good at the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import (
     ConflictError,
     EffectError,
@@ -22,21 +23,23 @@ from agent_checkpoint.errors import (
     RollbackRefusedError,
 )
 from agent_checkpoint.manager.subjects import restore_parts
-from agent_checkpoint.records import Checkpoint, Draft, again, show
+from agent_checkpoint.records import Checkpoint, Draft, again, parse_checkpoint_id, show
 from agent_checkpoint.session.approvals import void
 from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import RollbackReport, standing_notice
 from agent_checkpoint.session.saving import IN_FLIGHT
+from agent_checkpoint.store.ledger import Effect
 from agent_checkpoint.store.lookup import find, walk
-from agent_checkpoint.store.references import Kept
+from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.store.references import Kept, ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.snapshots import Tree
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.session import Session
+    from agent_checkpoint.session.work import Work
 
 ROLLBACK, PARTIAL, ADOPT = "rollback", "restore", "adopt"
 MOVES = frozenset({ROLLBACK, PARTIAL, ADOPT})
@@ -49,7 +52,7 @@ class Rollback:
 
     def __init__(
         self,
-        session: Session,
+        session: Work,
         target: Checkpoint,
         *,
         parts: Iterable[str] | None = None,
@@ -77,24 +80,39 @@ class Rollback:
         self._label = label
         self._voids = voids
         self._store = session.manager.store
-        self._meta = read_meta(self._store, target) or Meta(session.key, session._meta.family)
+        self._meta = self._notes_of_then()
         self._names = _chosen(target, parts)
         self._is_whole = parts is None
         session._ledger.refresh()
         self.report = RollbackReport(target.id, self._names)
-        effects = list(session._effects.since(self._known_then()))
+        effects = list(self._since())
         self.report.sort(effects)
         if self._forgets:
             self.report.notices = [standing_notice(effect) for effect in effects]
+
+    def _notes_of_then(self) -> Meta:
+        """Return the notes of the target; it knows of no effect if it is not of the past."""
+        present, then = self._session._meta, read_meta(self._store, self._target)
+        past = {present.key: None, **dict(present.lineage)}
+        if then is None or then.family != present.family or then.key not in past:
+            return Meta(present.key, present.family)
+        until = past[then.key]
+        if until is not None:  # what its session has seen since is of another line of events
+            then.ledger = min(then.ledger, until)
+        return then
 
     @property
     def _forgets(self) -> bool:
         """Whether the state that goes back would no longer know what was done outside."""
         return self._is_whole or any(name != FILES for name in self._names)
 
-    def _known_then(self) -> int:
-        """Return the last record of the ledger that the target knows of."""
-        return self._meta.ledger
+    def _since(self) -> Iterator[Effect]:
+        """Iterate over the effects that stand, and that the session came to know of since then."""
+        session, then = self._session, self._meta
+        learnt = {*then.standing, *then.under_way} - set(session._meta.standing)
+        for effect in session._effects.since(0):
+            if effect.seq > then.ledger or effect.id in learnt:
+                yield effect
 
     def preview(self) -> RollbackReport:
         """Return the report, with what would be done to the files. Raises as `run` does."""
@@ -129,6 +147,7 @@ class Rollback:
 
     def follow(self, safety: Checkpoint, moved: Checkpoint) -> None:
         """Do again what a crash has kept from being done: the checkpoint is there already."""
+        self._keep_unseen = bool(self._meta.keep_unseen)
         self._set_back(safety)
         self._finish(moved)
 
@@ -137,7 +156,7 @@ class Rollback:
     def _hold(self) -> Checkpoint:
         session = self._session
         with session._looking_at_all_files():
-            draft = session._saving.draft(session._live_parts(), kind=SAFETY)
+            draft = session._draft(kind=SAFETY)
         saved = session._saving.write(draft)
         forget_old_safety(self._store, session.key)
         self.report.safety_id = saved.id
@@ -150,10 +169,7 @@ class Rollback:
                 self._session._effects.undo(effect)
             except EffectError as error:
                 report.failure = str(error)
-                report.notices = [
-                    standing_notice(item)
-                    for item in self._session._effects.since(self._known_then())
-                ]
+                report.notices = [standing_notice(item) for item in self._since()]
                 raise RollbackRefusedError(
                     f"The session has not gone back: {error} {len(report.compensated)} of "
                     f"{len(report.compensable)} effects were undone before that, the newest "
@@ -167,7 +183,7 @@ class Rollback:
         if self._voids:
             self.report.void = void(session._ledger, session.key, session._epoch)
         session._ledger.refresh()
-        standing = [effect.id for effect in session._effects.since(self._known_then())]
+        standing = [effect.id for effect in self._since()]
         fresh = self._new_meta(standing if self._forgets else [])
         moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
         try:
@@ -177,6 +193,7 @@ class Rollback:
             session._saving.write(again(safety, session.key, ROLLBACK), parents=(safety.id,))
             self._finish(session._saving.head)
             raise
+        fresh.keep_unseen = None
         session._take_meta(fresh)
         self._finish(moved)
         self.report.id = moved.id
@@ -187,7 +204,8 @@ class Rollback:
     def _new_meta(self, standing: list[str]) -> Meta:
         """Return the notes of the session after this: those of the target, in the present."""
         present, then = self._session._meta, self._meta
-        known = dict.fromkeys([*then.standing, *present.standing, *standing])
+        told = [] if self._is_whole else present.standing
+        known = dict.fromkeys([*then.standing, *told, *standing])
         effects = self._session._ledger.effects
         still = [name for name in known if name in effects and effects[name].stands]
         return Meta(
@@ -200,6 +218,7 @@ class Rollback:
             standing=still if self._forgets else list(present.standing),
             pending=[] if self._voids else list(present.pending),
             irreversible=present.irreversible,
+            keep_unseen=self._keep_unseen or None,
         )
 
     def _draft(self, meta: Meta) -> Draft:
@@ -227,11 +246,18 @@ class Rollback:
             if held is not None:
                 files.held = Held(held, safety.id, self._last_seen(safety))
             files.keep_unseen = self._keep_unseen
+        elsewhere = {name: part for name, part in targets.items() if isinstance(part, External)}
+        for name, part in elsewhere.items():
+            tag = safety.parts.get(name)
+            if isinstance(tag, dict) and OBJECT in tag:
+                part.held = (part.handle_in(ObjectRef(str(tag[OBJECT]), self._store.backend)),)
         try:
             results = restore_parts(target.parts, targets, reader=reader)
         finally:
             if files is not None:
                 files.held, files.keep_unseen = None, False
+            for part in elsewhere.values():
+                part.held = None
         self.report.files = results.get(FILES)
 
     def _last_seen(self, safety: Checkpoint) -> Tree | None:
@@ -245,7 +271,7 @@ class Rollback:
             self._session._ledger.append("finished", checkpoint=moved.id)
 
 
-def find_target(session: Session, to: str | None, steps: int) -> Checkpoint:
+def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
     """Return the checkpoint that a user means.
 
     Args:
@@ -262,7 +288,9 @@ def find_target(session: Session, to: str | None, steps: int) -> Checkpoint:
         return find(store, to)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
-    settled = (item for item in walk(store, session.key) if item.kind != IN_FLIGHT)
+    past = walk(store, session.key)
+    present = next(past, None)  # counts as it is, whatever it is
+    settled = chain([present], (item for item in past if item.kind != IN_FLIGHT))
     found = next(islice(settled, steps, None), None)
     if found is None:
         raise NotFoundError(
@@ -271,22 +299,31 @@ def find_target(session: Session, to: str | None, steps: int) -> Checkpoint:
     return found
 
 
-def last_move(session: Session) -> Checkpoint:
+def last_move(session: Work) -> Checkpoint:
     """Return the safety checkpoint before the last rollback, restore or adopt.
 
     Raises:
         NotFoundError: there was none, or what was there before it is not kept any more.
     """
-    found = False
+    move: Checkpoint | None = None
     for checkpoint in session.manager.store.newest_first(session.key):
-        if found and checkpoint.kind == SAFETY:
+        if move is None:
+            move = checkpoint if checkpoint.kind in MOVES else None
+        elif checkpoint.kind == SAFETY:
             return checkpoint
-        if found:
+        elif _is_taken_back(checkpoint, move):
+            move = None
+        else:
             break
-        found = checkpoint.kind in MOVES
     raise NotFoundError(
         f"The session {show(session.key)} has no rollback, restore or adopt that can be undone."
     )
+
+
+def _is_taken_back(checkpoint: Checkpoint, by: Checkpoint) -> bool:
+    """Tell whether a move failed: the next one leads to the safety checkpoint before it."""
+    target = parse_checkpoint_id(by.parents[0]) if by.parents else None
+    return checkpoint.kind in MOVES and target is not None and target.seq == checkpoint.seq - 1
 
 
 def _chosen(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
@@ -313,7 +350,7 @@ def _refusal(report: RollbackReport) -> str:
     )
 
 
-def unfinished(session: Session) -> tuple[Checkpoint, Checkpoint] | None:
+def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
     """Return the safety checkpoint and the move after it, if that was not carried out to its end.
 
     Raises:

@@ -55,7 +55,9 @@ class Saving:
             WorkspaceError: the files cannot be read.
         """
         store = self.manager.store
-        taken: dict[str, Any] = capture(dict(parts), self.manager.fmt, store.writer)
+        taken: dict[str, Any] = {}
+        if parts:  # an empty dict would be taken for the state of an agent
+            taken = capture(dict(parts), self.manager.fmt, store.writer)
         kept = {} if self.head is None else dict(self.head.parts)
         carried = {
             name: Kept(tree) for name, tree in kept.items() if name not in taken and name != PART

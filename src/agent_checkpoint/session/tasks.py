@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.copying import copied
+from agent_checkpoint.core.encode import encode
+from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import safe_repr, show
 from agent_checkpoint.session.current import set_task
 from agent_checkpoint.session.progress import show_progress
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.session import Session
+    from agent_checkpoint.session.work import Work
 
 PENDING, IN_PROGRESS, COMPLETED = "pending", "in_progress", "completed"
 FAILED, SKIPPED = "failed", "skipped"
@@ -75,7 +77,11 @@ class Task:
 
     @result.setter
     def result(self, result: Any) -> None:
-        self._row.result = copied(result)
+        """Set it. Raises StateError: it cannot be saved."""
+        name = f"The result of {self.id}"
+        encode(result, name)
+        with troubles(name, result):
+            self._row.result = copied(result)
 
     @property
     def is_done(self) -> bool:
@@ -103,11 +109,13 @@ class Task:
 class Tasks:
     """All tasks of a session, by id; a Stateful. Called with ids, it gives those that are left."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Work) -> None:
         self._session = session
         self._rows: dict[str, _Row] = {}
         self._listed: set[str] = set()
-        self._retries = 0
+        self._retries: dict[str, int] = {}
+        """How often a task may yet be run again."""
+        self._begun: set[str] = set()
         self._continuing: set[str] = set()
         self.added: list[str] = []
         """Ids that the code has named and the checkpoint did not know."""
@@ -130,6 +138,8 @@ class Tasks:
             InvalidInputError: an id is named twice, or is no text.
             CheckpointError: the session cannot go back to the start of the task.
         """
+        if isinstance(ids, str):
+            raise InvalidInputError(f"ids is a list of names, such as [{ids!r}].")
         names = list(ids)
         for name in names:
             if not isinstance(name, str) or not name:
@@ -140,7 +150,7 @@ class Tasks:
             raise InvalidInputError(f"on_resume is restart or continue, not {show(on_resume)}.")
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise InvalidInputError(f"retries is a number, not {show(retries)}.")
-        self._retries = retries
+        self._retries.update(dict.fromkeys(names, retries))
         self._listed.update(names)
         known = bool(self._rows)
         stopped = [name for name in names if self._status(name) == IN_PROGRESS]
@@ -178,7 +188,7 @@ class Tasks:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of them, in order."""
-        return {"tasks": [asdict(row) for row in self._rows.values()]}
+        return {"tasks": [dict(vars(row)) for row in self._rows.values()]}
 
     def load_state_dict(self, state: Any) -> None:
         """Take them over. Raises StateMismatchError."""
@@ -200,16 +210,22 @@ class Tasks:
         return None if row is None else row.status
 
     def _left(self, names: list[str]) -> Iterator[Task]:
-        for name in names:
-            tried = -1
-            while self._rows[name].status not in _DONE and self._rows[name].attempt != tried:
-                tried = self._rows[name].attempt
-                yield Task(self, self._rows[name])
-                if self._rows[name].status != PENDING or self._rows[name].attempt == tried:
-                    break
+        passed: set[str] = set()
+        while True:
+            for name in names:  # a rollback may have been to before the list was made
+                self._rows.setdefault(name, _Row(name))
+            left = [name for name in names if name not in passed]
+            name = next((name for name in left if self._status(name) not in _DONE), "")
+            if not name:
+                return
+            self._begun.discard(name)
+            yield Task(self, self._rows[name])
+            if name not in self._begun or self._status(name) in (FAILED, IN_PROGRESS):
+                passed.add(name)  # else it is done, or is to be run again
 
     def _begin(self, task: Task) -> None:
-        row = self._rows[task.id]
+        row = task._row = self._rows.setdefault(task.id, task._row)
+        self._begun.add(row.id)
         if row.id not in self._continuing:  # else its calls are not made again
             self._session._meta.forget_counts(row.id)
         self._continuing.discard(row.id)
@@ -221,16 +237,18 @@ class Tasks:
 
     def _end(self, task: Task, error: BaseException | None) -> bool:
         set_task(self._session, None)
-        row = task._row
-        if row.status != IN_PROGRESS:  # skipped
+        row = task._row = self._rows.get(task.id, task._row)
+        if row.status != IN_PROGRESS:  # skipped, or set back to before it began
             return False
         if error is None:
             row.status = COMPLETED
         elif not isinstance(error, Exception):
             return False  # interrupted, or waiting for an approval: it goes on later
-        elif row.attempt <= self._retries:
+        elif self._retries.get(row.id, 0) > 0:
+            self._retries[row.id] -= 1
             note, attempt = _in_words(error), row.attempt
             self._session._restart(row.id, row.began)
+            row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
             return True
         else:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from agent_checkpoint.errors import EffectError, InvalidInputError
 from agent_checkpoint.records import show
 from agent_checkpoint.session.current import current_session
+from agent_checkpoint.session.fitting import OWNERS, placed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +25,8 @@ OUTSIDE = frozenset({IDEMPOTENT, REVERSIBLE, IRREVERSIBLE})
 EFFECT = "effect"
 """The parameter by which a tool is told about the effect that it is to make."""
 
-_TOOLS: dict[str, Tool] = {}
+_TOOLS: dict[tuple[str, str], Tool] = {}
+"""By their names and the modules that define them."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class Tool:
     """What is known of a tool."""
 
     name: str
+    module: str
     function: Callable[..., Any]
     kind: str
     key: Callable[..., Any] | None
@@ -38,7 +42,10 @@ class Tool:
     undo: Callable[..., Any] | None
     approve: Callable[..., Any] | bool
     expires: float | None
+    parameters: tuple[inspect.Parameter, ...]
+    """Those of the function itself."""
     signature: inspect.Signature
+    """As it is called, without `effect`."""
     is_method: bool
     takes_effect: bool
 
@@ -67,28 +74,38 @@ class Tool:
     def call(self, owner: Any, arguments: Mapping[str, Any], effect: Any) -> Any:
         """Call the function; arguments are those of `bind`. Raises what it raises."""
         named = dict(arguments)
-        args: list[Any] = [owner] if self.is_method else []
-        kwargs: dict[str, Any] = {}
-        for name, parameter in list(self.signature.parameters.items())[len(args) :]:
-            if name not in named:
-                continue
-            value = named[name]
-            if parameter.kind is parameter.VAR_POSITIONAL:
-                args += value
-            elif parameter.kind is parameter.VAR_KEYWORD:
-                kwargs.update(value)
-            elif parameter.kind is parameter.KEYWORD_ONLY:
-                kwargs[name] = value
-            else:
-                args.append(value)
+        if self.is_method:
+            named[self.parameters[0].name] = owner
         if self.takes_effect:
-            kwargs[EFFECT] = effect
+            named[EFFECT] = effect
+        args, kwargs = placed(self.parameters, named)
         return self.function(*args, **kwargs)
 
+    def offered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as `key`, `verify` and `undo` get them: `**kwargs` one by one."""
+        named = dict(arguments)
+        for parameter in self.parameters:
+            if parameter.kind is parameter.VAR_KEYWORD:
+                named = {**named.pop(parameter.name, {}), **named}
+        return named
 
-def tool_named(name: str) -> Tool | None:
-    """Return the tool of a name, if its module was imported here."""
-    return _TOOLS.get(name)
+
+class _Known(Protocol):
+    """An effect or a request, which names its tool."""
+
+    tool: str
+    module: str
+
+
+def tool_of(record: _Known) -> Tool | None:
+    """Return the tool of an effect or a request, if it is known here.
+
+    One of the same name may have moved to another module; between two of them nothing is guessed,
+    for another tool's `undo` would do harm.
+    """
+    exact = _TOOLS.get((record.tool, record.module))
+    alike = [item for item in _TOOLS.values() if item.name == record.tool]
+    return exact or (alike[0] if len(alike) == 1 else None)
 
 
 @overload
@@ -132,19 +149,22 @@ def tool(
     Raises:
         InvalidInputError: an option makes no sense.
     """
-    if function is not None and not callable(function):
-        raise InvalidInputError(f"@tool takes options by name, not {show(function)}.")
     _check(effect, undo, verify, approve)
-    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
-    if seconds is not None and (isinstance(seconds, bool) or not seconds > 0):
-        raise InvalidInputError(f"expires is a number of seconds, not {show(expires)}.")
+    _check_functions(key=key, verify=verify, undo=undo)
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidInputError(f"A tool is named by text, not {show(name)}.")
+    seconds = _seconds(expires)
 
-    def decorate(function: Callable[..., Any]) -> Any:
-        signature = inspect.signature(function)
+    def decorate(function: Any) -> Any:
+        if isinstance(function, (staticmethod, classmethod)):
+            return type(function)(decorate(function.__func__))
+        signature = _signature_of(function)
         parameters = dict(signature.parameters)
         first = next(iter(parameters), None)
+        full_name = getattr(function, "__qualname__", type(function).__qualname__)
         spec = Tool(
-            name=name or function.__qualname__.rpartition("<locals>.")[2],
+            name=name or full_name.rpartition("<locals>.")[2],
+            module=getattr(function, "__module__", None) or "",
             function=function,
             kind=effect,
             key=key,
@@ -152,13 +172,14 @@ def tool(
             undo=undo,
             approve=approve,
             expires=seconds,
+            parameters=tuple(parameters.values()),
             signature=signature.replace(
                 parameters=[item for item in parameters.values() if item.name != EFFECT]
             ),
-            is_method=first in ("self", "cls") and "." in function.__qualname__,
+            is_method=first in OWNERS and "." in full_name,
             takes_effect=EFFECT in parameters,
         )
-        _TOOLS[spec.name] = spec
+        _TOOLS[spec.name, spec.module] = spec
         return _wrapped(spec)
 
     return decorate if function is None else decorate(function)
@@ -214,55 +235,28 @@ def _check(effect: str, undo: Any, verify: Any, approve: Any) -> None:
         raise InvalidInputError(f"approve is True, False or a function, not {show(approve)}.")
 
 
-def fitted(function: Callable[..., Any], arguments: Mapping[str, Any], **more: Any) -> Any:
-    """Call a function with those of the arguments that it takes, by their names.
-
-    A single parameter that is none of them gets `result`, if that is offered.
-
-    Raises what the function raises, and TypeError if it wants something that there is not.
-    """
-    parameters = inspect.signature(function).parameters
-    named = dict(arguments)
-    for parameter in parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            extra = {name: more[name] for name in more if name in parameters}
-            return function(**{**named, **extra})
-    offered = {**named, **more}
-    given = {name: offered[name] for name in parameters if name in offered}
-    lacking = [
-        name
-        for name, parameter in parameters.items()
-        if name not in offered
-        and parameter.default is parameter.empty
-        and parameter.kind is not parameter.VAR_POSITIONAL
-    ]
-    if len(lacking) == 1 and "result" in more and "result" not in given:
-        given[lacking[0]] = more["result"]
-    return function(**given)
+def _check_functions(**functions: Any) -> None:
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise InvalidInputError(f"{name}= is a function, not {show(function)}.")
 
 
-def settled(value: Any) -> Any:
-    """Return a value; one that has to be awaited is, on an event loop of its own."""
-    if not inspect.isawaitable(value):
-        return value
-    import asyncio
-    from threading import Thread
+def _seconds(expires: Any) -> float | None:
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
+    if seconds is None:
+        return None
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
+        raise InvalidInputError(f"expires is a number of seconds, not {show(expires)}.")
+    return float(seconds)
 
-    async def wait() -> Any:
-        return await value
 
-    found: list[Any] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(asyncio.run(wait()))
-        except BaseException as error:
-            errors.append(error)
-
-    thread = Thread(target=run)  # the one of the caller may have a loop that is running
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return found[0]
+def _signature_of(function: Any) -> inspect.Signature:
+    if not callable(function):
+        raise InvalidInputError(f"@tool takes options by name, not {show(function)}.")
+    try:
+        return inspect.signature(function)
+    except ValueError as error:
+        raise InvalidInputError(
+            f"{show(function)} does not say which arguments it takes: wrap it in a function."
+        ) from error

@@ -40,6 +40,8 @@ class Effect:
     session: str
     kind: str
     tool: str
+    module: str
+    """Which defines the tool."""
     identity: str
     """What it is the same as: two effects of one identity must not both happen."""
     digest: str
@@ -74,6 +76,8 @@ class Request:
     id: str
     session: str
     tool: str
+    module: str
+    """Which defines the tool."""
     identity: str
     digest: str
     seq: int
@@ -214,6 +218,7 @@ class Ledger:
             session=str(record["session"]),
             kind=str(record["kind"]),
             tool=str(record["tool"]),
+            module=str(record["module"]),
             identity=str(record["identity"]),
             digest=str(record["digest"]),
             seq=seq,
@@ -241,7 +246,8 @@ class Ledger:
 
     def _resolved(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
-        effect.status = COMMITTED if record["happened"] else FAILED
+        gone = UNDONE if effect.status == UNDOING else FAILED
+        effect.status = COMMITTED if record["happened"] else gone
         effect.note = str(record["note"])
         effect.parts.update(record["parts"])
 
@@ -256,6 +262,7 @@ class Ledger:
             id=str(record["request"]),
             session=str(record["session"]),
             tool=str(record["tool"]),
+            module=str(record["module"]),
             identity=str(record["identity"]),
             digest=str(record["digest"]),
             seq=seq,

@@ -1,0 +1,227 @@
+"""What a session is made of, and how it is saved. Owns what its verbs and their steps share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.stateful import is_stateful
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.manager.aio import wait_for
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.manager.subjects import check_text
+from agent_checkpoint.records import check_key, show
+from agent_checkpoint.session.approvals import Approvals
+from agent_checkpoint.session.calls import Calls
+from agent_checkpoint.session.current import enter, leave
+from agent_checkpoint.session.effects import Effects
+from agent_checkpoint.session.files import PART as FILES
+from agent_checkpoint.session.files import Files
+from agent_checkpoint.session.meta import PART, Meta
+from agent_checkpoint.session.report import standing_notice
+from agent_checkpoint.session.rollback import Rollback
+from agent_checkpoint.session.saving import IN_FLIGHT, Saving
+from agent_checkpoint.session.tasks import Tasks
+from agent_checkpoint.store.ledger import Effect, Epoch, Ledger
+from agent_checkpoint.store.lookup import find
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.diff import WorkspaceDiff
+    from agent_checkpoint.workspace.workspace import Workspace
+
+AGENT, MESSAGES, CALLS, TASKS = "agent", "messages", "calls", "tasks"
+_OWN = frozenset({AGENT, MESSAGES, CALLS, TASKS, FILES, PART})
+
+
+class Work:
+    """All that an agent is in the middle of; `Session` has the verbs."""
+
+    manager: CheckpointManager
+    _meta: Meta
+    _saving: Saving
+    _ledger: Ledger
+    _epoch: Epoch
+    _effects: Effects
+    _files: Files | None
+    _owns_manager: bool
+
+    def __init__(
+        self, key: str, agent: Any, parts: Mapping[str, Any] | None, every: str | int
+    ) -> None:
+        self.key = check_key(key)
+        self.every = _checked_every(every)
+        self.agent = agent
+        self.messages: Log[Any] = Log()
+        """The conversation."""
+        self.calls: Log[Any] = Log()
+        """Every call of a tool, with its arguments and its result or error."""
+        self.tasks = Tasks(self)
+        self.resumed = False
+        """Whether it goes on from a checkpoint."""
+        self.drift: WorkspaceDiff | None = None
+        """How the files had changed since the last checkpoint, if they had."""
+        self._parts = _checked_parts(agent, parts)
+        self._files = None
+        self._new_parts: list[str] = []
+        self._idle_parts: list[str] = []
+        self._tokens: list[Any] = []
+        self._is_open = False
+        self._calls = Calls(self)
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """The directory it works in."""
+        return None if self._files is None else self._files.workspace
+
+    @property
+    def head(self) -> str:
+        """The id of the last checkpoint."""
+        return self._saving.head_id
+
+    @property
+    def effects(self) -> list[Effect]:
+        """What this session did outside, in order, with what became of it."""
+        self._ledger.refresh()
+        return [item for item in self._ledger.effects.values() if self._effects.is_ours(item)]
+
+    @property
+    def approvals(self) -> Approvals:
+        """The requests for approval in this session's store."""
+        return Approvals(self.manager.store)
+
+    @property
+    def notices(self) -> list[str]:
+        """What the agent has to be told, in words: what stands outside, and what is not known."""
+        self._ledger.refresh()
+        effects = self._ledger.effects
+        told = {name: effects[name] for name in self._meta.standing if name in effects}
+        told.update({effect.id: effect for effect in self._effects.unknown()})
+        found = [standing_notice(effect) for effect in told.values() if effect.stands]
+        if self.drift is not None:
+            number = len(self.drift.added) + len(self.drift.removed) + len(self.drift.changed)
+            found.append(f"{number} files were changed by others since the last checkpoint.")
+        if self._files is not None and self._files.workspace.recovered is not None:
+            found.append("A restore of the files that was interrupted has been finished.")
+        for words, names in (
+            ("Tasks that are new", self.tasks.added),
+            ("Tasks of the checkpoint that the code does not name", self.tasks.removed),
+            ("Parts that the checkpoint did not have", self._new_parts),
+        ):
+            if names and self.resumed:
+                found.append(f"{words}: {', '.join(names)}.")
+        return found
+
+    # -- for the steps ---------------------------------------------------------------------------
+
+    def _let_go(self) -> None:
+        try:
+            if self._files is not None:
+                self._files.workspace.close()
+        finally:
+            if self._owns_manager:
+                self.manager.close()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise InvalidInputError(f"The session {show(self.key)} is closed: open it again.")
+
+    def _live_parts(self) -> dict[str, Any]:
+        """Return the live objects that are saved, by the names of their parts."""
+        parts: dict[str, Any] = {} if self.agent is None else {AGENT: self.agent}
+        parts.update({MESSAGES: self.messages, CALLS: self.calls, TASKS: self.tasks})
+        parts.update(self._parts)
+        if self._files is not None:
+            parts[FILES] = self._files
+        return parts
+
+    def _draft(self, *, kind: str = "save", **options: Any) -> Any:
+        self._meta.in_flight = self._calls.in_flight
+        self._meta.ledger = max(self._meta.ledger, self._ledger.seq)
+        being_made = {call.decision.effect.id for call in self._calls._in_flight if call.decision}
+        self._meta.under_way = sorted(being_made | self._effects._under_way)
+        if self._meta.in_flight and kind == "save":
+            kind = IN_FLIGHT
+        return self._saving.draft(self._live_parts(), kind=kind, **options)
+
+    def _save(self, **options: Any) -> str:
+        with self._saving.lock:
+            return self._saving.write(self._draft(**options)).id
+
+    def _save_for_task(self, label: str, *, full: bool = False) -> str:
+        if self.every == "manual":
+            return self.head
+        with self._looking_at_all_files(full):
+            return self._save(label=label)
+
+    def _is_due(self, nested: bool) -> bool:
+        if nested or self.every in ("task", "manual"):
+            return False
+        return self.every == "tool" or self._calls.finished % int(self.every) == 0
+
+    def _save_after_call(self, *, nested: bool) -> None:
+        if self._is_due(nested):
+            self._save()
+
+    async def _asave_after_call(self, *, nested: bool) -> None:
+        if self._is_due(nested):
+            with self._saving.lock:
+                future = self._saving.submit(self._draft())
+            await wait_for(future)
+
+    @contextmanager
+    def _looking_at_all_files(self, full: bool = True) -> Iterator[None]:
+        """Have every file looked at: some changes raise no event."""
+        if self._files is None:
+            yield
+            return
+        self._files.full = full
+        try:
+            yield
+        finally:
+            self._files.full = False
+
+    @contextmanager
+    def _as_current(self) -> Iterator[None]:
+        token = enter(self)
+        try:
+            yield
+        finally:
+            leave(token)
+
+    def _take_meta(self, meta: Meta) -> None:
+        self._meta = self._saving.meta = self._effects.meta = meta
+
+    def _restart(self, task: str, began: str | None) -> None:
+        """Go back to the start of a task that is run again; answers to requests stay."""
+        if began is not None:
+            target = find(self.manager.store, began)
+        else:  # the checkpoint at its start is the last that the session itself has saved
+            passing = ("open", "drift", "safety", IN_FLIGHT)
+            entries = self.manager.store.newest_first(self.key)
+            target = next(item for item in entries if item.kind not in passing)
+        Rollback(self, target, label=f"task {task} again", voids=False).run("warn")
+
+
+def _checked_every(every: str | int) -> str | int:
+    is_number = isinstance(every, int) and not isinstance(every, bool) and every >= 1
+    if every not in ("tool", "task", "manual") and not is_number:
+        raise InvalidInputError(
+            f"every is 'tool', 'task', 'manual' or a number of tools, not {show(every)}."
+        )
+    return every
+
+
+def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = dict(parts or {})
+    for name, part in {AGENT: agent, **found}.items():
+        check_text(name, "A part's name")
+        if name in found and name in _OWN:
+            raise InvalidInputError(f"A session has a part {name!r} of its own: name it otherwise.")
+        if part is not None and not is_stateful(part):
+            raise InvalidInputError(
+                f"{name} has no state_dict() and load_state_dict(). Derive its class from "
+                "Checkpointable."
+            )
+    return found

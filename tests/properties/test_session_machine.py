@@ -1,0 +1,187 @@
+"""Sessions against a plain model: edits, calls, saves, rollbacks, undos and reopenings."""
+
+import copy
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from agent_checkpoint import Session, tool
+from tests.agents import Agent
+from tests.unit.session.places import files_of
+
+NAMES = st.sampled_from(["a.txt", "b.txt", "d/a.txt", "d/b.txt", "d/e/c.txt"])
+TEXTS = st.text("xyz\n", max_size=4)
+
+
+@tool
+def call(agent, place, name, text):
+    agent.memory.append(text)
+    path = place / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return text
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """`past` is what the model says that each checkpoint holds, by its id."""
+
+    @initialize(every=st.sampled_from(["tool", "manual", 2]))
+    def begin(self, every):
+        self.root = Path(tempfile.mkdtemp(prefix="session-machine-"))
+        self.place = self.root / "work"
+        self.place.mkdir()
+        self.every = every
+        self.past = {}
+        self.open()
+        self.line = [self.session.head]
+        """The checkpoints that a person would count, the oldest first; the last is the head."""
+        self.saved()
+
+    def open(self):
+        self.session = Session(
+            "job",
+            agent=Agent(),
+            workspace=self.place,
+            store=self.root / "store",
+            every=self.every,
+        )
+
+    def teardown(self):
+        if hasattr(self, "session"):
+            self.session.close()
+            shutil.rmtree(self.root)
+
+    @property
+    def present(self):
+        agent = self.session.agent
+        return copy.deepcopy(
+            (agent.memory, agent.count, list(self.session.messages), files_of(self.place))
+        )
+
+    def saved(self):
+        self.past[self.session.head] = self.present
+
+    def note_new_checkpoints(self):
+        if self.session.head != self.line[-1]:
+            self.line.append(self.session.head)
+            self.saved()
+
+    @rule(number=st.integers(0, 9))
+    def change_the_agent(self, number):
+        self.session.agent.count = number
+
+    @rule(text=TEXTS)
+    def say(self, text):
+        self.session.messages.append({"text": text})
+
+    @rule(name=NAMES, text=TEXTS)
+    def edit(self, name, text):
+        (self.place / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.place / name).write_text(text)
+
+    @rule(name=NAMES)
+    def remove(self, name):
+        (self.place / name).unlink(missing_ok=True)
+
+    @rule(name=NAMES, text=TEXTS)
+    def call_a_tool(self, name, text):
+        with self.session._as_current():
+            call(self.session.agent, self.place, name, text)
+        self.note_new_checkpoints()
+
+    @rule()
+    def save(self):
+        self.session.save()
+        self.note_new_checkpoints()
+
+    @precondition(lambda self: len(self.line) > 1)
+    @rule(data=st.data())
+    def go_back_by_steps(self, data):
+        steps = data.draw(st.integers(0, len(self.line) - 1))
+        target = self.line[-1 - steps]
+        before = self.present
+        self.session.rollback(steps=steps)
+        assert self.present == self.past[target]
+        self.line = [*self.line[: len(self.line) - 1 - steps], self.session.head]
+        self.moved(before)
+
+    @rule(data=st.data())
+    def go_back_to(self, data):
+        target = data.draw(st.sampled_from(sorted(self.past)))
+        before = self.present
+        self.session.rollback(to=target)
+        assert self.present == self.past[target]
+        self.line = None
+        self.moved(before)
+
+    @rule(data=st.data())
+    def go_back_with_the_files(self, data):
+        target = data.draw(st.sampled_from(sorted(self.past)))
+        before = self.present
+        self.session.rollback(to=target, parts=["workspace"])
+        assert self.present == (*before[:3], self.past[target][3])
+        self.line = None
+        self.moved(before)
+
+    def moved(self, before):
+        self.last = before
+        self.saved()
+        if self.line is None:  # who has gone somewhere else begins to count there
+            self.line = [self.session.head]
+
+    @precondition(lambda self: hasattr(self, "last"))
+    @rule()
+    def undo(self):
+        before, expected = self.present, self.last
+        self.session.undo()
+        assert self.present == expected
+        self.line = None
+        self.moved(before)
+
+    @rule()
+    def look_first(self):
+        before, head = self.present, self.session.head
+        self.session.rollback(to=sorted(self.past)[0], dry_run=True)
+        assert (self.present, self.session.head) == (before, head)
+
+    @rule(is_saved=st.booleans())
+    def reopen(self, is_saved):
+        if is_saved:
+            self.session.save()
+            self.note_new_checkpoints()
+        *kept, files = self.past[self.session.head]
+        if any(self.place.iterdir()):  # who finds nothing at all is on another machine
+            files = files_of(self.place)
+        self.session.close()
+        self.open()
+        assert self.session.resumed
+        assert self.present == (*kept, files)
+        if self.session.drift is None:
+            self.line.pop()
+        self.line.append(self.session.head)
+        self.saved()
+
+    @invariant()
+    def it_is_sound(self):
+        if hasattr(self, "session"):
+            assert self.session.notices == [] or self.session.drift is not None
+
+
+SessionMachine.TestCase.settings = settings(
+    max_examples=25,
+    stateful_step_count=20,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestSessionMachine = pytest.mark.slow(SessionMachine.TestCase)

@@ -1,0 +1,39 @@
+"""What several tests of sessions share."""
+
+from contextlib import suppress
+
+import pytest
+
+from agent_checkpoint import CheckpointManager
+from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.session import current
+
+
+@pytest.fixture(autouse=True)
+def no_session_is_left():
+    """Close what a test has left open: threads of the next one would find two sessions."""
+    yield
+    for session in list(current._open):
+        with suppress(CheckpointError):
+            session.close()
+
+
+@pytest.fixture(params=["memory", "file", "sqlite"])
+def store(request, tmp_path):
+    """What `store=` gets, for each backend; the memory of a process is only in its manager."""
+    if request.param == "memory":
+        return CheckpointManager()
+    if request.param == "file":
+        return f"file://{tmp_path}/json"
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A workspace."""
+    place = tmp_path / "work"
+    (place / "src").mkdir(parents=True)
+    (place / "src/app.py").write_text("print(1)\n")
+    (place / "run.sh").write_text("#!/bin/sh\n")
+    (place / "run.sh").chmod(0o755)
+    return place
