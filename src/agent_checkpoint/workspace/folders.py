@@ -11,7 +11,7 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from os import stat_result
-from stat import S_ISDIR
+from stat import S_IFDIR
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -21,6 +21,9 @@ STAMP = struct.Struct("<QqqQI")
 """Size, times of content and of attributes, inode, type and mode: what tells that a file is new."""
 READ_AGAIN = bytes(STAMP.size)
 """The stamp of what has to be read again, whatever it looks like: no file has it."""
+
+_TYPE = 0o170000
+_pack = STAMP.pack
 
 IGNORED, SPECIAL, UNREADABLE, TORN, SETUID = "ignored", "special", "unreadable", "torn", "setuid"
 
@@ -49,11 +52,10 @@ NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})
 
 def stamp_of(stat: stat_result) -> bytes:
     """Return what tells whether an entry is still the same."""
-    if S_ISDIR(stat.st_mode):  # what is in it is looked at anyway
-        return STAMP.pack(0, 0, 0, stat.st_ino, stat.st_mode)
-    return STAMP.pack(
-        stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_mode & 0xFFFFFFFF
-    )
+    mode = stat.st_mode
+    if mode & _TYPE == S_IFDIR:  # what is in it is looked at anyway
+        return _pack(0, 0, 0, stat.st_ino, mode)
+    return _pack(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, mode & 0xFFFFFFFF)
 
 
 def is_copied(before: bytes, now: bytes) -> bool:

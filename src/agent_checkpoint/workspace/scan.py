@@ -1,7 +1,7 @@
 """A directory tree as it is now, given what it was before. Owns the walk; follows no symlink.
 
-What has its old stamp is not read again. Everything else is handed to `contents`, and when all of
-that is read the folders are put together, from the deepest up.
+What has its old stamp is not read again. Everything else is read by `contents` while its directory
+is open, and when the walk is done the folders are put together, from the deepest up.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from agent_checkpoint.workspace.rule_files import rules_at, rules_in
 from agent_checkpoint.workspace.tree import Get
 
 _TRIES = 3
+_TYPE = 0o170000
 _MOST_OPEN = 128
 _SPECIALS = {
     stat.S_IFIFO: "a fifo",
@@ -195,19 +196,31 @@ class Scan:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
         rules = rules_in(node.path, fd, rules)
         folders: list[bytes] = []
+        own, device = self._excluded.names, self._device
         for name, entry in rows:
             try:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if self._take(node, name, found, rules) and stat.S_ISDIR(found.st_mode):
+            kind = found.st_mode & _TYPE
+            # Nearly all are plain files of which there is nothing to be said.
+            if (
+                kind == stat.S_IFREG
+                and found.st_nlink == 1
+                and found.st_dev == device
+                and not rules
+                and name not in own
+            ):
+                node.names.append(name)
+                node.stamps.append(stamp_of(found))
+            elif self._take(node, name, found, rules) and kind == stat.S_IFDIR:
                 folders.append(name)
         old = node.old
         if old is not None and old.names == node.names and old.stamps == b"".join(node.stamps):
             node.is_same = True
             node.notes.update(_captured_notes(old))
         else:
-            self._want(node)
+            self._want(node, fd)
         return folders, rules
 
     def _visit(
@@ -265,7 +278,7 @@ class Scan:
                     node.below.pop(name, None)
             node.names = sorted(stamps)
             node.stamps = [stamps[name] for name in node.names]
-            self._want(node, () if self._by_stamp else touched)
+            self._want(node, fd, () if self._by_stamp else touched)
             for name in fresh:
                 known = node.below.pop(name, None)
                 child = Node(node.child(name), known, node)
@@ -312,12 +325,13 @@ class Scan:
             self._pseudo = pseudo_devices()
         return device in self._pseudo
 
-    def _want(self, node: Node, touched: Collection[bytes] = ()) -> None:
+    def _want(self, node: Node, fd: int, touched: Collection[bytes] = ()) -> None:
         """Have everything read that was touched, or has not its old stamp."""
         before = {} if node.old is None else stamps_by_name(node.old)
         for name in touched:
             before.pop(name, None)
         notes = {} if node.old is None else _captured_notes(node.old)
+        wanted: list[Wanted] = []
         for name, stamp in zip(node.names, node.stamps):
             if before.get(name) == stamp or (
                 self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp)
@@ -327,11 +341,11 @@ class Scan:
                 continue
             size, _, _, _, mode = STAMP.unpack(stamp)
             if not stat.S_ISDIR(mode):
-                is_link = stat.S_ISLNK(mode)
-                self._contents.want(Wanted(node.path, name, size, is_link, node.found))
+                wanted.append(Wanted(name, size, stat.S_ISLNK(mode)))
+        if wanted:
+            self._contents.read(fd, node.path, wanted, node.found)
 
     def _assemble(self, nodes: list[Node]) -> Folder:
-        self._contents.finish()
         folder = assemble(nodes, self._get, self._writer.put)
         for node in nodes:
             self.lost.pop(node.path, None)

@@ -20,7 +20,7 @@ from agent_checkpoint.errors import IntegrityError, InvalidInputError, Workspace
 from agent_checkpoint.records import show
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.beneath import Changing
-from agent_checkpoint.workspace.contents import Contents, Wanted
+from agent_checkpoint.workspace.contents import Contents
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.index import read_index, write_index
@@ -124,7 +124,7 @@ class Sight:
         if events is None and not full and known is not None and touched is not None:
             events = Touched({path: set(names) for path, names in touched.items()}, set())
         self._meter.begin(is_limited=touched is None)
-        with collection_paused(), Contents(root, writer, self._count, ahead=ahead) as contents:
+        with collection_paused(), Contents(writer, self._meter, ahead=ahead) as contents:
             folder = None
             try:
                 if known is not None and events is not None:
@@ -136,6 +136,12 @@ class Sight:
             except IntegrityError:  # of what is remembered something is gone: look with new eyes
                 self._folder = None
                 folder = self._look_at_all(root, writer, contents)
+            try:
+                contents.finish()
+            except BaseException:
+                self.close()  # what was told of changes is lost: the next look is at everything
+                raise
+        self._not_in_index += contents.count
         self._put_again(folder, writer)
         self._folder = folder
         writer.on_commit(lambda: self._committed(folder))
@@ -329,10 +335,6 @@ class Sight:
         return places
 
     # -- what the store has ----------------------------------------------------------------------
-
-    def _count(self, batch: list[Wanted]) -> None:
-        self._not_in_index += len(batch)
-        self._meter.read(batch)
 
     def _put_again(self, folder: Folder, writer: Writer) -> None:
         """Put the objects of directories that were made for a checkpoint that came to nothing."""
