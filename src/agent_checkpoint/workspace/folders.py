@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from os import stat_result
 from stat import S_IFDIR
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent_checkpoint.workspace.tree import Get, Item, Stored, read_directory
 
@@ -62,6 +62,12 @@ def is_copied(before: bytes, now: bytes) -> bool:
     """Tell whether a stamp is that of a copy: another file with the same times of content."""
     old, new = STAMP.unpack(before), STAMP.unpack(now)
     return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
+
+
+Handle = TypeVar("Handle")
+Row = tuple[list[str], bytes, Mapping[bytes, Note], list[tuple[str, Handle]]]
+"""A directory as a look compares with it: names, stamps, notes, and what the folders in it are
+known by."""
 
 
 class Folder:
@@ -180,6 +186,18 @@ class Folder:
             for name, below in folder.folders.items():
                 if below.is_noted:
                     stack.append((path + name + b"/", below))
+
+
+class FolderRows:
+    """A tree of folders in memory, to be compared with."""
+
+    def __init__(self, top: Folder) -> None:
+        self.top = top
+
+    def row(self, folder: Folder) -> Row[Folder]:
+        """Return what a look compares with."""
+        below = [(os.fsdecode(name), one) for name, one in folder.folders.items()]
+        return folder.texts, folder.stamps, folder.notes, below
 
 
 def stamps_by_name(folder: Folder) -> dict[bytes, bytes]:

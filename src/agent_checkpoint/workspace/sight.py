@@ -21,9 +21,9 @@ from agent_checkpoint.records import show
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.beneath import Changing
 from agent_checkpoint.workspace.contents import Contents
-from agent_checkpoint.workspace.folders import Folder
+from agent_checkpoint.workspace.folders import Folder, FolderRows
 from agent_checkpoint.workspace.ignoring import CHECKPOINTIGNORE, GITIGNORE, Rules
-from agent_checkpoint.workspace.index import read_index, write_index
+from agent_checkpoint.workspace.index import Index, open_index, write_index
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.meter import Meter
@@ -75,6 +75,7 @@ class Sight:
         self._meter = meter
         self._backend: Any = None
         self._folder: Folder | None = None
+        self._index_read: Index | None = None
         self._watcher: Watcher | Layer | None = None
         self._is_copy = False
         self._links = Links()
@@ -186,12 +187,14 @@ class Sight:
         """See to it that what is remembered is about the store of the writer."""
         if writer.backend is not self._backend or not writer.trust_memory:
             self.close()
-            self._folder = None
+            self._folder = self._index_read = None
             self._backend = writer.backend
             index = self._index()
             if writer.trust_memory and index is not None:
                 with collection_paused():
-                    self._folder = read_index(index)
+                    self._index_read = open_index(index)
+                if self._index_read is not None:
+                    self._folder = self._index_read.root
             self._not_in_index = 0 if self._folder is not None else _WORTH_AN_INDEX
 
     def _events(self, full: bool) -> Touched | None:
@@ -281,9 +284,15 @@ class Sight:
         """Look at every entry of a tree that is known, and at what differs; None if that fails."""
         if self._folder is None or self._is_copy:
             return None
-        check = Recheck(root, None if self._watches_all else self._watch_directory)
+        watch = None if self._watches_all else self._watch_directory
+        index = self._index_read
         try:
-            check.run(self._folder)
+            check: Recheck[Any]
+            if index is not None and index.root is self._folder:
+                check = Recheck(root, index, watch)
+            else:
+                check = Recheck(root, FolderRows(self._folder), watch)
+            check.run()
             names, replaced = check.touched
             if self._are_rules_among(names):
                 return None
