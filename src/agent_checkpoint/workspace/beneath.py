@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
 import time
 from collections.abc import Iterator
@@ -183,9 +182,11 @@ def _is_open_for_writing(fd: int) -> bool:
     """Ask the kernel, by way of a lease that is given back at once; False if it cannot tell."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
+    from signal import SIGURG  # slow to load, and seldom wanted
+
     try:
         # Whoever opens it at this very moment has this sent to us; the usual signal would kill.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:

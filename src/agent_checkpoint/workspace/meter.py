@@ -49,6 +49,7 @@ class Meter:
         if self.files - told_files >= _TELL_FILES or self.bytes - told_bytes >= _TELL_BYTES:
             self.tell()
         if self._most is not None and self.bytes > self._most:
+            self.tell()
             largest = ", ".join(
                 f"{os.fsdecode(top) or 'files at the top'} ({_shown(size)})"
                 for top, size in self._by_top.most_common(3)

@@ -16,14 +16,11 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_url
 from agent_checkpoint.errors import (
     CheckpointError,
-    FormatError,
-    IntegrityError,
     RestoreIncompleteError,
     WorkspaceError,
 )
 from agent_checkpoint.records import show
 from agent_checkpoint.store.reading import OBJECT
-from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.comparing import Side
@@ -267,11 +264,6 @@ class Restoring:
             f"({trouble}). Open the workspace with that store, or remove the directory "
             ".agent-checkpoint-restore in it to leave the files as they are."
         )
-
-
-def tree_of(state: Tree | ObjectRef) -> Tree:
-    """Return the tree itself where its name stands for it. Raises IntegrityError, StorageError."""
-    return read_record(state.name, state.source) if isinstance(state, ObjectRef) else state
 
 
 def _paths(journal: Journal) -> Iterable[bytes] | None:

@@ -31,6 +31,7 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.nodes import Node, assemble
 from agent_checkpoint.workspace.rule_files import rules_at, rules_in
+from agent_checkpoint.workspace.touched import above, with_parents
 from agent_checkpoint.workspace.tree import Get
 
 _TRIES = 3
@@ -227,7 +228,7 @@ class Scan:
         self, old: Folder, touched: Mapping[bytes, Collection[bytes]], replaced: Collection[bytes]
     ) -> Iterator[Node]:
         nodes: dict[bytes, Node] = {}
-        for path in sorted(_with_parents(touched)):
+        for path in sorted(with_parents(touched)):
             parent = nodes.get(path.rpartition(b"/")[0]) if path else None
             known = old if parent is None else parent.below.get(path.rpartition(b"/")[2])
             if known is None or (path and parent is None):
@@ -360,7 +361,7 @@ class Scan:
             try:
                 nodes = list(self._visit(folder, changing, replaced))
             except OSError:  # a directory itself is gone, or another one: look at it as a whole
-                changing, replaced = _above(changing), frozenset(changing)
+                changing, replaced = above(changing), frozenset(changing)
                 continue
             folder = self._assemble(nodes)
             changing, replaced = _changing(nodes), frozenset()
@@ -386,25 +387,6 @@ def _changing(nodes: Iterable[Node]) -> dict[bytes, list[bytes]]:
     return {path: names for path, names in found.items() if names}
 
 
-def _above(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """Return the names of directories, by the directory above them; the root has none."""
-    found: dict[bytes, list[bytes]] = {}
-    for path in filter(None, paths):
-        parent, _, name = path.rpartition(b"/")
-        found.setdefault(parent, []).append(name)
-    return found
-
-
 def _captured_notes(folder: Folder) -> dict[bytes, Note]:
     """Return what was said of entries that are captured."""
     return {name: note for name, note in folder.notes.items() if note.is_captured}
-
-
-def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Return the paths and those of all directories above them."""
-    found = {b""}
-    for path in paths:
-        while path and path not in found:
-            found.add(path)
-            path = path.rpartition(b"/")[0]
-    return found
