@@ -363,8 +363,10 @@ class Sight:
             if not below.is_stored:
                 below.is_stored = True
                 stack += below.folders.values()
+        if self._not_in_index < _WORTH_AN_INDEX:
+            return
         index = self._index()
-        if index is not None and self._not_in_index >= _WORTH_AN_INDEX:
+        if index is not None:
             try:
                 write_index(index, folder)
             except OSError:  # it only saves time; the checkpoint is durable without it

@@ -154,7 +154,8 @@ class Workspace:
             saved = None if head is None or head.kind == SAFETY else head.parts.get(PART)
             is_new = saved != {OBJECT: taking.tree.ref}
             if is_new or label is not None:
-                self.store.write(draft)
+                # It was just read: no need to look for it once more.
+                self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 taking.confirm()
             return taking.tree
