@@ -142,8 +142,7 @@ def _select(db: sqlite3.Connection, columns: str, ids: Iterable[str]) -> Iterato
 
 def _digests(ids: list[str]) -> list[bytes]:
     """Return the ids as they are stored, without those that are none."""
-    if not all(map(is_object_id, ids)):
-        ids = [name for name in ids if is_object_id(name)]
+    ids = [name for name in ids if is_object_id(name)]
     whole = bytes.fromhex("".join(ids))
     return [whole[at : at + 32] for at in range(0, len(whole), 32)]
 

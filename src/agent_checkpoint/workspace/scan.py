@@ -334,15 +334,16 @@ class Scan:
         notes = {} if node.old is None else _captured_notes(node.old)
         wanted: list[Wanted] = []
         for name, stamp in zip(node.names, node.stamps):
-            if before.get(name) == stamp or (
-                self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp)
+            if before and (
+                before.get(name) == stamp
+                or (self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp))
             ):
                 if name in notes:
                     node.notes[name] = notes[name]
                 continue
             size, _, _, _, mode = STAMP.unpack(stamp)
-            if not stat.S_ISDIR(mode):
-                wanted.append(Wanted(name, size, stat.S_ISLNK(mode)))
+            if mode & _TYPE != stat.S_IFDIR:
+                wanted.append(Wanted(name, size, mode & _TYPE == stat.S_IFLNK))
         if wanted:
             self._contents.read(fd, node.path, wanted, node.found)
 
