@@ -74,6 +74,7 @@ class Folder:
     """A directory: its captured names with a stamp each, its folders, its id and its object."""
 
     __slots__ = (
+        "_below",
         "_items",
         "_names",
         "_texts",
@@ -130,6 +131,7 @@ class Folder:
         self._items = items
         self._names: list[bytes] | None = None
         self._texts: list[str] | None = None
+        self._below: list[tuple[str, Folder]] | None = None
 
     @property
     def names(self) -> list[bytes]:
@@ -144,6 +146,13 @@ class Folder:
         if self._texts is None:
             self._texts = os.fsdecode(self.packed_names).split("/") if self.packed_names else []
         return self._texts
+
+    @property
+    def below(self) -> list[tuple[str, Folder]]:
+        """The folders by their names as text: a list that is the caller's."""
+        if self._below is None:
+            self._below = [(os.fsdecode(name), one) for name, one in self.folders.items()]
+        return self._below.copy()
 
     def items(self, get: Get) -> list[Item]:
         """Return the entries.
@@ -196,8 +205,12 @@ class FolderRows:
 
     def row(self, folder: Folder) -> Row[Folder]:
         """Return what a look compares with."""
-        below = [(os.fsdecode(name), one) for name, one in folder.folders.items()]
-        return folder.texts, folder.stamps, folder.notes, below
+        return (
+            folder.texts,
+            folder.stamps,
+            folder.notes,
+            folder.below if folder.folders else [],
+        )
 
 
 def stamps_by_name(folder: Folder) -> dict[bytes, bytes]:
