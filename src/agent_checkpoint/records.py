@@ -1,13 +1,13 @@
 """The frozen nouns that every layer passes around.
 
-Owns their shape; knows no storage and no codec.
+Owns their shape; knows no storage and no codec. They are named tuples and not dataclasses, because
+to load those takes a fifth of the time of a hook that captures a directory.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Union
 
 from agent_checkpoint.errors import InvalidInputError
@@ -21,17 +21,17 @@ _ID = re.compile(r"(?P<key>.+)_(?P<ns>[0-9]{1,20})-(?P<seq>[1-9][0-9]{0,18})", r
 _STREAM = re.compile(r"(key|fx|meta)/[^\ud800-\udfff]+")
 _OBJECT_ID = re.compile(r"[0-9a-f]{64}")
 
+_NO_METRICS: Mapping[str, float] = {}
 
-@dataclass(frozen=True)
-class Entry:
+
+class Entry(NamedTuple):
     """One entry of a stream: its number, 1 for the first, and its bytes."""
 
     seq: int
     data: bytes
 
 
-@dataclass(frozen=True)
-class ObjectInfo:
+class ObjectInfo(NamedTuple):
     """What a backend tells about a stored object without reading it; `ts` is in seconds."""
 
     id: str
@@ -50,8 +50,7 @@ class CheckpointId(NamedTuple):
         return f"{self.key}_{self.ts_ns}-{self.seq}"
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """All of a checkpoint but its place: what is captured and still has to be written."""
 
     key: str
@@ -59,15 +58,14 @@ class Draft:
     kind: str = "save"
     label: str | None = None
     tags: tuple[str, ...] = ()
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = _NO_METRICS
     source: Checkpoint | None = None
     """The checkpoint that the parts are taken from as they are stored, if they are not new."""
     token: str | None = None
     """The import that the checkpoint belongs to, if it comes from an archive."""
 
 
-@dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(NamedTuple):
     """An immutable record of named parts at one moment, with its parents."""
 
     key: str

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Iterator
@@ -187,7 +186,7 @@ def write_new(directory: Path, data: bytes) -> Path:
     Raises:
         OSError: the file system failed; no file is left.
     """
-    path = directory / secrets.token_hex(12)
+    path = directory / os.urandom(12).hex()
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:

@@ -6,7 +6,6 @@ Owns one file of allocated blocks; knows nothing of what is stored beside it.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -43,7 +42,7 @@ class Reserve:
             free = free_bytes(self.path)
             if free >= _ROOM and (free < PLENTY or self._database.stat().st_size >= _SMALL):
                 # Not synced: after a loss of power it is simply made again.
-                fresh = self._tmp / secrets.token_hex(12)
+                fresh = self._tmp / os.urandom(12).hex()
                 try:
                     _allocate(fresh)
                     fresh.rename(self.path)

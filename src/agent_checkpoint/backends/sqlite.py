@@ -38,6 +38,7 @@ from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
 from agent_checkpoint.backends.sqlite_rows import (
     HIGHEST,
     add_entry,
+    add_objects,
     entries,
     newest_entry,
     object_infos,
@@ -297,9 +298,7 @@ class SQLiteBackend(Backend):
             rows.append((bytes.fromhex(check_object_id(name)), len(data), now, inline))
         for parent in parents:
             sync_directory(parent)
-        db.executemany(
-            "INSERT OR IGNORE INTO objects (id, size, ts, data) VALUES (?, ?, ?, ?)", rows
-        )
+        add_objects(db, rows)
 
     def _write_loose(self, name: str, data: bytes) -> Path:
         self._make_directories()

@@ -6,7 +6,6 @@ Owns the schema and its fingerprint, durability and retry; knows no streams and 
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -313,7 +312,9 @@ def _begin(db: sqlite3.Connection) -> None:
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-            time.sleep(random.uniform(0.01, 0.1))  # noqa: S311 - jitter, not a secret
+            from random import uniform  # slow to load, and seldom wanted
+
+            time.sleep(uniform(0.01, 0.1))  # noqa: S311 - jitter, not a secret
         else:
             return
 

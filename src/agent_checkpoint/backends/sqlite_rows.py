@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
@@ -18,6 +19,7 @@ from agent_checkpoint.records import Entry, ObjectInfo, is_object_id, show
 HIGHEST = 2**63 - 1
 
 _BATCH = 500  # ids in one statement
+_ROWS = 128  # rows in one statement; older SQLites take 999 values
 _PAGE = 10_000
 
 
@@ -45,6 +47,19 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
         (number, seq, _mark(zlib.crc32(name), seq, data), data),
     )
     return seq
+
+
+def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, Any]]) -> None:
+    """Insert objects: id, size, time, and data or None if it is a file. Those that exist stay."""
+    # Many rows a statement: Python lets other threads run once a statement, not once a row, and
+    # each time it waits until it may go on.
+    for start in range(0, len(rows), _ROWS):
+        some = rows[start : start + _ROWS]
+        marks = ",".join(["(?,?,?,?)"] * len(some))
+        db.execute(
+            f"INSERT OR IGNORE INTO objects (id, size, ts, data) VALUES {marks}",  # noqa: S608
+            list(chain.from_iterable(some)),
+        )
 
 
 def newest_entry(db: sqlite3.Connection, stream: str) -> int:
@@ -116,13 +131,20 @@ def present_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
 
 
 def _select(db: sqlite3.Connection, columns: str, ids: Iterable[str]) -> Iterator[Any]:
-    names = [bytes.fromhex(name) for name in ids if is_object_id(name)]
+    names = _digests(list(ids))
     for start in range(0, len(names), _BATCH):
         batch = names[start : start + _BATCH]
         marks = ",".join("?" * len(batch))
         rows = db.execute(f"SELECT {columns} FROM objects WHERE id IN ({marks})", batch)  # noqa: S608
         for name, *rest in rows:
             yield (name.hex(), *rest)
+
+
+def _digests(ids: list[str]) -> list[bytes]:
+    """Return the ids as they are stored, without those that are none."""
+    ids = [name for name in ids if is_object_id(name)]
+    whole = bytes.fromhex("".join(ids))
+    return [whole[at : at + 32] for at in range(0, len(whole), 32)]
 
 
 def _mark(of_name: int, seq: int, data: bytes) -> int:

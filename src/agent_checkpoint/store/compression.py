@@ -28,8 +28,7 @@ _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
 _LEVEL = 1
 _SMALLEST = 128
 """Shorter bytes are left as they are: packing gains less than it costs."""
-_ZSTD_FROM = 4096
-"""Shorter bytes are packed with zlib, which is the faster one to set up."""
+_MOST_COMPRESSORS = 4
 _SAMPLE = 8192
 _WINDOW_LOG_MAX = 24
 """A crafted frame may ask for a large window; this much memory it may have (16 MiB)."""
@@ -44,11 +43,11 @@ def pack(data: bytes, *, portable: bool = False) -> bytes:
     """
     if len(data) < _SMALLEST or not _gains(data):
         return _RAW + data
-    size = write_varint(len(data))
-    if zstd is not None and not portable and len(data) >= _ZSTD_FROM:
-        packed = _ZSTD + size + zstd.compress(data, _LEVEL)
+    if zstd is not None and not portable:
+        codec, packed = _ZSTD, _pack_zstd(data)
     else:
-        packed = _ZLIB + size + zlib.compress(data, _LEVEL)
+        codec, packed = _ZLIB, zlib.compress(data, _LEVEL)
+    packed = codec + write_varint(len(data)) + packed
     return packed if len(packed) <= len(data) else _RAW + data
 
 
@@ -82,6 +81,23 @@ def unpack(stored: bytes, limit: int) -> bytes:
 def _gains(data: bytes) -> bool:
     """Tell by the beginning of long bytes whether packing all of them is worth the time."""
     return len(data) < 8 * _SAMPLE or len(zlib.compress(data[:_SAMPLE], 1)) < _SAMPLE * 0.95
+
+
+_idle: list[Any] = []
+"""Compressors of zstd: to set one up takes longer than to pack a few kilobytes with it."""
+
+
+def _pack_zstd(data: bytes) -> bytes:
+    # Threads take from the list and give back to it without a lock: both are single steps. One that
+    # fails is in the middle of a frame, and is not given back.
+    try:
+        packer = _idle.pop()
+    except IndexError:
+        packer = zstd.ZstdCompressor(_LEVEL)
+    packed: bytes = packer.compress(data, zstd.ZstdCompressor.FLUSH_FRAME)
+    if len(_idle) < _MOST_COMPRESSORS:
+        _idle.append(packer)
+    return packed
 
 
 def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:

@@ -11,20 +11,32 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
 
-try:
-    import orjson
-except ImportError:  # the extra `fast` is not installed
-    orjson = None  # type: ignore[assignment]
-
-
 _BUFFER = 4096
+_SMALL_TEXT = 4096
+_SMALL_ITEMS = 8
+_SMALL_KINDS = frozenset({int, bool, type(None)})
 _CONTROL = bytes(range(32))
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class _Later:
+    """Stands for orjson until it is wanted: to load it takes longer than to write a small value."""
+
+    def __getattr__(self, name: str) -> Any:
+        global orjson
+        orjson = import_module("orjson")
+        return getattr(orjson, name)
+
+
+orjson: Any = None if find_spec("orjson") is None else _Later()
+"""The extra `fast`, or None if it is not installed."""
 
 
 class ExponentFloat(float):
@@ -46,7 +58,7 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
     Raises:
         RecursionError: the value is nested too deeply.
     """
-    if orjson is not None:
+    if orjson is not None and not (type(orjson) is _Later and _is_small(value)):
         options = orjson.OPT_INDENT_2 if indent else 0
         try:
             return _released(orjson.dumps(value, _exponent_fragment, options))
@@ -109,7 +121,9 @@ def read_json(data: bytes) -> JsonValue:
             too deep, huge numbers).
     """
     try:
-        return _parse(data) if orjson is None else orjson.loads(data)  # type: ignore[no-any-return]
+        if orjson is None or (type(orjson) is _Later and len(data) < _SMALL_TEXT):
+            return _parse(data)
+        return orjson.loads(data)  # type: ignore[no-any-return]
     except RecursionError:
         raise IntegrityError(
             "The JSON text is nested too deeply to be one of ours, or to be read where so much of "
@@ -118,6 +132,19 @@ def read_json(data: bytes) -> JsonValue:
     except ValueError as error:
         # The library's message quotes no content, only the position.
         raise IntegrityError(f"Not the JSON text that was written: {error}") from None
+
+
+def _is_small(value: Any, depth: int = 2) -> bool:
+    """Tell whether a value is such that any library writes it in no time."""
+    kind = type(value)
+    if kind is dict or kind is list:
+        inside = value.values() if kind is dict else value
+        return (
+            len(value) <= _SMALL_ITEMS
+            and depth > 0
+            and all(_is_small(item, depth - 1) for item in inside)
+        )
+    return kind in _SMALL_KINDS or (kind is str and len(value) < _SMALL_TEXT)
 
 
 def _parse(data: bytes) -> JsonValue:

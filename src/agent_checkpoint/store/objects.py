@@ -54,19 +54,21 @@ class Packed(NamedTuple):
     """An object that is ready to be written: packed when that is needed, not before."""
 
     kind: bytes
-    head: bytes
-    payload: bytes
+    plain: bytes
+    """The bytes that the name is the hash of."""
+    start: int
+    """Where in them the payload begins."""
     refs: tuple[str, ...]
 
     @property
     def size(self) -> int:
         """How many bytes the plain form has."""
-        return len(self.head) + len(self.payload)
+        return len(self.plain)
 
     @property
-    def plain(self) -> bytes:
-        """The bytes that the name is the hash of."""
-        return self.head + self.payload
+    def payload(self) -> bytes:
+        """What it holds."""
+        return self.plain[self.start :]
 
     def stored(self, *, portable: bool = False) -> bytes:
         """Return the bytes for the backend, or for every installation."""
@@ -76,9 +78,7 @@ class Packed(NamedTuple):
 def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, Packed]:
     """Return the name of an object, and the object to be written. Raises as `make_plain` does."""
     packed = make_plain(kind, payload, refs)
-    digest = hashlib.sha256(packed.head)
-    digest.update(payload)
-    return digest.hexdigest(), packed
+    return hashlib.sha256(packed.plain).hexdigest(), packed
 
 
 def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
@@ -92,13 +92,16 @@ def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
     Raises:
         IntegrityError: it is larger than an object may be; callers cut what is large.
     """
-    ends = sum(1 << place for place, name in enumerate(refs) if type(name) is End)
-    flags = ends.to_bytes((len(refs) + 7) // 8, "little")
-    head = kind + write_varint(len(refs)) + flags + bytes.fromhex("".join(refs))
-    packed = Packed(kind, head, payload, tuple(refs))
-    if packed.size > MAX_OBJECT:
-        raise IntegrityError(f"An object of {packed.size} bytes is larger than {MAX_OBJECT}.")
-    return packed
+    if refs:
+        ends = sum([1 << place for place, name in enumerate(refs) if type(name) is End])
+        flags = ends.to_bytes((len(refs) + 7) // 8, "little")
+        head = kind + write_varint(len(refs)) + flags + bytes.fromhex("".join(refs))
+    else:
+        head = kind + b"\0"
+    plain = head + payload
+    if len(plain) > MAX_OBJECT:
+        raise IntegrityError(f"An object of {len(plain)} bytes is larger than {MAX_OBJECT}.")
+    return Packed(kind, plain, len(head), tuple(refs))
 
 
 def open_object(name: str, stored: bytes) -> Object:

@@ -11,7 +11,7 @@ import base64
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.backends.base import Scrubs
@@ -111,7 +111,7 @@ def _replace_heads(
             for name, tree in head.parts.items()
             if not found.is_tainted(whole(tree, reader))
         }
-        fresh = _blotted(store, replace(head, parts=sound), needles) if sound else None
+        fresh = _blotted(store, head._replace(parts=sound), needles) if sound else None
         if fresh is not None:
             done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
 
@@ -288,7 +288,7 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
     tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
     kept = with_references(parts, store.backend)
     draft = Draft(head.key, kept, "purge", label, tags, head.metrics)
-    left = _said(replace(head, label=label, tags=tags, parts=parts))
+    left = _said(head._replace(label=label, tags=tags, parts=parts))
     is_whole = _members(parts) == _members(before)
     return draft if is_whole and not _holds(left, needles) else None
 

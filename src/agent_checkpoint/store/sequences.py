@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects import LEAF, NODE, SPINE, TAIL, End, Object
@@ -181,16 +181,15 @@ class SequenceBuilder:
         return put(TAIL, write_varint(number) + has_spine + text, refs)
 
 
-@dataclass(frozen=True)
-class StoredList:
+class StoredList(NamedTuple):
     """What a store has of a list: builders with all of it, and with all but its last leaf.
 
     They are copied before anything is added to them.
     """
 
-    end: SequenceBuilder = field(default_factory=SequenceBuilder)
+    end: SequenceBuilder = SequenceBuilder()
     n: int = 0
-    leaf: SequenceBuilder = field(default_factory=SequenceBuilder)
+    leaf: SequenceBuilder = SequenceBuilder()
     leaf_n: int = 0
 
     def resume(self, is_same: Callable[[int], bool]) -> StoredList:

@@ -12,6 +12,8 @@ _MOST_BYTES = 9
 
 def write_varint(number: int) -> bytes:
     """Return a number from 0 to 2**63 - 1 as bytes."""
+    if number < 0x80:  # as most are
+        return bytes((number,))
     done = bytearray()
     while number >= 0x80:
         done.append(number & 0x7F | 0x80)

@@ -5,7 +5,7 @@ Owns telling new objects from those that are stored already; knows nothing of wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ _NOT_WORTH_ASKING = 16384
 _BATCH = 1 << 25
 """More bytes than this are stored ahead of the entry, in batches: they need not fit a commit."""
 
+_WORTH_KEEPING = 1000
 
 Memory = WeakKeyDictionary[Any, Any]
 """What a store is known to have, by whom."""
@@ -83,18 +84,18 @@ class Writer:
         self._pending.update(other._pending)
         self._committed += other._committed
 
-    def store_ahead(self, objects: Mapping[str, Packed]) -> None:
+    def lacking(self, names: Collection[str]) -> Collection[str]:
+        """Return those of the objects that the store lacks. Raises StorageError."""
+        return names if self.backend is None else self.backend.missing_objects(names)
+
+    def put_ahead(self, objects: Mapping[str, bytes]) -> None:
         """Store objects that refer to nothing right away, for they are many. From any thread.
 
         Raises:
             StorageError: the medium failed.
         """
-        if self.backend is None:
-            self.adopt(objects)
-            return
-        lost = self.backend.missing_objects(objects)
-        if lost:
-            self.backend.put_objects({name: objects[name].stored() for name in lost})
+        if objects and self.backend is not None:
+            self.backend.put_objects(objects)
 
     def pending(self) -> Iterable[tuple[str, Packed]]:
         """Return the objects that were put, by name; what they refer to comes first."""
@@ -110,8 +111,11 @@ class Writer:
             call()
 
     def keep(self, cache: Cache) -> None:
-        """Keep what was written in memory: it is what is most likely to be read next."""
-        for name in self._new:
+        """Keep what was written in memory: it is what is most likely to be read next.
+
+        Not of a first snapshot of many directories, which would push out all else.
+        """
+        for name in self._new if len(self._new) <= _WORTH_KEEPING else ():
             cache.put_object(name, opened(self._pending[name]))
 
     def check_weight(self, roots: Iterable[str], backend: Backend | None = None) -> None:

@@ -1,16 +1,14 @@
 """What is in files, on its way into a store. Owns reading, hashing and handing it over in batches.
 
 The first batch waits for the entry and is committed with it: a step of an agent changes a few
-files. More than that is read, packed and stored ahead by two threads while the scan goes on.
+files. More than that is stored ahead, by a thread, while the scan goes on.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable
-from itertools import groupby
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +16,6 @@ from agent_checkpoint.store.objects import BLOB, End, Packed, make_object
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.beneath import (
     Changing,
-    directory_below,
     held_still,
     is_left_in_peace,
     is_written_to,
@@ -29,6 +26,7 @@ from agent_checkpoint.workspace.beneath import (
 )
 from agent_checkpoint.workspace.chunking import CHUNKED_FROM, cut
 from agent_checkpoint.workspace.folders import READ_AGAIN, SETUID, TORN, UNREADABLE, Note
+from agent_checkpoint.workspace.meter import Meter
 from agent_checkpoint.workspace.tree import (
     FILE,
     LINK,
@@ -40,12 +38,11 @@ from agent_checkpoint.workspace.tree import (
 )
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from agent_checkpoint.workspace.storing import Storing
 
-_BATCH_FILES = 256
-_BATCH_BYTES = 4 << 20
-_THREADS = 2
-_WAITING = 4
+_SOME = 256
+_BATCH_FILES = 1024
+_BATCH_BYTES = 8 << 20
 _TRIES = 3
 _PIECE = 1 << 20
 
@@ -63,55 +60,72 @@ class Found(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A file or link to be read; what is found goes into `found`, under its name."""
+    """A file or link to be read."""
 
-    directory: bytes
     name: bytes
     size: int
     is_link: bool
-    found: dict[bytes, Found]
 
 
 class Contents:
-    """Reads files below a root, in batches, and hands what is new to a writer."""
+    """Reads files below a root, and hands what is new to a writer in batches."""
 
-    def __init__(
-        self, root: int, writer: Writer, read: Callable[[list[Wanted]], None], *, ahead: bool
-    ) -> None:
+    def __init__(self, writer: Writer, meter: Meter, *, ahead: bool) -> None:
         """Begin.
 
         Args:
-            root: the root directory, open.
             writer: takes the objects.
-            read: told what is about to be read; may raise.
+            meter: told what is about to be read; may raise.
             ahead: whether also the first batch is stored right away, since no entry may follow.
         """
-        self._ahead = ahead
-        self._root = root
+        self._ahead = ahead and writer.backend is not None
         self._writer = writer
-        self._read = read
-        self._batch: list[Wanted] = []
+        self._meter = meter
+        self._objects: dict[str, Packed] = {}
         self._size = 0
-        self._pool: ThreadPoolExecutor | None = None
-        self._running: deque[Future[None]] = deque()
+        self._storing: Storing | None = None
+        self.count = 0
+        """How many files were read."""
 
-    def want(self, wanted: Wanted) -> None:
-        """Have a file or link read, now or later. Raises StorageError."""
-        self._batch.append(wanted)
-        self._size += wanted.size
-        if len(self._batch) >= _BATCH_FILES or self._size >= _BATCH_BYTES:
-            self._hand_over()
+    def read(
+        self, fd: int, directory: bytes, wanted: Sequence[Wanted], found: dict[bytes, Found]
+    ) -> None:
+        """Read files and links of an open directory.
+
+        Args:
+            fd: the directory.
+            directory: its path.
+            wanted: what to read.
+            found: gets what is found, by name.
+
+        Raises:
+            WorkspaceError: there are more bytes than the limit allows.
+            StorageError: the store failed.
+        """
+        for start in range(0, len(wanted), _SOME):
+            some = wanted[start : start + _SOME]
+            self._meter.read(directory, len(some), sum([each.size for each in some]))
+            self.count += len(some)
+            for each in some:
+                found[each.name] = self._look(fd, each)
+            if len(self._objects) >= _BATCH_FILES:
+                self._hand_over()
 
     def finish(self) -> None:
-        """Have all of them read. Raises StorageError."""
-        if self._pool is None:
-            self._read(self._batch)
-            _Batch(self._root, self._writer, is_ahead=self._ahead).read(self._batch)
-            self._batch, self._size = [], 0
+        """Have all of it stored, but for a first batch that waits for the entry.
+
+        Raises StorageError.
+        """
+        self._meter.tell()
+        if self._storing is None and not self._ahead:
+            self._writer.adopt(self._objects)
+            self._objects, self._size = {}, 0
             return
-        self._hand_over()
-        while self._running:
-            self._running.popleft().result()
+        if self._objects:
+            self._hand_over()
+        if self._storing is not None:
+            self._storing.finish()
+            self._storing = None
 
     def __enter__(self) -> Contents:
         return self
@@ -122,48 +136,24 @@ class Contents:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._pool is not None:
-            for future in self._running:
-                future.cancel()
-            self._pool.shutdown()
+        if self._storing is not None:
+            self._storing.drop()
+
+    def _add(self, name: str, packed: Packed) -> None:
+        self._objects[name] = packed
+        self._size += packed.size
+        if self._size >= _BATCH_BYTES:
+            self._hand_over()
 
     def _hand_over(self) -> None:
-        if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # slow to load, and seldom wanted
+        if self._writer.backend is None:
+            return
+        if self._storing is None:
+            from agent_checkpoint.workspace.storing import Storing  # slow to load, seldom wanted
 
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent-checkpoint-files")
-        batch, self._batch, self._size = self._batch, [], 0
-        self._read(batch)
-        while len(self._running) >= _WAITING:
-            self._running.popleft().result()
-        work = _Batch(self._root, self._writer, is_ahead=True)
-        self._running.append(self._pool.submit(work.read, batch))
-
-
-class _Batch:
-    """Some files, read and stored together."""
-
-    def __init__(self, root: int, writer: Writer, *, is_ahead: bool) -> None:
-        self._root = root
-        self._writer = writer
-        self._is_ahead = is_ahead
-        self._objects: dict[str, Packed] = {}
-
-    def read(self, batch: list[Wanted]) -> None:
-        """Read a batch, which is ordered by directory. Raises StorageError."""
-        for directory, group in groupby(batch, lambda wanted: wanted.directory):
-            files = list(group)
-            try:
-                with directory_below(self._root, directory) as fd:
-                    for wanted in files:
-                        wanted.found[wanted.name] = self._look(fd, wanted)
-            except OSError:  # the directory itself is gone, or something else by now
-                for wanted in files:
-                    wanted.found[wanted.name] = Found(None, is_changing=True)
-        if self._is_ahead:
-            self._writer.store_ahead(self._objects)
-        else:
-            self._writer.adopt(self._objects)
+            self._storing = Storing(self._writer)
+        objects, self._objects, self._size = self._objects, {}, 0
+        self._storing.store(objects)
 
     def _look(self, directory: int, wanted: Wanted) -> Found:
         try:
@@ -184,7 +174,7 @@ class _Batch:
         if len(data) > CHUNKED_FROM:  # it grew
             return self._read_large(directory, name)
         content, packed = make_object(BLOB, data)
-        self._objects[content] = packed
+        self._add(content, packed)
         item = Item(name, FILE, stat.st_mode & MODE_BITS, len(data), content, content)
         return Found(item, stamp, _note(stat, is_still=is_still))
 
@@ -199,8 +189,8 @@ class _Batch:
                     size += len(chunk)
                     piece, packed = make_object(BLOB, chunk)
                     names.append(End(piece))
-                    # Never more than a chunk in memory, however large the file is.
-                    self._writer.store_ahead({piece: packed})
+                    # Never more than a few chunks in memory, however large the file is.
+                    self._add(piece, packed)
                     if size > file.stat.st_size:  # it may grow as fast as it is read
                         break
                 stamp = READ_AGAIN if is_busy else settled_stamp(file)

@@ -163,17 +163,23 @@ class _Copy:
         self._helped: list[Future[None]] = []
 
     def run(self, source: Reach, target: Reach) -> list[bytes]:
-        directories, waiting = [], [b""]
+        # A directory comes a second time, with its stat, when all below it is there: one that may
+        # not be written to must be filled before, and while it is at hand that takes no search.
+        waiting: list[tuple[bytes, os.stat_result | None]] = [(b"", None)]
         try:
             while waiting:
-                self._at = path = waiting.pop()
+                path, found = waiting.pop()
+                self._at = path
+                if found is not None:
+                    self._dress(target.open(path), found)
+                    continue
                 try:
                     here = source.open(path)
                 except FileNotFoundError:  # it was there when its parent was listed
                     continue
                 there = target.open(path)
-                directories.append((path, os.fstat(here)))
-                waiting += self._copy_directory(path, here, there)
+                waiting.append((path, os.fstat(here)))
+                waiting += [(below, None) for below in self._copy_directory(path, here, there)]
         except OSError as error:
             raise _failure(self._place, self._at, error) from error
         finally:
@@ -181,12 +187,6 @@ class _Copy:
                 self._helper.shutdown()
         for file in self._helped:
             file.result()
-        # Only now, and those below first: one that may not be written to must be filled before.
-        for path, found in reversed(directories):
-            try:
-                self._dress(target.open(path), found)
-            except OSError as error:
-                raise _failure(self._place, path, error) from error
         return sorted(self._specials)
 
     def _copy_directory(self, path: bytes, here: int, there: int) -> list[bytes]:

@@ -11,9 +11,9 @@ import struct
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from os import stat_result
-from stat import S_ISDIR
+from stat import S_IFDIR
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent_checkpoint.workspace.tree import Get, Item, Stored, read_directory
 
@@ -21,6 +21,9 @@ STAMP = struct.Struct("<QqqQI")
 """Size, times of content and of attributes, inode, type and mode: what tells that a file is new."""
 READ_AGAIN = bytes(STAMP.size)
 """The stamp of what has to be read again, whatever it looks like: no file has it."""
+
+_TYPE = 0o170000
+_pack = STAMP.pack
 
 IGNORED, SPECIAL, UNREADABLE, TORN, SETUID = "ignored", "special", "unreadable", "torn", "setuid"
 
@@ -49,11 +52,10 @@ NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})
 
 def stamp_of(stat: stat_result) -> bytes:
     """Return what tells whether an entry is still the same."""
-    if S_ISDIR(stat.st_mode):  # what is in it is looked at anyway
-        return STAMP.pack(0, 0, 0, stat.st_ino, stat.st_mode)
-    return STAMP.pack(
-        stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_mode & 0xFFFFFFFF
-    )
+    mode = stat.st_mode
+    if mode & _TYPE == S_IFDIR:  # what is in it is looked at anyway
+        return _pack(0, 0, 0, stat.st_ino, mode)
+    return _pack(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, mode & 0xFFFFFFFF)
 
 
 def is_copied(before: bytes, now: bytes) -> bool:
@@ -62,10 +64,17 @@ def is_copied(before: bytes, now: bytes) -> bool:
     return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
 
 
+Handle = TypeVar("Handle")
+Row = tuple[list[str], bytes, Mapping[bytes, Note], list[tuple[str, Handle]]]
+"""A directory as a look compares with it: names, stamps, notes, and what the folders in it are
+known by."""
+
+
 class Folder:
     """A directory: its captured names with a stamp each, its folders, its id and its object."""
 
     __slots__ = (
+        "_below",
         "_items",
         "_names",
         "_texts",
@@ -122,6 +131,7 @@ class Folder:
         self._items = items
         self._names: list[bytes] | None = None
         self._texts: list[str] | None = None
+        self._below: list[tuple[str, Folder]] | None = None
 
     @property
     def names(self) -> list[bytes]:
@@ -136,6 +146,13 @@ class Folder:
         if self._texts is None:
             self._texts = os.fsdecode(self.packed_names).split("/") if self.packed_names else []
         return self._texts
+
+    @property
+    def below(self) -> list[tuple[str, Folder]]:
+        """The folders by their names as text: a list that is the caller's."""
+        if self._below is None:
+            self._below = [(os.fsdecode(name), one) for name, one in self.folders.items()]
+        return self._below.copy()
 
     def items(self, get: Get) -> list[Item]:
         """Return the entries.
@@ -178,6 +195,22 @@ class Folder:
             for name, below in folder.folders.items():
                 if below.is_noted:
                     stack.append((path + name + b"/", below))
+
+
+class FolderRows:
+    """A tree of folders in memory, to be compared with."""
+
+    def __init__(self, top: Folder) -> None:
+        self.top = top
+
+    def row(self, folder: Folder) -> Row[Folder]:
+        """Return what a look compares with."""
+        return (
+            folder.texts,
+            folder.stamps,
+            folder.notes,
+            folder.below if folder.folders else [],
+        )
 
 
 def stamps_by_name(folder: Folder) -> dict[bytes, bytes]:

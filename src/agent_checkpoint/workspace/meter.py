@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.workspace.contents import Wanted
 
 Progress = Callable[[int, int], None]
 """Told, as a snapshot goes on, how many files and bytes it has read so far."""
+
+_TELL_FILES, _TELL_BYTES = 256, 4 << 20
+"""After so much more it is told again."""
 
 
 class Meter:
@@ -21,7 +23,7 @@ class Meter:
 
         Args:
             limit: how many bytes one snapshot may read; any number if it is None.
-            progress: called before each batch of files.
+            progress: called now and then.
         """
         self._limit = limit
         self._progress = progress
@@ -30,22 +32,24 @@ class Meter:
     def begin(self, *, is_limited: bool = True) -> None:
         """Count from nothing; not against the limit what a restore has just written."""
         self.files = self.bytes = 0
+        self._told = (0, 0)
         self._most = self._limit if is_limited else None
         self._by_top: Counter[bytes] = Counter()
 
-    def read(self, batch: Iterable[Wanted]) -> None:
-        """Count files that are about to be read.
+    def read(self, directory: bytes, files: int, size: int) -> None:
+        """Count files of a directory that are about to be read.
 
         Raises:
             WorkspaceError: there are more bytes than the limit allows.
         """
-        for wanted in batch:
-            self.files += 1
-            self.bytes += wanted.size
-            self._by_top[wanted.directory.partition(b"/")[0]] += wanted.size
-        if self._progress is not None:
-            self._progress(self.files, self.bytes)
+        self.files += files
+        self.bytes += size
+        self._by_top[directory.partition(b"/")[0]] += size
+        told_files, told_bytes = self._told
+        if self.files - told_files >= _TELL_FILES or self.bytes - told_bytes >= _TELL_BYTES:
+            self.tell()
         if self._most is not None and self.bytes > self._most:
+            self.tell()
             largest = ", ".join(
                 f"{os.fsdecode(top) or 'files at the top'} ({_shown(size)})"
                 for top, size in self._by_top.most_common(3)
@@ -55,6 +59,12 @@ class Meter:
                 f"{largest}. Leave out what can be made again, by ignore= or a line in "
                 ".checkpointignore, or set another limit=."
             )
+
+    def tell(self) -> None:
+        """Tell how far it is, if that was not told."""
+        if self._progress is not None and self._told != (self.files, self.bytes):
+            self._told = self.files, self.bytes
+            self._progress(self.files, self.bytes)
 
 
 def _shown(size: int) -> str:

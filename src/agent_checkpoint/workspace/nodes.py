@@ -61,17 +61,25 @@ def _folder(node: Node, get: Get, put: Put) -> Folder:
         return old
     items, stamps = _items(node, get)
     is_same = old is not None and old.has_items and items == old.items(get)
-    folders = {item.name: node.below[item.name] for item in items if item.type == FOLDER}
+    below = node.below
+    folders = (
+        {item.name: below[item.name] for item in items if item.type == FOLDER} if below else {}
+    )
+    files, size = len(items) - len(folders), sum([item.size for item in items])
+    is_noted = bool(node.notes) and any(note.kind != IGNORED for note in node.notes.values())
+    for folder in folders.values():
+        files += folder.files
+        size += folder.bytes
+        is_noted = is_noted or folder.is_noted
     return Folder(
         packed_names=b"/".join([item.name for item in items]),
         stamps=b"".join(stamps),
         folders=folders,
         notes=node.notes or NO_NOTES,
         stored=old.stored if old is not None and is_same else put_directory(items, put),
-        files=len(items) - len(folders) + sum(folder.files for folder in folders.values()),
-        size=sum(item.size for item in items) + sum(folder.bytes for folder in folders.values()),
-        is_noted=any(note.kind != IGNORED for note in node.notes.values())
-        or any(folder.is_noted for folder in folders.values()),
+        files=files,
+        size=size,
+        is_noted=is_noted,
         is_stored=old is not None and is_same and old.is_stored,
         items=items,
     )
@@ -104,7 +112,8 @@ def _items(node: Node, get: Get) -> tuple[list[Item], list[bytes]]:
 
 
 def _note(node: Node, name: bytes, found: Found) -> None:
-    node.notes.pop(name, None)
+    if node.notes:
+        node.notes.pop(name, None)
     if found.note is not None:
         node.notes[name] = found.note
     elif found.is_changing:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Generic, Protocol
 
-from agent_checkpoint.workspace.beneath import directory_below, open_directory
-from agent_checkpoint.workspace.folders import STAMP, Folder
+from agent_checkpoint.workspace.beneath import DIRECTORY, directory_below
+from agent_checkpoint.workspace.folders import STAMP, Handle, Note, Row
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.touched import Touched
 
@@ -19,64 +20,89 @@ _TYPE, _DIRECTORY = 0o170000, stat.S_IFDIR
 _MOST_OPEN = 128
 
 
-class Recheck:
+class Known(Protocol[Handle]):
+    """A tree that is known, in memory or as an index."""
+
+    @property
+    def top(self) -> Handle:
+        """What the root is known by."""
+
+    def row(self, handle: Handle) -> Row[Handle]:
+        """Return what a directory is compared with."""
+
+
+class Recheck(Generic[Handle]):
     """One pass over a tree that is known."""
 
-    def __init__(self, root: int, watch: Callable[[int, bytes], None] | None) -> None:
+    def __init__(
+        self, root: int, known: Known[Handle], watch: Callable[[int, bytes], None] | None
+    ) -> None:
         """Prepare.
 
         Args:
             root: the directory, open.
+            known: what it was.
             watch: told of every directory before it is listed, if they are not watched yet.
         """
         self._root = root
+        self._known = known
         self._watch = watch
         self.links = Links()
         """The files that have several names."""
         self.touched = Touched({}, set())
         """What is not as it was."""
 
-    def run(self, known: Folder) -> None:
+    def run(self) -> None:
         """Compare everything with what is known of it.
 
         Raises:
             OSError: a directory that is known is gone, or is something else.
         """
-        # Directories that are open, with what is still to be looked at in each of them.
-        frames: list[tuple[bytes, int, list[tuple[bytes, Folder]]]] = []
+        # Directories that are open, with what is still to be looked at in each of them. Paths end
+        # with a slash, but for the root's.
+        frames: list[tuple[str, int, list[tuple[str, Handle]]]] = []
+        compare = self._compare
         fd = os.dup(self._root)
         try:
-            frames.append((b"", fd, self._compare(b"", fd, known)))
+            frames.append(("", fd, []))
+            frames[-1] = ("", fd, compare("", fd, self._known.top))
             while frames:
                 path, fd, waiting = frames[-1]
                 if not waiting:
                     frames.pop()
                     os.close(fd)
                     continue
-                name, folder = waiting.pop()
-                below = path + b"/" + name if path else name
-                if len(frames) < _MOST_OPEN:
-                    inner = open_directory(name, fd)
-                    frames.append((below, inner, []))
-                    frames[-1] = (below, inner, self._compare(below, inner, folder))
-                else:  # there are deeper trees than a process has files
-                    self._deep(below, folder)
+                name, handle = waiting.pop()
+                below = f"{path}{name}/"
+                if len(frames) >= _MOST_OPEN:  # there are deeper trees than a process has files
+                    self._deep(below, handle)
+                    continue
+                inner = os.open(name, DIRECTORY, dir_fd=fd)
+                try:
+                    inside = compare(below, inner, handle)
+                except BaseException:
+                    os.close(inner)
+                    raise
+                if inside:
+                    frames.append((below, inner, inside))
+                else:
+                    os.close(inner)
         finally:
             for _, fd, _ in frames:
                 os.close(fd)
 
-    def _deep(self, path: bytes, folder: Folder) -> None:
-        stack = [(path, folder)]
+    def _deep(self, path: str, handle: Handle) -> None:
+        stack = [(path, handle)]
         while stack:
-            path, folder = stack.pop()
-            with directory_below(self._root, path) as fd:
-                waiting = self._compare(path, fd, folder)
-            stack += ((path + b"/" + name, below) for name, below in waiting)
+            path, handle = stack.pop()
+            with directory_below(self._root, _encoded(path)) as fd:
+                waiting = self._compare(path, fd, handle)
+            stack += ((f"{path}{name}/", below) for name, below in waiting)
 
-    def _compare(self, path: bytes, fd: int, known: Folder) -> list[tuple[bytes, Folder]]:
+    def _compare(self, path: str, fd: int, handle: Handle) -> list[tuple[str, Handle]]:
         """Compare one directory; return those in it that are the same directories as before."""
         if self._watch is not None:
-            self._watch(fd, path)
+            self._watch(fd, _encoded(path))
         pack = STAMP.pack
         found: dict[str, bytes] = {}
         with os.scandir(fd) as entries:
@@ -90,38 +116,52 @@ class Recheck:
                     found[entry.name] = pack(0, 0, 0, seen.st_ino, mode)
                     continue
                 if seen.st_nlink > 1:
-                    self.links.add(seen, path, os.fsencode(entry.name))
+                    self.links.add(seen, _encoded(path), os.fsencode(entry.name))
                 found[entry.name] = pack(
                     seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, mode
                 )
-        try:
-            stamps = b"".join([found[name] for name in known.texts])
-        except KeyError:
-            stamps = b""
-        if stamps == known.stamps and len(found) == len(known.texts) and not known.notes:
-            return list(known.folders.items()) if known.folders else []
-        return self._differing(path, found, known)
+        texts, stamps, notes, below = self._known.row(handle)
+        if len(found) == len(texts) and not notes:
+            try:
+                if b"".join([found[name] for name in texts]) == stamps:
+                    return below
+            except KeyError:
+                pass
+        before = dict(zip(texts, _each(stamps)))
+        differing = self._differing(path, found, before, notes)
+        return [(name, one) for name, one in below if name not in differing]
 
     def _differing(
-        self, path: bytes, found: dict[str, bytes], known: Folder
-    ) -> list[tuple[bytes, Folder]]:
-        before = dict(zip(known.texts, known.all_stamps()))
-        names: set[bytes] = set()
-        same = dict(known.folders)
+        self,
+        path: str,
+        found: Mapping[str, bytes],
+        before: Mapping[str, bytes],
+        notes: Mapping[bytes, Note],
+    ) -> set[str]:
+        """Take note of what differs in one directory, and return it."""
+        names: set[str] = set()
         for text in before.keys() | found.keys():
-            name, stamp = os.fsencode(text), found.get(text)
+            stamp = found.get(text)
             if stamp == before.get(text):
                 continue
             kind = None if stamp is None else stat.S_IFMT(STAMP.unpack(stamp)[4])
-            note = known.notes.get(name)
+            note = notes.get(os.fsencode(text)) if notes else None
             if note is not None and kind is not None and note.type == kind:
                 continue  # it is left out, as it was
-            names.add(name)
-            same.pop(name, None)
+            names.add(text)
             if kind == stat.S_IFDIR:
-                self.touched.replaced.add(path + b"/" + name if path else name)
+                self.touched.replaced.add(os.fsencode(path + text))
         # What was left out may be gone.
-        names.update(name for name in known.notes if os.fsdecode(name) not in found)
+        names.update(text for text in map(os.fsdecode, notes) if text not in found)
         if names:
-            self.touched.names[path] = names
-        return list(same.items())
+            self.touched.names[_encoded(path)] = set(map(os.fsencode, names))
+        return names
+
+
+def _encoded(path: str) -> bytes:
+    """Return the path of a directory as others know it."""
+    return os.fsencode(path[:-1])
+
+
+def _each(stamps: bytes) -> list[bytes]:
+    return [stamps[at : at + STAMP.size] for at in range(0, len(stamps), STAMP.size)]

@@ -21,7 +21,6 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import show
 from agent_checkpoint.store.reading import OBJECT
-from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.comparing import Side
@@ -265,11 +264,6 @@ class Restoring:
             f"({trouble}). Open the workspace with that store, or remove the directory "
             ".agent-checkpoint-restore in it to leave the files as they are."
         )
-
-
-def tree_of(state: Tree | ObjectRef) -> Tree:
-    """Return the tree itself where its name stands for it. Raises IntegrityError, StorageError."""
-    return read_record(state.name, state.source) if isinstance(state, ObjectRef) else state
 
 
 def _paths(journal: Journal) -> Iterable[bytes] | None:

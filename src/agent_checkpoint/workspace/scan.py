@@ -1,7 +1,7 @@
 """A directory tree as it is now, given what it was before. Owns the walk; follows no symlink.
 
-What has its old stamp is not read again. Everything else is handed to `contents`, and when all of
-that is read the folders are put together, from the deepest up.
+What has its old stamp is not read again. Everything else is read by `contents` while its directory
+is open, and when the walk is done the folders are put together, from the deepest up.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.nodes import Node, assemble
 from agent_checkpoint.workspace.rule_files import rules_at, rules_in
+from agent_checkpoint.workspace.touched import above, with_parents
 from agent_checkpoint.workspace.tree import Get
 
 _TRIES = 3
+_TYPE = 0o170000
 _MOST_OPEN = 128
 _SPECIALS = {
     stat.S_IFIFO: "a fifo",
@@ -195,26 +197,38 @@ class Scan:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
         rules = rules_in(node.path, fd, rules)
         folders: list[bytes] = []
+        own, device = self._excluded.names, self._device
         for name, entry in rows:
             try:
                 found = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            if self._take(node, name, found, rules) and stat.S_ISDIR(found.st_mode):
+            kind = found.st_mode & _TYPE
+            # Nearly all are plain files of which there is nothing to be said.
+            if (
+                kind == stat.S_IFREG
+                and found.st_nlink == 1
+                and found.st_dev == device
+                and not rules
+                and name not in own
+            ):
+                node.names.append(name)
+                node.stamps.append(stamp_of(found))
+            elif self._take(node, name, found, rules) and kind == stat.S_IFDIR:
                 folders.append(name)
         old = node.old
         if old is not None and old.names == node.names and old.stamps == b"".join(node.stamps):
             node.is_same = True
             node.notes.update(_captured_notes(old))
         else:
-            self._want(node)
+            self._want(node, fd)
         return folders, rules
 
     def _visit(
         self, old: Folder, touched: Mapping[bytes, Collection[bytes]], replaced: Collection[bytes]
     ) -> Iterator[Node]:
         nodes: dict[bytes, Node] = {}
-        for path in sorted(_with_parents(touched)):
+        for path in sorted(with_parents(touched)):
             parent = nodes.get(path.rpartition(b"/")[0]) if path else None
             known = old if parent is None else parent.below.get(path.rpartition(b"/")[2])
             if known is None or (path and parent is None):
@@ -265,7 +279,7 @@ class Scan:
                     node.below.pop(name, None)
             node.names = sorted(stamps)
             node.stamps = [stamps[name] for name in node.names]
-            self._want(node, () if self._by_stamp else touched)
+            self._want(node, fd, () if self._by_stamp else touched)
             for name in fresh:
                 known = node.below.pop(name, None)
                 child = Node(node.child(name), known, node)
@@ -312,26 +326,28 @@ class Scan:
             self._pseudo = pseudo_devices()
         return device in self._pseudo
 
-    def _want(self, node: Node, touched: Collection[bytes] = ()) -> None:
+    def _want(self, node: Node, fd: int, touched: Collection[bytes] = ()) -> None:
         """Have everything read that was touched, or has not its old stamp."""
         before = {} if node.old is None else stamps_by_name(node.old)
         for name in touched:
             before.pop(name, None)
         notes = {} if node.old is None else _captured_notes(node.old)
+        wanted: list[Wanted] = []
         for name, stamp in zip(node.names, node.stamps):
-            if before.get(name) == stamp or (
-                self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp)
+            if before and (
+                before.get(name) == stamp
+                or (self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp))
             ):
                 if name in notes:
                     node.notes[name] = notes[name]
                 continue
             size, _, _, _, mode = STAMP.unpack(stamp)
-            if not stat.S_ISDIR(mode):
-                is_link = stat.S_ISLNK(mode)
-                self._contents.want(Wanted(node.path, name, size, is_link, node.found))
+            if mode & _TYPE != stat.S_IFDIR:
+                wanted.append(Wanted(name, size, mode & _TYPE == stat.S_IFLNK))
+        if wanted:
+            self._contents.read(fd, node.path, wanted, node.found)
 
     def _assemble(self, nodes: list[Node]) -> Folder:
-        self._contents.finish()
         folder = assemble(nodes, self._get, self._writer.put)
         for node in nodes:
             self.lost.pop(node.path, None)
@@ -346,7 +362,7 @@ class Scan:
             try:
                 nodes = list(self._visit(folder, changing, replaced))
             except OSError:  # a directory itself is gone, or another one: look at it as a whole
-                changing, replaced = _above(changing), frozenset(changing)
+                changing, replaced = above(changing), frozenset(changing)
                 continue
             folder = self._assemble(nodes)
             changing, replaced = _changing(nodes), frozenset()
@@ -372,25 +388,6 @@ def _changing(nodes: Iterable[Node]) -> dict[bytes, list[bytes]]:
     return {path: names for path, names in found.items() if names}
 
 
-def _above(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """Return the names of directories, by the directory above them; the root has none."""
-    found: dict[bytes, list[bytes]] = {}
-    for path in filter(None, paths):
-        parent, _, name = path.rpartition(b"/")
-        found.setdefault(parent, []).append(name)
-    return found
-
-
 def _captured_notes(folder: Folder) -> dict[bytes, Note]:
     """Return what was said of entries that are captured."""
     return {name: note for name, note in folder.notes.items() if note.is_captured}
-
-
-def _with_parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Return the paths and those of all directories above them."""
-    found = {b""}
-    for path in paths:
-        while path and path not in found:
-            found.add(path)
-            path = path.rpartition(b"/")[0]
-    return found

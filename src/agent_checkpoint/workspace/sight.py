@@ -20,10 +20,10 @@ from agent_checkpoint.errors import IntegrityError, InvalidInputError, Workspace
 from agent_checkpoint.records import show
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.beneath import Changing
-from agent_checkpoint.workspace.contents import Contents, Wanted
-from agent_checkpoint.workspace.folders import Folder
+from agent_checkpoint.workspace.contents import Contents
+from agent_checkpoint.workspace.folders import Folder, FolderRows
 from agent_checkpoint.workspace.ignoring import CHECKPOINTIGNORE, GITIGNORE, Rules
-from agent_checkpoint.workspace.index import read_index, write_index
+from agent_checkpoint.workspace.index import Index, open_index, write_index
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.meter import Meter
@@ -75,6 +75,7 @@ class Sight:
         self._meter = meter
         self._backend: Any = None
         self._folder: Folder | None = None
+        self._index_read: Index | None = None
         self._watcher: Watcher | Layer | None = None
         self._is_copy = False
         self._links = Links()
@@ -124,7 +125,7 @@ class Sight:
         if events is None and not full and known is not None and touched is not None:
             events = Touched({path: set(names) for path, names in touched.items()}, set())
         self._meter.begin(is_limited=touched is None)
-        with collection_paused(), Contents(root, writer, self._count, ahead=ahead) as contents:
+        with collection_paused(), Contents(writer, self._meter, ahead=ahead) as contents:
             folder = None
             try:
                 if known is not None and events is not None:
@@ -136,6 +137,12 @@ class Sight:
             except IntegrityError:  # of what is remembered something is gone: look with new eyes
                 self._folder = None
                 folder = self._look_at_all(root, writer, contents)
+            try:
+                contents.finish()
+            except BaseException:
+                self.close()  # what was told of changes is lost: the next look is at everything
+                raise
+        self._not_in_index += contents.count
         self._put_again(folder, writer)
         self._folder = folder
         writer.on_commit(lambda: self._committed(folder))
@@ -180,12 +187,14 @@ class Sight:
         """See to it that what is remembered is about the store of the writer."""
         if writer.backend is not self._backend or not writer.trust_memory:
             self.close()
-            self._folder = None
+            self._folder = self._index_read = None
             self._backend = writer.backend
             index = self._index()
             if writer.trust_memory and index is not None:
                 with collection_paused():
-                    self._folder = read_index(index)
+                    self._index_read = open_index(index)
+                if self._index_read is not None:
+                    self._folder = self._index_read.root
             self._not_in_index = 0 if self._folder is not None else _WORTH_AN_INDEX
 
     def _events(self, full: bool) -> Touched | None:
@@ -275,9 +284,15 @@ class Sight:
         """Look at every entry of a tree that is known, and at what differs; None if that fails."""
         if self._folder is None or self._is_copy:
             return None
-        check = Recheck(root, None if self._watches_all else self._watch_directory)
+        watch = None if self._watches_all else self._watch_directory
+        index = self._index_read
         try:
-            check.run(self._folder)
+            check: Recheck[Any]
+            if index is not None and index.root is self._folder:
+                check = Recheck(root, index, watch)
+            else:
+                check = Recheck(root, FolderRows(self._folder), watch)
+            check.run()
             names, replaced = check.touched
             if self._are_rules_among(names):
                 return None
@@ -330,10 +345,6 @@ class Sight:
 
     # -- what the store has ----------------------------------------------------------------------
 
-    def _count(self, batch: list[Wanted]) -> None:
-        self._not_in_index += len(batch)
-        self._meter.read(batch)
-
     def _put_again(self, folder: Folder, writer: Writer) -> None:
         """Put the objects of directories that were made for a checkpoint that came to nothing."""
         stack = [folder]
@@ -352,8 +363,10 @@ class Sight:
             if not below.is_stored:
                 below.is_stored = True
                 stack += below.folders.values()
+        if self._not_in_index < _WORTH_AN_INDEX:
+            return
         index = self._index()
-        if index is not None and self._not_in_index >= _WORTH_AN_INDEX:
+        if index is not None:
             try:
                 write_index(index, folder)
             except OSError:  # it only saves time; the checkpoint is durable without it

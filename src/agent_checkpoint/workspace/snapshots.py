@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects import RECORD, Object
 from agent_checkpoint.store.reading import ObjectSource, fetch_objects
+from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.workspace.folders import Folder, Note
 from agent_checkpoint.workspace.tree import Get, Put, Stored
 
@@ -27,8 +27,7 @@ class PathNote(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Tree:
+class Tree(NamedTuple):
     """A directory tree as it was at one moment. Equal content means equal `id`, and vice versa."""
 
     id: str
@@ -42,7 +41,21 @@ class Tree:
     gitignore: bool
     notes: tuple[PathNote, ...]
     """Paths that are unreadable, torn, special, or captured without a bit of their mode."""
-    source: ObjectSource = field(repr=False, compare=False)
+    source: ObjectSource
+    """The store that has it; no part of what it is."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tree) and self[:-1] == other[:-1]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self[:-1])
+
+    def __repr__(self) -> str:
+        fields = zip(self._fields, self[:-1])
+        return f"Tree({', '.join(f'{name}={value!r}' for name, value in fields)})"
 
     @property
     def incomplete(self) -> bool:
@@ -57,6 +70,11 @@ class Tree:
             StorageError: the medium failed.
         """
         return objects_from(self.source)(names)
+
+
+def tree_of(state: Tree | ObjectRef) -> Tree:
+    """Return the tree itself where its name stands for it. Raises IntegrityError, StorageError."""
+    return read_record(state.name, state.source) if isinstance(state, ObjectRef) else state
 
 
 def objects_from(source: ObjectSource) -> Get:

@@ -6,7 +6,6 @@ journal, a restore has begun and has to be finished, by whoever opens the worksp
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import stat
@@ -219,6 +218,8 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
 def sync_file_system(fd: int) -> None:
     """Have everything written on the file system of an open file. Raises OSError."""
     try:
+        import ctypes  # slow to load, and seldom wanted
+
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, AttributeError):  # not Linux
         os.sync()

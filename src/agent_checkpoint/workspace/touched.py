@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -16,3 +17,22 @@ class Touched(NamedTuple):
     """By directory, the names in it. The root with no name: its own attributes were touched."""
     replaced: set[bytes]
     """Directories that came, went or moved, so that nothing known of what is below them holds."""
+
+
+def above(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """Return the names of directories, by the directory above them; the root has none."""
+    found: dict[bytes, list[bytes]] = {}
+    for path in filter(None, paths):
+        parent, _, name = path.rpartition(b"/")
+        found.setdefault(parent, []).append(name)
+    return found
+
+
+def with_parents(paths: Iterable[bytes]) -> set[bytes]:
+    """Return the paths and those of all directories above them."""
+    found = {b""}
+    for path in paths:
+        while path and path not in found:
+            found.add(path)
+            path = path.rpartition(b"/")[0]
+    return found

@@ -25,22 +25,22 @@ from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.store.safety import SAFETY
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
-from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
-from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.premises import checked_place, clean_up_forks
-from agent_checkpoint.workspace.restoring import Held, Restoring, Wish, tree_of
 from agent_checkpoint.workspace.sight import Sight
-from agent_checkpoint.workspace.snapshots import Tree, objects_from
+from agent_checkpoint.workspace.snapshots import Tree, objects_from, tree_of
+from agent_checkpoint.workspace.staging import has_staging
 from agent_checkpoint.workspace.taking import PART, Taking
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.diff import WorkspaceDiff
     from agent_checkpoint.workspace.forks import Fork
+    from agent_checkpoint.workspace.plan import Plan
+    from agent_checkpoint.workspace.restoring import Held, Restoring
 
 _LIMIT = 10 << 30
 
@@ -100,7 +100,6 @@ class Workspace:
         self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
         self._root = RootLock(self.path)
         self._take = partial(Taking, self._root, self._sight, ignore=patterns, gitignore=gitignore)
-        self._restoring = Restoring(self._root, self._sight, self._take, self.key)
         self._lock = RLock()
         self.recovered: Plan | None = None
         """What was done last to finish a restore that was interrupted here."""
@@ -155,7 +154,8 @@ class Workspace:
             saved = None if head is None or head.kind == SAFETY else head.parts.get(PART)
             is_new = saved != {OBJECT: taking.tree.ref}
             if is_new or label is not None:
-                self.store.write(draft)
+                # It was just read: no need to look for it once more.
+                self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 taking.confirm()
             return taking.tree
@@ -168,6 +168,7 @@ class Workspace:
             WorkspaceError: the directory cannot be read.
             StorageError: the store failed.
         """
+        from agent_checkpoint.workspace.comparing import Side
         from agent_checkpoint.workspace.diff import compare  # slow to load
 
         before = tree_of(tree)
@@ -258,6 +259,8 @@ class Workspace:
             RestoreIncompleteError: some paths could not be restored; the message names them.
             WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
         """
+        from agent_checkpoint.workspace.restoring import Wish  # slow to load
+
         chosen = None if paths is None else tuple(self._relative(path) for path in paths)
         wish = Wish(chosen, tuple(exclude), keep_unseen)
         if self._held is not None and not dry_run:
@@ -286,6 +289,8 @@ class Workspace:
 
         Raises as `restore` does.
         """
+        from agent_checkpoint.workspace.restoring import Wish  # slow to load
+
         if self._held is not None:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
@@ -344,9 +349,18 @@ class Workspace:
 
     def _finish_restore(self) -> None:
         """Finish what another, or this one, was interrupted in: half of it is never captured."""
+        with self._root.held(exclusive=False) as root:
+            if not has_staging(root):
+                return
         plan = self._restoring.recover(self._store)
         if plan is not None:
             self.recovered = plan
+
+    @property
+    def _restoring(self) -> Restoring:
+        from agent_checkpoint.workspace.restoring import Restoring  # slow to load
+
+        return Restoring(self._root, self._sight, self._take, self.key)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
