@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import WorkspaceError as WorkspaceError
     from agent_checkpoint.manager.decorator import checkpoint as checkpoint
     from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
+    from agent_checkpoint.session.approvals import Approvals as Approvals
+    from agent_checkpoint.session.listing import list_sessions as list_sessions
     from agent_checkpoint.session.session import Session as Session
     from agent_checkpoint.session.tools import tool as tool
     from agent_checkpoint.store.retention import KeepBest as KeepBest
@@ -88,6 +90,8 @@ _OWNERS = {
     ),
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
+    "session.approvals": ("Approvals",),
+    "session.listing": ("list_sessions",),
     "session.session": ("Session",),
     "session.tools": ("tool",),
     "store.retention": ("KeepBest", "KeepEvery", "KeepLatest", "KeepNewerThan", "KeepTagged"),

@@ -130,9 +130,13 @@ class StorageError(CheckpointError):
 class Suspended(BaseException):
     """The work waits for an approval; no `except Exception` swallows it."""
 
-    def __init__(self, approval_id: str) -> None:
-        super().__init__(f"waiting for approval {approval_id}")
+    def __init__(self, approval_id: str, words: str = "A call") -> None:
+        super().__init__(
+            f"{words} waits for the approval {approval_id}: answer it with "
+            f"session.approvals.approve({approval_id!r}) or deny, then open the session again."
+        )
         self.approval_id = approval_id
+        self.words = words
 
-    def __reduce__(self) -> tuple[type[Suspended], tuple[str]]:
-        return type(self), (self.approval_id,)
+    def __reduce__(self) -> tuple[type[Suspended], tuple[str, str]]:
+        return type(self), (self.approval_id, self.words)

@@ -11,6 +11,7 @@ import agent_checkpoint
 # From the design's list: explore is not there yet.
 PUBLIC = [
     "ApprovalDeniedError",
+    "Approvals",
     "Backend",
     "CheckpointError",
     "CheckpointManager",
@@ -46,6 +47,7 @@ PUBLIC = [
     "Workspace",
     "WorkspaceError",
     "checkpoint",
+    "list_sessions",
     "register_alias",
     "register_migration",
     "register_type",

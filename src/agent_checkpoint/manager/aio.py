@@ -41,3 +41,20 @@ def in_thread(
     run.__name__ = "a" + verb.__name__
     run.__doc__ = f"Do as `{verb.__name__}` does, for asyncio."
     return run
+
+
+async def to_its_end(step: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Run a step off the event loop; return its result, and the cancellation that came meanwhile.
+
+    A step that writes cannot be stopped half-way. Raises what it raises.
+    """
+    import asyncio  # slow to import, and many programs have no use
+
+    work = asyncio.ensure_future(asyncio.to_thread(step, *args))
+    stopped: BaseException | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            stopped = error
+    return work.result(), stopped

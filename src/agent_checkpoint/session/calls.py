@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from agent_checkpoint.errors import (
     NotFoundError,
     Suspended,
 )
+from agent_checkpoint.manager.aio import to_its_end
 from agent_checkpoint.records import safe_repr, show
 from agent_checkpoint.session.approvals import (
     arguments_of,
@@ -33,6 +33,7 @@ from agent_checkpoint.session.current import current_task, is_nested, nesting
 from agent_checkpoint.session.deed import Deed
 from agent_checkpoint.session.effects import Decision
 from agent_checkpoint.session.fitting import awaiting_here, settled
+from agent_checkpoint.session.identity import identity_of
 from agent_checkpoint.session.tools import IDEMPOTENT, Tool, tool_of
 from agent_checkpoint.store.ledger import APPROVED, DENIED, PENDING, Request
 
@@ -71,6 +72,11 @@ class _Call:
     """The arguments as they are recorded: the tool may change them."""
 
     @property
+    def words(self) -> str:
+        """What the checkpoint after it is called."""
+        return in_words(self.tool.name, self.given)
+
+    @property
     def is_replay(self) -> bool:
         return self.decision is not None and self.decision.is_replay
 
@@ -98,7 +104,7 @@ class Calls:
         owner, arguments = tool.bind(args, kwargs)
         if tool.approve is not True and (tool.is_outside or tool.approve):
             with awaiting_here():  # what its verify= and approve= await is of this loop
-                call, stopped = await _to_its_end(self._begin, tool, owner, arguments)
+                call, stopped = await to_its_end(self._begin, tool, owner, arguments)
             if stopped is not None:
                 self._withdraw(call)
                 raise stopped
@@ -134,7 +140,7 @@ class Calls:
             self._commit(call, result)
         finally:
             self._record(call, result=recorded(result))
-        self._session._save_after_call(nested=is_nested(self._session))
+        self._session._save_after_call(call.words, nested=is_nested(self._session))
         return result
 
     async def _arun(self, call: _Call) -> Any:
@@ -149,12 +155,12 @@ class Calls:
         stopped: BaseException | None = None
         try:
             if call.deed is not None:
-                _, stopped = await _to_its_end(self._commit, call, result)
+                _, stopped = await to_its_end(self._commit, call, result)
         finally:
             self._record(call, result=recorded(result))
         if stopped is not None:
             raise stopped
-        await self._session._asave_after_call(nested=is_nested(self._session))
+        await self._session._asave_after_call(call.words, nested=is_nested(self._session))
         return result
 
     # -- the steps -------------------------------------------------------------------------------
@@ -175,9 +181,7 @@ class Calls:
         with session._saving.lock:
             call.digest = fingerprint(arguments, f"{tool.name}'s arguments")
             call.number = session._effects.number(tool, call.digest, call.task)
-        call.identity = session._effects.identity(
-            tool, arguments, call.digest, call.task, call.number
-        )
+        call.identity = identity_of(tool, arguments, call.digest, call.task, call.number)
         try:
             self._decide(call)
         except BaseException:
@@ -275,7 +279,7 @@ class Calls:
                 task=call.task,
                 at=saved,
             )
-        raise Suspended(request_id)
+        raise Suspended(request_id, in_words(tool.name, call.arguments))
 
     def _uncount(self, call: _Call) -> None:
         self._count(call, is_over=False)
@@ -291,7 +295,7 @@ class Calls:
     def _replay(self, call: _Call, decision: Decision) -> Any:
         self._learn(decision)
         self._record(call, result=recorded(decision.result))
-        self._session._save_after_call(nested=is_nested(self._session))
+        self._session._save_after_call(call.words, nested=is_nested(self._session))
         return decision.result
 
     def _learn(self, decision: Decision) -> None:
@@ -325,7 +329,7 @@ class Calls:
                 self._in_flight.remove(call)
         if is_over:
             try:
-                self._session._save_after_call(nested=is_nested(self._session))
+                self._session._save_after_call(call.words, nested=is_nested(self._session))
             except CheckpointError as trouble:
                 _add_note(error, f"and the checkpoint after it failed: {trouble}")
 
@@ -365,23 +369,6 @@ class Calls:
             if getattr(method, "tool", None) is tool:
                 return type(part) if inspect.ismethod(method) else part
         raise NotFoundError(f"No part of the session has the method {show(tool.name)}.")
-
-
-async def _to_its_end(step: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
-    """Run a step off the event loop; return its result, and the cancellation that came meanwhile.
-
-    A step that writes cannot be stopped half-way. Raises what it raises.
-    """
-    import asyncio
-
-    work = asyncio.ensure_future(asyncio.to_thread(step, *args))
-    stopped: BaseException | None = None
-    while not work.done():
-        try:
-            await asyncio.wait({work})
-        except asyncio.CancelledError as error:
-            stopped = error
-    return work.result(), stopped
 
 
 def _in_words(error: BaseException) -> str:

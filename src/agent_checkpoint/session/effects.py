@@ -6,8 +6,6 @@ and is not given back: it belongs to another line of events. What nobody knows, 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -23,9 +21,10 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.session.approvals import check_unused
-from agent_checkpoint.session.arguments import encoded, fingerprint, in_words, recorded
+from agent_checkpoint.session.arguments import encoded, in_words, recorded
 from agent_checkpoint.session.deed import Deed
 from agent_checkpoint.session.fitting import fitted, settled, wants_owner
+from agent_checkpoint.session.identity import identity_of
 from agent_checkpoint.session.meta import Meta
 from agent_checkpoint.session.tools import (
     IDEMPOTENT,
@@ -89,29 +88,6 @@ class Effects:
         if is_over:
             self.meta.count(task, name, number)
 
-    def identity(
-        self,
-        tool: Tool,
-        arguments: Mapping[str, Any],
-        digest: str,
-        task: str | None,
-        number: int = 0,
-    ) -> str:
-        """Return what a call is the same as: one of its key, or of its kind and number.
-
-        Raises:
-            InvalidInputError: the key cannot be compared.
-        """
-        if tool.key is not None:
-            name = [
-                tool.name,
-                "key",
-                fingerprint(fitted(tool.key, tool.offered(arguments)), "The key"),
-            ]
-        else:
-            name = [tool.name, "call", task or "", digest, str(number)]
-        return hashlib.sha256(json.dumps(name).encode()).hexdigest()
-
     # -- may it be made? -------------------------------------------------------------------------
 
     def decide(
@@ -144,7 +120,7 @@ class Effects:
         """
         also = None
         if request is not None and tool.key is not None:
-            also = self.identity(tool, arguments, digest, task)
+            also = identity_of(tool, arguments, digest, task)
         found = self.look(tool, identity, digest)
         if found is not None:
             return found
@@ -251,11 +227,14 @@ class Effects:
 
         A result that cannot be kept is described. Raises StorageError.
         """
+        described = False
         try:
             tree = encoded(result, "The result")
         except InvalidInputError:  # it has happened all the same
-            tree = encoded(recorded(result), "The result")
-        self.ledger.append("committed", effect=effect.id, parts={"result": tree})
+            tree, described = encoded(recorded(result), "The result"), True
+        self.ledger.append(
+            "committed", effect=effect.id, described=described, parts={"result": tree}
+        )
 
     def fail(self, effect: Effect, note: str) -> None:
         """Note that an effect was not made. Raises StorageError."""
@@ -305,7 +284,7 @@ class Effects:
             if effect is None:
                 raise NotFoundError(f"There is no effect {show(effect_id)}.")
             if effect.status not in (UNKNOWN, "undoing"):
-                raise EffectError(f"{effect.words} is {effect.status}: there is nothing to say.")
+                raise EffectError(f"{effect.words} is known to be {effect.status} already.")
 
         self.ledger.refresh()
         known = getattr(self.ledger.effects.get(effect_id), "parts", {})
@@ -327,7 +306,8 @@ class Effects:
             raise EffectError(f"{effect.words} cannot be undone here: no tool has an undo= for it.")
         self.ledger.append("undoing", fence=self.epoch, effect=effect.id)
         try:
-            self._ask(tool, tool.undo, effect, result=self.result(effect))
+            result = None if effect.described else self.result(effect)
+            self._ask(tool, tool.undo, effect, result=result)
         except Exception as error:
             raise EffectError(f"undo= of {effect.words} failed: {error!r}.") from error
         self.ledger.append("undone", effect=effect.id)
@@ -377,7 +357,16 @@ class Effects:
         return found
 
     def result(self, effect: Effect) -> Any:
-        """Return what an effect gave. Raises CheckpointError."""
+        """Return what an effect gave.
+
+        Raises:
+            EffectError: that could not be kept, or was purged.
+        """
+        if effect.described:
+            raise EffectError(
+                f"{effect.words} was done, and what it returned could not be kept: "
+                f"{self._decoded(effect.parts, 'result')}. Let the tool return plain data."
+            )
         return self._decoded(effect.parts, "result") if "result" in effect.parts else None
 
     def _decoded(self, parts: Mapping[str, JsonValue], name: str) -> Any:

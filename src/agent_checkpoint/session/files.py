@@ -77,30 +77,36 @@ def is_empty(place: Path) -> bool:
 
 
 def place_of(
-    given: str | os.PathLike[str] | None, remembered: str | None, *, rebind: bool
+    given: str | os.PathLike[str] | None, remembered: str | None, *, rebind: bool, has_files: bool
 ) -> Path | None:
-    """Return the directory that a session works in; a remembered one is made if it is gone.
+    """Return the directory that a session works in, made if it is missing and there are files.
 
     Args:
         given: what the user said.
         remembered: where the session worked before.
         rebind: whether to go on in another directory, whatever is in it.
+        has_files: whether the session has files to put there.
 
     Raises:
-        InvalidInputError: the session belongs to another directory, and there are files in this.
+        InvalidInputError: the session belongs to another directory, and there are files in this;
+            or it has files, and no directory.
         WorkspaceError: there is no such directory.
     """
     if given is None and remembered is None:
+        if has_files:
+            raise InvalidInputError(
+                "This session is a fork, and its files need a directory of their own: pass "
+                "workspace=, a new directory."
+            )
         return None
     place = Path(os.path.realpath(given if given is not None else str(remembered)))
-    if remembered is None:
-        return place
-    if place != Path(remembered) and place.exists() and not is_empty(place) and not rebind:
+    is_other = remembered is not None and place != Path(remembered)
+    if is_other and place.exists() and not is_empty(place) and not rebind:
         raise InvalidInputError(
             f"This session works in {show(remembered, 200)}, and {show(str(place), 200)} is not "
             "empty: its files would be taken for the session's own. Pass rebind=True if they are."
         )
-    if not place.exists():
+    if not place.exists() and has_files:
         try:
             place.mkdir(parents=True)
         except OSError as error:

@@ -36,7 +36,9 @@ class SessionRow:
     unknown: list[str] = field(default_factory=list)
     """Effects of which nobody knows whether they happened."""
     trouble: str | None = None
-    """Why it cannot be resumed by the code that is imported here."""
+    """Why it cannot be resumed by the code that is imported here, such as a missing migration."""
+    not_imported: list[str] = field(default_factory=list)
+    """Parts whose classes are not defined here: nobody can tell whether they fit."""
 
 
 def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
@@ -76,27 +78,27 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
     if isinstance(tasks, dict):
         rows = tasks.get("tasks", [])
         row.tasks = {str(task.get("id")): str(task.get("status")) for task in rows}
-    row.trouble = _trouble({name: whole(tree, reader) for name, tree in head.parts.items()})
+    for name, tree in head.parts.items():
+        try:
+            row.trouble = row.trouble or _trouble(name, whole(tree, reader))
+        except StateError:
+            row.not_imported.append(name)
     return row
 
 
-def _trouble(parts: dict[str, Any]) -> str | None:
-    """Return why a part cannot be loaded by the classes that are known here, if so."""
-    for name, state in parts.items():
-        if not isinstance(state, dict) or CLASS not in _plain(state):
-            continue
-        fields = _plain(state)
+def _trouble(name: str, state: Any) -> str | None:
+    """Return why a part cannot be loaded by its class, if so. Raises StateError if it has none."""
+    fields = _plain(state) if isinstance(state, dict) else {}
+    if CLASS not in fields:
+        return None
+    cls = find_class(str(fields[CLASS]))
+    with suppress(Trouble):  # a version that only an instance knows
+        version = version_of(cls)
         try:
-            cls = find_class(str(fields[CLASS]))
-        except StateError as error:
-            return f"{name}: {error}"
-        with suppress(Trouble):  # a version that only an instance knows
-            version = version_of(cls)
-            try:
-                saved = fields.get(VERSION, version)
-                route(saved, class_name=canonical(name_of(cls)), version=version)
-            except Trouble as trouble:
-                return f"{name} {trouble}"
+            saved = fields.get(VERSION, version)
+            route(saved, class_name=canonical(name_of(cls)), version=version)
+        except Trouble as trouble:
+            return f"{name} {trouble}"
     return None
 
 

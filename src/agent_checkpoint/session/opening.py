@@ -110,8 +110,8 @@ class Opening:
         if meta.key != session.key:
             meta = meta.fork(session.key)
         given = None if workspace is None else _path(workspace)
-        place = place_of(given, meta.workspace, rebind=self._rebind)
         tree = tree_in(self._store, head)
+        place = place_of(given, meta.workspace, rebind=self._rebind, has_files=tree is not None)
         self._have_files(place, workspace)  # which finishes a restore that was interrupted
         self._is_empty = place is not None and is_empty(place)
         session._ledger = Ledger(self._store, meta.family)
@@ -145,7 +145,8 @@ class Opening:
         saving = self._session._saving
         if has_new_notes:
             return saving.write(saving.draft({}, kind="open"), parents=(head.id,))
-        return saving.write(again(head, head.key, "open"), parents=(head.id,))
+        draft = again(head, head.key, "open")._replace(label=None)
+        return saving.write(draft, parents=(head.id,))
 
     def _make_known(self, opened: Checkpoint) -> None:
         """Say in the ledger, too, that there is a new holder."""

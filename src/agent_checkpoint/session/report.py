@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
-@dataclass
+@dataclass(repr=False)
 class RollbackReport:
     """What a rollback did, or would do, and what it cannot take back."""
 
@@ -46,6 +46,9 @@ class RollbackReport:
     notices: list[str] = field(default_factory=list)
     """What still stands outside, for the agent to be told."""
 
+    def __repr__(self) -> str:
+        return f"<RollbackReport to {self.target}: {'done' if self.id else 'not done'}>"
+
     @property
     def blocking(self) -> list[Effect]:
         """Those for which a rollback is refused unless somebody says `warn`."""
@@ -68,7 +71,7 @@ class RollbackReport:
         lines = [f"The session {done} to {self.target}: {', '.join(self.parts)}."]
         lists: list[tuple[str, Iterable[Any]]] = [
             ("Cannot be undone:", self.irreversible),
-            ("Nobody knows whether it happened:", self.unknown),
+            ("Nobody knows whether it stands:", self.unknown),
             ("Was undone:", self.compensated),
             ("Stands, and could be undone:", self._left()),
             ("Stands, and gives its result again when it is asked for:", self.replayable),
@@ -84,12 +87,12 @@ class RollbackReport:
             lines.append(f"Requests for approval that are void now: {', '.join(self.void)}.")
         if self.files is not None:
             lines.append(str(self.files))
-        if self.safety_id:
+        if self.safety_id and self.id:
             lines.append(f"What was there before is {self.safety_id}; session.undo() goes there.")
         return "\n".join(lines)
 
     def _left(self) -> list[Effect]:
-        gone = {effect.id for effect in self.compensated}
+        gone = {effect.id for effect in (*self.compensated, *self.unknown)}
         return [effect for effect in self.compensable if effect.id not in gone]
 
 
@@ -105,7 +108,8 @@ def standing_notice(effect: Effect) -> str:
     if effect.status == UNDOING:
         return (
             f"{effect.words}, done at {when}, was being undone when the work stopped: nobody knows "
-            f"whether it stands. A person has to say: session.resolve({effect.id!r}, happened=…)."
+            f"whether it stands. A person has to say: session.resolve({effect.id!r}, "
+            "happened=True if it stands, else False)."
         )
     if effect.status != COMMITTED and effect.kind == IDEMPOTENT:
         return (
@@ -124,7 +128,8 @@ def standing_notice(effect: Effect) -> str:
 
 
 def _row(effect: Effect) -> str:
-    return f"  {effect.words} ({effect.kind}, {_when(effect.ts)})"
+    more = ", its undo was begun" if effect.status == UNDOING else ""
+    return f"  {effect.words} ({effect.kind}, {_when(effect.ts)}{more})"
 
 
 def _when(ts: float) -> str:

@@ -29,7 +29,7 @@ from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import RollbackReport, standing_notice
-from agent_checkpoint.session.saving import IN_FLIGHT
+from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT
 from agent_checkpoint.store.ledger import Effect
 from agent_checkpoint.store.lookup import find, walk
 from agent_checkpoint.store.reading import OBJECT
@@ -169,6 +169,7 @@ class Rollback:
                 self._session._effects.undo(effect)
             except EffectError as error:
                 report.failure = str(error)
+                report.unknown = [effect]
                 report.notices = [standing_notice(item) for item in self._since()]
                 raise RollbackRefusedError(
                     f"The session has not gone back: {error} {len(report.compensated)} of "
@@ -281,22 +282,42 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
 
     Raises:
         NotFoundError: there is no such checkpoint.
-        InvalidInputError: it is no number of steps.
+        InvalidInputError: it is no number of steps, or a checkpoint of another session.
     """
     store = session.manager.store
     if to is not None:
-        return find(store, to)
+        target = find(store, to)
+        ours = {session.key, *(key for key, _ in session._meta.lineage)}
+        if target.key not in ours:
+            raise InvalidInputError(
+                f"{show(target.id, 120)} is a checkpoint of {show(target.key)}, and no past of "
+                f"the session {show(session.key)}. Open that session, or fork it."
+            )
+        return target
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
     past = walk(store, session.key)
     present = next(past, None)  # counts as it is, whatever it is
     settled = chain([present], (item for item in past if item.kind != IN_FLIGHT))
-    found = next(islice(settled, steps, None), None)
+    found = next(islice(_unlike(settled), steps, None), None)
     if found is None:
         raise NotFoundError(
             f"The session {show(session.key)} has no checkpoint {steps} steps back."
         )
     return found
+
+
+def _unlike(checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:
+    """Count the end and the beginning of a run as one with the step before, if nothing changed."""
+    parts: dict[str, Any] = {}
+    last: Checkpoint | None = None
+    for item in checkpoints:
+        if item is None:
+            continue
+        before, parts = parts, {name: item.parts[name] for name in item.parts if name != PART}
+        if last is None or last.kind not in ("open", CLOSE) or parts != before:
+            yield item
+            last = item
 
 
 def last_move(session: Work) -> Checkpoint:
@@ -344,9 +365,15 @@ def _chosen(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
 
 def _refusal(report: RollbackReport) -> str:
     number = len(report.blocking)
+    ask = ""
+    if report.unknown:
+        ask = (
+            " What nobody knows, a person can find out and say: session.resolve("
+            f"{report.unknown[0].id!r}, happened=True if it stands, else False)."
+        )
     return (
         f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
-        'back. Roll back all the same with effects="warn", or go back less far.\n' + str(report)
+        f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n{report}'
     )
 
 

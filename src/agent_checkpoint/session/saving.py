@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 IN_FLIGHT = "in_flight"
 """The kind of a checkpoint that was taken while tools were running: no place to go back to."""
 
+CLOSE = "close"
+"""The kind of the last checkpoint of a run."""
+
 
 class Saving:
     """Writes the checkpoints of one session, each after the one before."""

@@ -17,6 +17,7 @@ from agent_checkpoint.session.current import closed, enter, leave, opened
 from agent_checkpoint.session.opening import Opening, manager_of
 from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.rollback import POLICIES, Rollback, find_target, last_move
+from agent_checkpoint.session.saving import CLOSE
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger import APPROVED, DENIED, Request
 
@@ -217,7 +218,8 @@ class Session(Work):
         leave(self._tokens.pop())
         try:
             if self._is_open and self.every != "manual":
-                self._save(label=None if kind is None else f"stopped by {kind.__name__}")
+                label = None if kind is None else f"stopped by {kind.__name__}"
+                self._save(kind=CLOSE, label=label)
         except CheckpointError:
             if error is None:
                 raise

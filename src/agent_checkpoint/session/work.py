@@ -22,7 +22,7 @@ from agent_checkpoint.session.files import Files
 from agent_checkpoint.session.meta import PART, Meta
 from agent_checkpoint.session.report import standing_notice
 from agent_checkpoint.session.rollback import Rollback
-from agent_checkpoint.session.saving import IN_FLIGHT, Saving
+from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT, Saving
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.store.ledger import Effect, Epoch, Ledger
 from agent_checkpoint.store.lookup import find
@@ -100,8 +100,13 @@ class Work:
         told.update({effect.id: effect for effect in self._effects.unknown()})
         found = [standing_notice(effect) for effect in told.values() if effect.stands]
         if self.drift is not None:
-            number = len(self.drift.added) + len(self.drift.removed) + len(self.drift.changed)
-            found.append(f"{number} files were changed by others since the last checkpoint.")
+            drift = self.drift
+            number = len(drift.added) + len(drift.removed) + len(drift.changed)
+            number += len(drift.renamed)
+            found.append(
+                f"{number} file{'s were' if number != 1 else ' was'} changed since the last "
+                "checkpoint, by others or by a tool that was interrupted."
+            )
         if self._files is not None and self._files.workspace.recovered is not None:
             found.append("A restore of the files that was interrupted has been finished.")
         for words, names in (
@@ -141,7 +146,7 @@ class Work:
         self._meta.ledger = max(self._meta.ledger, self._ledger.seq)
         being_made = {call.decision.effect.id for call in self._calls._in_flight if call.decision}
         self._meta.under_way = sorted(being_made | self._effects._under_way)
-        if self._meta.in_flight and kind == "save":
+        if self._meta.in_flight and kind in ("save", CLOSE):
             kind = IN_FLIGHT
         return self._saving.draft(self._live_parts(), kind=kind, **options)
 
@@ -160,14 +165,14 @@ class Work:
             return False
         return self.every == "tool" or self._calls.finished % int(self.every) == 0
 
-    def _save_after_call(self, *, nested: bool) -> None:
+    def _save_after_call(self, label: str, *, nested: bool) -> None:
         if self._is_due(nested):
-            self._save()
+            self._save(label=label)
 
-    async def _asave_after_call(self, *, nested: bool) -> None:
+    async def _asave_after_call(self, label: str, *, nested: bool) -> None:
         if self._is_due(nested):
             with self._saving.lock:
-                future = self._saving.submit(self._draft())
+                future = self._saving.submit(self._draft(label=label))
             await wait_for(future)
 
     @contextmanager

@@ -32,7 +32,7 @@ UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", 
 PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
 
 
-@dataclass
+@dataclass(repr=False)
 class Effect:
     """Something that was done outside, or begun: as far as anybody knows."""
 
@@ -60,8 +60,13 @@ class Effect:
     """Another identity, if the arguments were edited by who agreed to it."""
     status: str = UNKNOWN
     note: str = ""
+    described: bool = False
+    """Whether the result is only a description of what it was."""
     generation: int = 0
     """How often one of this identity was undone before."""
+
+    def __repr__(self) -> str:
+        return f"<Effect {self.id}: {self.words}, {self.status}>"
 
     @property
     def stands(self) -> bool:
@@ -69,7 +74,7 @@ class Effect:
         return self.status in (UNKNOWN, COMMITTED, UNDOING)
 
 
-@dataclass
+@dataclass(repr=False)
 class Request:
     """A call that somebody has to agree to."""
 
@@ -92,6 +97,9 @@ class Request:
     status: str = PENDING
     by: str | None = None
     reason: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id}: {self.words}, {self.status}>"
 
     @property
     def is_expired(self) -> bool:
@@ -238,6 +246,7 @@ class Ledger:
     def _committed(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
         effect.status = COMMITTED
+        effect.described = bool(record.get("described"))
         effect.parts.update(record["parts"])
 
     def _failed(self, seq: int, record: dict[str, Any]) -> None:

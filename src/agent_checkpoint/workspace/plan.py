@@ -59,7 +59,7 @@ class Step(NamedTuple):
         return was_folder and (self.after is None or self.after.type != FOLDER)
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """What a restore does, path by path, in words that a person can check."""
 
@@ -107,8 +107,16 @@ class Plan:
     def __bool__(self) -> bool:
         return bool(self.steps)
 
+    def __repr__(self) -> str:
+        return f"<Plan {self._summary()}>"
+
+    def _summary(self) -> str:
+        numbers = [(self.write, "to write"), (self.delete, "to delete"), (self.mode, "modes")]
+        told = [f"{len(paths):,} {words}" for paths, words in numbers if paths]
+        return f"to tree {self.tree.id[:12]}: {', '.join(told) or 'nothing to do'}"
+
     def __str__(self) -> str:
-        lines = [f"Restore of {self.tree.files:,} files, tree {self.tree.id[:12]}:"]
+        lines = [f"Restore {self._summary()}"]
         for title, paths in (
             ("write", self.write),
             ("delete", self.delete),
@@ -116,9 +124,9 @@ class Plan:
         ):
             lines += [f"  {title} {path}" for path in paths]
         lines += [f"  leave {path}: {why}" for path, why in self.leave.items()]
-        lines += [f"  held by the safety checkpoint only: {path}" for path in self.unseen]
+        lines += [f"  in no other checkpoint: {path}" for path in self.unseen]
         lines += [f"  git: {words}" for words in self.git]
-        return "\n".join(lines if len(lines) > 1 else [*lines, "  nothing to do"])
+        return "\n".join(lines)
 
 
 class Planner:
@@ -222,6 +230,8 @@ class Planner:
         there = self._notes.get(change.path)
         if there is not None and there.kind == TORN and change.path not in (self._paths or ()):
             return "it was changing when the checkpoint was taken"
+        if change.after is not None and is_git_lock(change.path):
+            return "git would take it for the lock of one that is running"
         if change.after is None:
             if there is not None and Note(there.kind).is_loss:
                 return "it could not be read when the checkpoint was taken"
@@ -236,6 +246,12 @@ def is_git_object(path: bytes) -> bool:
     """Tell whether a path is in the objects of a git repository, also of a submodule's."""
     names = path.split(b"/")
     return b".git" in names and b"objects" in names[names.index(b".git") :]
+
+
+def is_git_lock(path: bytes) -> bool:
+    """Tell whether a path is a lock of git: to bring it back would keep every git out."""
+    *above, name = path.split(b"/")
+    return b".git" in above and (name.endswith(b".lock") or name == b"gc.pid")
 
 
 def _parents(path: bytes) -> set[bytes]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
+from agent_checkpoint.backends.opening import open_backend, open_url
 from agent_checkpoint.backends.places import default_store
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.records import show
+from agent_checkpoint.store.store import Store
 
 
 def clean_up_forks() -> None:
@@ -23,6 +26,24 @@ def clean_up_forks() -> None:
     clean_up_all()
 
 
+def opened_store(store: Any) -> Store:
+    """Return what a user calls a store as one: a store itself, a manager, a path or a URL.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    if isinstance(store, os.PathLike) or (isinstance(store, str) and "://" not in store):
+        return Store(open_backend("sqlite", store))
+    if isinstance(store, str):
+        return Store(open_url(store))
+    found = getattr(store, "store", store)  # a manager has its store by that name
+    if not isinstance(found, Store):
+        raise InvalidInputError(
+            f"A workspace goes to a store, such as manager.store, not to {type(store).__name__}."
+        )
+    return found
+
+
 def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
     """Return the real path of a directory that may be a workspace.
 
@@ -35,6 +56,8 @@ def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
         place = Path(os.path.realpath(path))
     except ValueError as error:  # a NUL in it
         raise InvalidInputError(f"{show(str(path))} is no path ({error}).") from None
+    if place.exists() and not place.is_dir():
+        raise WorkspaceError(f"{show(str(place))} is no directory: name the one it is in.")
     if not place.is_dir():
         raise WorkspaceError(f"There is no directory {show(str(place))}.")
     home = Path(os.path.realpath(os.path.expanduser("~")))

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from threading import RLock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +18,7 @@ from agent_checkpoint.errors import (
     StateMismatchError,
     WorkspaceError,
 )
-from agent_checkpoint.records import MAX_KEY_BYTES, show
+from agent_checkpoint.records import MAX_KEY_BYTES
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.store.safety import SAFETY
@@ -30,7 +29,8 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
-from agent_checkpoint.workspace.premises import checked_place, clean_up_forks
+from agent_checkpoint.workspace.naming import tree_named, within
+from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from, tree_of
 from agent_checkpoint.workspace.staging import has_staging
@@ -53,7 +53,7 @@ class Workspace:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        store: Store | None = None,
+        store: Store | str | os.PathLike[str] | None = None,
         *,
         ignore: Iterable[str] = (),
         gitignore: bool = False,
@@ -66,8 +66,8 @@ class Workspace:
 
         Args:
             path: the directory.
-            store: where its own snapshots go (`manager.store`); the user's own store if not given.
-                As a part of a checkpoint, it goes where the checkpoint goes.
+            store: where its own snapshots go: `manager.store`, a path or a URL; the user's own if
+                not given. As a part of a checkpoint, it goes where the checkpoint goes.
             ignore: patterns of what to leave out, as in `.checkpointignore`.
             gitignore: leave out what `.gitignore` files say, too.
             watch: learn from the kernel what changes, where it tells.
@@ -93,8 +93,7 @@ class Workspace:
         }
         """What was said when it was opened; forks have the same."""
         self._forks: set[Fork] = set()
-        # A manager has its store by that name: whoever passes it means that.
-        self._store: Store | None = getattr(store, "store", store)
+        self._store: Store | None = None if store is None else opened_store(store)
         patterns = self._options["ignore"]
         rules = Rules.of(patterns, gitignore=gitignore)
         self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
@@ -160,7 +159,9 @@ class Workspace:
                 taking.confirm()
             return taking.tree
 
-    def diff(self, tree: Tree | ObjectRef, other: Tree | ObjectRef | None = None) -> WorkspaceDiff:
+    def diff(
+        self, tree: Tree | ObjectRef | str, other: Tree | ObjectRef | str | None = None
+    ) -> WorkspaceDiff:
         """Return what changed from a tree to the present, or to another tree.
 
         Raises:
@@ -171,9 +172,9 @@ class Workspace:
         from agent_checkpoint.workspace.comparing import Side
         from agent_checkpoint.workspace.diff import compare  # slow to load
 
-        before = tree_of(tree)
+        before = tree_named(self, tree)
         if other is not None:
-            after = tree_of(other)
+            after = tree_named(self, other)
             return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
         store = self._store_for(before)
         with self._ready(), self._root.held(exclusive=False) as root:
@@ -234,7 +235,7 @@ class Workspace:
 
     def restore(
         self,
-        tree: Tree | ObjectRef,
+        tree: Tree | ObjectRef | str,
         *,
         paths: Iterable[str | os.PathLike[str]] | None = None,
         exclude: Iterable[str] = (),
@@ -247,7 +248,7 @@ class Workspace:
         go back. Only what it holds is deleted or overwritten.
 
         Args:
-            tree: what to go back to.
+            tree: what to go back to, or the id of a checkpoint with it.
             paths: what to restore, relative to the workspace; everything if not given.
             exclude: patterns of what to leave as it is, such as `.git`.
             keep_unseen: leave alone what has come or changed since the last ordinary checkpoint.
@@ -261,12 +262,14 @@ class Workspace:
         """
         from agent_checkpoint.workspace.restoring import Wish  # slow to load
 
-        chosen = None if paths is None else tuple(self._relative(path) for path in paths)
+        if isinstance(paths, (str, os.PathLike)):
+            raise InvalidInputError(f"paths is a list of paths, such as [{str(paths)!r}].")
+        chosen = None if paths is None else tuple(within(self.path, path) for path in paths)
         wish = Wish(chosen, tuple(exclude), keep_unseen)
         if self._held is not None and not dry_run:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
-            found = tree_of(tree)
+            found = tree_named(self, tree)
             store = self._store_for(found)
             run = self._restoring.preview if dry_run else self._restoring.restore
             return run(store, found, wish)
@@ -301,7 +304,7 @@ class Workspace:
     def fork(
         self,
         path: str | os.PathLike[str],
-        tree: Tree | ObjectRef | None = None,
+        tree: Tree | ObjectRef | str | None = None,
         driver: str = "auto",
     ) -> Fork:
         """Make another workspace that begins as this one is, or was, and is isolated from it.
@@ -320,7 +323,7 @@ class Workspace:
         from agent_checkpoint.workspace.forks import make_fork  # which is built on this class
 
         with self._lock:
-            fork = make_fork(self, path, None if tree is None else tree_of(tree), driver)
+            fork = make_fork(self, path, None if tree is None else tree_named(self, tree), driver)
             self._forks.add(fork)  # also those that nobody else holds have to be closed
             fork.on_close(lambda: self._forks.discard(fork))
             return fork
@@ -390,11 +393,3 @@ class Workspace:
         if self._store is None and isinstance(tree.source, Backend):
             return Store(tree.source)
         return self.store
-
-    def _relative(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a path within the workspace as bytes. Raises InvalidInputError."""
-        given = Path(path)
-        whole = Path(os.path.normpath(self.path / given))
-        if self.path not in whole.parents:
-            raise InvalidInputError(f"{show(str(path))} is no path within {self.path}.")
-        return os.fsencode(whole.relative_to(self.path))

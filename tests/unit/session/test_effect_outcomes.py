@@ -355,7 +355,7 @@ def test_it_is_said_once(memory: CheckpointManager, first: bool, second: bool) -
     name = unknown(memory, Outside("irreversible", error=Killed()))
     with Session("work", store=memory) as session:
         session.resolve(name, happened=first)
-        with pytest.raises(EffectError, match="nothing to say"):
+        with pytest.raises(EffectError, match="is known to be"):
             session.resolve(name, happened=second)
         assert statuses(session) == ["committed" if first else "failed"]
 

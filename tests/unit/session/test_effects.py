@@ -11,6 +11,7 @@ import pytest
 from agent_checkpoint import (
     CheckpointManager,
     EffectConflictError,
+    EffectError,
     EffectUnknownError,
     InvalidInputError,
     Session,
@@ -211,7 +212,7 @@ def test_a_result_that_is_changed_later_is_given_back_as_it_was(memory: Checkpoi
         assert act() == [1]
 
 
-def test_a_result_that_cannot_be_kept_is_described(manager: CheckpointManager) -> None:
+def test_a_result_that_cannot_be_kept_is_told_and_not_made_up(manager: CheckpointManager) -> None:
     @tool(effect="irreversible", key=lambda: 1)
     def act() -> Any:
         called.append(1)
@@ -221,8 +222,11 @@ def test_a_result_that_cannot_be_kept_is_described(manager: CheckpointManager) -
     with Session("work", store=manager) as session:
         act()
         assert statuses(session) == ["committed"]
-    with Session("work", store=manager):
-        assert "lock" in act()
+    with (
+        Session("work", store=manager),
+        pytest.raises(EffectError, match=r"was done, and what it returned could not be kept.*lock"),
+    ):
+        act()
     assert called == [1]
 
 

@@ -379,7 +379,7 @@ def test_in_another_directory_with_files_it_is_refused(tmp_path, place):
         assert len(session.history()) == length + 3  # the last of before, the opening, its drift
         assert files_of(other).keys() == {"mine.txt"}
         assert session.drift.added == ["mine.txt"]
-        session.rollback(steps=2)
+        session.rollback(steps=1)
         assert files_of(other) == files_of(place)
 
 

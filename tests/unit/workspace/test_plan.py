@@ -92,12 +92,12 @@ def test_what_is_done_is_what_was_told(ws: Workspace, tree: Tree) -> None:
 def test_a_plan_can_be_read(ws: Workspace, tree: Tree) -> None:
     edit(ws.path)
     lines = str(ws.restore(tree, dry_run=True)).splitlines()
-    assert lines[0] == f"Restore of 5 files, tree {tree.id[:12]}:"
+    assert lines[0].startswith(f"Restore to tree {tree.id[:12]}: ")
     for line in (
         "  write src/app.py",
         "  delete new/file",
         "  set the mode of run",
-        "  held by the safety checkpoint only: src/app.py",
+        "  in no other checkpoint: src/app.py",
     ):
         assert line in lines
 

@@ -1,0 +1,46 @@
+"""What users say when they mean a tree or a path of a workspace. Owns telling what it is."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show
+from agent_checkpoint.store.lookup import find
+from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.workspace.snapshots import Tree, read_record, tree_of
+from agent_checkpoint.workspace.taking import PART
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.workspace import Workspace
+
+
+def tree_named(workspace: Workspace, tree: Any) -> Tree:
+    """Return a tree, also that of a checkpoint of the workspace's store.
+
+    Raises:
+        InvalidInputError: it is none.
+        NotFoundError: there is no such checkpoint.
+    """
+    if isinstance(tree, str):
+        tag = find(workspace.store, tree).parts.get(PART)
+        if not isinstance(tag, dict) or OBJECT not in tag:
+            raise InvalidInputError(f"The checkpoint {show(tree, 120)} has no workspace.")
+        return read_record(str(tag[OBJECT]), workspace.store.backend)
+    if not isinstance(tree, (Tree, ObjectRef)):
+        raise InvalidInputError(
+            "A tree is what snapshot() returned, or the id of a checkpoint with one, not "
+            f"{type(tree).__name__}."
+        )
+    return tree_of(tree)
+
+
+def within(root: Path, path: str | os.PathLike[str]) -> bytes:
+    """Return a path within a workspace as bytes. Raises InvalidInputError."""
+    whole = Path(os.path.normpath(root / Path(path)))
+    if root not in whole.parents:
+        raise InvalidInputError(f"{show(str(path))} is no path within {root}.")
+    return os.fsencode(whole.relative_to(root))
