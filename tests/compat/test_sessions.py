@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import (
-    ApprovalDeniedError,
     CheckpointManager,
     EffectUnknownError,
     RollbackRefusedError,
@@ -55,15 +54,13 @@ def test_it_goes_on_and_does_nothing_twice(manager: CheckpointManager) -> None:
         assert session_subject.DONE == ["charge order 1", "put b"]
 
 
-def test_requests_can_still_be_answered(manager: CheckpointManager) -> None:
+def test_requests_and_answers_from_elsewhere_are_void(manager: CheckpointManager) -> None:
     with Session(KEY, agent=Clerk(), store=manager) as session:
-        (request,) = session.approvals.pending()
-        assert suspended("1.2") == request.id
-        session.approvals.approve(request.id)
+        assert session.approvals.pending() == []
+        request = suspended("1.2")
+        session.approvals.approve(request)
         assert publish("1.2") == "1.2"
-        with pytest.raises(ApprovalDeniedError, match="not today"):
-            publish("1.0")
-        assert suspended("1.0") != request.id
+        assert suspended("1.0") != request  # denied elsewhere
 
 
 def test_a_rollback_is_refused_as_it_was(manager: CheckpointManager) -> None:
@@ -76,7 +73,7 @@ def test_a_rollback_is_refused_as_it_was(manager: CheckpointManager) -> None:
 def test_it_is_listed(manager: CheckpointManager) -> None:
     (row,) = list_sessions(manager.store)
     assert row.key == KEY
-    assert len(row.pending) == 1
+    assert row.pending == []
     assert row.unknown == ["golden_mail(to='bob', body='killed')"]
     assert row.trouble is None
     assert manager.verify().ok

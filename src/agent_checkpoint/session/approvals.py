@@ -18,7 +18,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.session.arguments import encoded, in_words
 from agent_checkpoint.session.tools import Tool
 from agent_checkpoint.store.ledger import (
@@ -26,6 +26,7 @@ from agent_checkpoint.store.ledger import (
     DENIED,
     PENDING,
     VOID,
+    Effect,
     Epoch,
     Ledger,
     Request,
@@ -113,13 +114,13 @@ class Approvals:
         for family in families(self._store):
             ledger = Ledger(self._store, family)
             ledger.refresh()
-            yield from ((ledger, request) for request in ledger.requests.values())
+            yield from ((ledger, request) for request in list(ledger.requests.values()))
 
 
 def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Request | None:
     """Return the request for a call of a session that can still be answered or used."""
-    for request in reversed(list(ledger.requests.values())):
-        is_it = (request.session, request.identity, request.digest) == (session, identity, digest)
+    for request in reversed(ledger.requests_for(identity)):
+        is_it = (request.session, request.digest) == (session, digest)
         if is_it and not request.is_expired and request.status in (PENDING, APPROVED, DENIED):
             return request
     return None
@@ -141,6 +142,7 @@ def ask(
     digest: str,
     task: str | None,
     at: str,
+    part: str | None = None,
 ) -> None:
     """Note that somebody has to agree to a call; `at` is the checkpoint saved with it.
 
@@ -160,6 +162,7 @@ def ask(
         digest=digest,
         task=task,
         at=at,
+        part=part,
         expires=None if tool.expires is None else time.time() + tool.expires,
         words=in_words(tool.name, arguments),
     )
@@ -188,7 +191,7 @@ def void(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
     ledger.refresh()
     open_ones = [
         request.id
-        for request in ledger.requests.values()
+        for request in list(ledger.requests.values())
         if request.session == session and request.status in (PENDING, APPROVED, DENIED)
     ]
     if open_ones:
@@ -202,17 +205,21 @@ def denied(request: Request) -> ApprovalDeniedError:
     return ApprovalDeniedError(f"{request.words} was denied{why}.", request.reason or "")
 
 
-def arguments_of(ledger: Ledger, request: Request) -> dict[str, Any]:
-    """Return the arguments of a request; those that the approver wants, if any.
+def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
+    """Return the arguments of a request or an effect; those that the approver wants, if any.
 
     Raises:
         InvalidInputError: they were purged.
         StateError: they cannot be decoded here.
     """
-    name = "edited" if "edited" in request.parts else "arguments"
-    tree = request.parts.get(name)
-    if tree is None:
-        raise InvalidInputError("The arguments were purged: they are not known any more.")
-    reader = ledger.stream.reader({name: tree})
-    found: dict[str, Any] = decode_part(tree, name, reader=reader).value
+    name = "edited" if "edited" in record.parts else "arguments"
+    found: dict[str, Any] = decoded(ledger, record.parts, name)
     return found
+
+
+def decoded(ledger: Ledger, parts: Mapping[str, JsonValue], name: str) -> Any:
+    """Return a value of a record. Raises InvalidInputError if it was purged, and StateError."""
+    if name not in parts:
+        raise InvalidInputError("It was purged: what it was is not known any more.")
+    tree = parts[name]
+    return decode_part(tree, name, reader=ledger.stream.reader({name: tree})).value

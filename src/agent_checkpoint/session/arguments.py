@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.encode import encode
-from agent_checkpoint.core.stateful import is_stateful
+from agent_checkpoint.core.stateful import is_stateful, is_stateful_part
+from agent_checkpoint.core.trouble import MAX_DEPTH
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, safe_repr, show
 from agent_checkpoint.store.splitting import inline_tree
@@ -65,15 +67,22 @@ def fingerprint(value: Any, what: str) -> str:
     """Return what is equal for equal values, in every process.
 
     Raises:
-        InvalidInputError: the value has none, because it could only be pickled.
+        InvalidInputError: the value has none, because it could only be pickled, or because not
+            all of it is captured.
     """
+    stateful = _stateful_in(value)
+    if stateful is not None:
+        raise InvalidInputError(
+            f"{what} cannot be compared with that of another call: it holds a "
+            f"{type(stateful).__name__}, of which only some fields are captured. Pass plain data."
+        )
     tree = inline_tree(encoded(value, what))
     if _has_pickle(tree):
         raise InvalidInputError(
             f"{what} cannot be compared with that of another call: it holds an object that could "
             "only be pickled. Make it plain data, or register_type its class."
         )
-    text = json.dumps(tree, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_in_order(tree), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -82,6 +91,36 @@ def in_words(tool: str, arguments: Mapping[str, Any]) -> str:
     given = ", ".join(f"{name}={show(value, 40)}" for name, value in arguments.items())
     text = f"{tool}({given})"
     return text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 2] + "…)"
+
+
+def _in_order(tree: Any) -> Any:
+    """Return a tree with the pairs of a dict in one order, whatever the order in memory."""
+    if isinstance(tree, list):
+        return [_in_order(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    found = {name: _in_order(item) for name, item in tree.items()}
+    for name in ("$dict", "$counter"):
+        if name in found:
+            found[name] = sorted(found[name], key=json.dumps)
+    if "$defaultdict" in found:
+        factory, pairs = found["$defaultdict"]
+        found["$defaultdict"] = [factory, sorted(pairs, key=json.dumps)]
+    return found
+
+
+def _stateful_in(value: Any, depth: int = 0) -> Any:
+    """Return an object with a state of its own that is somewhere in plain containers."""
+    if is_stateful_part(value):
+        return value
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple, set, frozenset, deque)):
+        return None
+    if depth > MAX_DEPTH:
+        return None  # it is refused as too deep
+    found = (_stateful_in(item, depth + 1) for item in value)
+    return next((item for item in found if item is not None), None)
 
 
 def _has_pickle(tree: Any) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import (
@@ -30,55 +29,15 @@ from agent_checkpoint.session.approvals import (
 )
 from agent_checkpoint.session.arguments import fingerprint, in_words, recorded
 from agent_checkpoint.session.current import current_task, is_nested, nesting
-from agent_checkpoint.session.deed import Deed
+from agent_checkpoint.session.deed import Call, Deed, Question
 from agent_checkpoint.session.effects import Decision
 from agent_checkpoint.session.fitting import awaiting_here, settled
 from agent_checkpoint.session.identity import identity_of
-from agent_checkpoint.session.tools import IDEMPOTENT, Tool, tool_of
+from agent_checkpoint.session.tools import IDEMPOTENT, Tool, check_same_tool, tool_of
 from agent_checkpoint.store.ledger import APPROVED, DENIED, PENDING, Request
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
-
-
-@dataclass
-class Question:
-    """What an inline `approve=` function is asked."""
-
-    tool: str
-    arguments: dict[str, Any]
-    task: str | None
-    words: str
-
-
-@dataclass
-class _Call:
-    """One call on its way."""
-
-    tool: Tool
-    owner: Any
-    arguments: dict[str, Any]
-    task: str | None
-    digest: str | None = None
-    identity: str | None = None
-    number: int = 0
-    """Which one it is of those that are alike, if it has no key."""
-    decision: Decision | None = None
-    deed: Deed | None = None
-    request: Request | None = None
-    """What somebody agreed to, if it is carried out for that."""
-    began: float = 0.0
-    given: Any = None
-    """The arguments as they are recorded: the tool may change them."""
-
-    @property
-    def words(self) -> str:
-        """What the checkpoint after it is called."""
-        return in_words(self.tool.name, self.given)
-
-    @property
-    def is_replay(self) -> bool:
-        return self.decision is not None and self.decision.is_replay
 
 
 class Calls:
@@ -86,31 +45,45 @@ class Calls:
 
     def __init__(self, session: Work) -> None:
         self._session = session
-        self._in_flight: list[_Call] = []
+        self._in_flight: list[Call] = []
         self.finished = 0
         """How many calls have come to their end."""
 
     @property
     def in_flight(self) -> list[str]:
         """The names of the tools that are running."""
-        return [call.tool.name for call in self._in_flight]
+        return [call.tool.name for call in list(self._in_flight)]
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what it raises, and what stands in its way."""
-        return self._run(self._begin(tool, *tool.bind(args, kwargs)))
+        call = Call(tool, *tool.bind(args, kwargs))
+        try:
+            self._begin(call)
+            result = self._run(call)
+            self._session._effects.release(call)
+            return result
+        except BaseException:
+            self._give_back(call)
+            raise
 
     async def arun(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do as `run` does, for coroutine functions."""
-        owner, arguments = tool.bind(args, kwargs)
-        if tool.approve is not True and (tool.is_outside or tool.approve):
-            with awaiting_here():  # what its verify= and approve= await is of this loop
-                call, stopped = await to_its_end(self._begin, tool, owner, arguments)
-            if stopped is not None:
-                self._withdraw(call)
-                raise stopped
-        else:  # it may have to save the state, which is captured here
-            call = self._begin(tool, owner, arguments)
-        return await self._arun(call)
+        call = Call(tool, *tool.bind(args, kwargs))
+        try:
+            if tool.approve is not True and (tool.is_outside or tool.approve):
+                with awaiting_here():  # what its verify= and approve= await is of this loop
+                    _, stopped = await to_its_end(self._begin, call)
+                if stopped is not None:
+                    self._withdraw(call)
+                    raise stopped
+            else:  # it may have to save the state, which is captured here
+                self._begin(call)
+            result = await self._arun(call)
+            self._session._effects.release(call)
+            return result
+        except BaseException:
+            self._give_back(call)
+            raise
 
     def carry_out(self, request: Request) -> Any:
         """Make a call that somebody agreed to, as they want it. Raises as `run` does.
@@ -123,18 +96,33 @@ class Calls:
             raise NotFoundError(
                 f"There is no tool {show(request.tool)} here: import the module that defines it."
             )
-        owner = self.owner(tool) if tool.is_method else None
-        call = self._begin(tool, owner, arguments_of(self._session._ledger, request), request)
-        return settled(self._arun(call)) if tool.is_async else self._run(call)
+        owner = self.owner(tool, request.part) if tool.is_method else None
+        call = Call(tool, owner, arguments_of(self._session._ledger, request), request=request)
+        try:
+            self._begin(call)
+            return settled(self._arun(call)) if tool.is_async else self._run(call)
+        except BaseException:
+            self._give_back(call)
+            raise
 
-    def _run(self, call: _Call) -> Any:
+    def _give_back(self, call: Call) -> None:
+        """Have the next call alike be taken for this one, whose result has reached nobody."""
+        with self._session._saving.lock:
+            if call in self._in_flight:
+                self._in_flight.remove(call)
+            self._session._effects.give_back(call, call.slot)
+
+    def _run(self, call: Call) -> Any:
         if call.decision is not None and call.decision.is_replay:
             return self._replay(call, call.decision)
         try:
             with nesting(self._session):
                 result = call.tool.call(call.owner, call.arguments, call.deed)
         except BaseException as error:
-            self._break(call, error)
+            try:
+                self._find_out(call, error)
+            finally:
+                self._break(call, error)
             raise
         try:
             self._commit(call, result)
@@ -143,16 +131,28 @@ class Calls:
         self._session._save_after_call(call.words, nested=is_nested(self._session))
         return result
 
-    async def _arun(self, call: _Call) -> Any:
+    async def _arun(self, call: Call) -> Any:
         if call.decision is not None and call.decision.is_replay:
             return self._replay(call, call.decision)
+        stopped: BaseException | None = None
         try:
             with nesting(self._session):
                 result = await call.tool.call(call.owner, call.arguments, call.deed)
-        except BaseException as error:
-            self._break(call, error)
+        except Exception as error:
+            try:
+                with awaiting_here():  # as its verify= does
+                    _, stopped = await to_its_end(self._find_out, call, error)
+            finally:
+                self._break(call, error)
+            if stopped is not None:
+                raise stopped from error
             raise
-        stopped: BaseException | None = None
+        except BaseException as error:  # nothing can be awaited any more
+            try:
+                self._find_out(call, error)
+            finally:
+                self._break(call, error)
+            raise
         try:
             if call.deed is not None:
                 _, stopped = await to_its_end(self._commit, call, result)
@@ -165,50 +165,41 @@ class Calls:
 
     # -- the steps -------------------------------------------------------------------------------
 
-    def _begin(
-        self, tool: Tool, owner: Any, arguments: dict[str, Any], request: Request | None = None
-    ) -> _Call:
-        session = self._session
+    def _begin(self, call: Call) -> None:
+        session, tool, request = self._session, call.tool, call.request
         session._check_open()
-        call = _Call(tool, owner, arguments, current_task(session), began=time.time())
+        call.task, call.began = current_task(session), time.time()
         if request is not None:
-            call.request, call.task = request, request.task
+            call.task, call.part = request.task, request.part
             call.identity, call.digest = request.identity, request.digest
             self._decide(call)
-            return self._let_fly(call)
-        if not tool.is_outside and tool.approve is False:
-            return self._let_fly(call)
-        with session._saving.lock:
-            call.digest = fingerprint(arguments, f"{tool.name}'s arguments")
-            call.number = session._effects.number(tool, call.digest, call.task)
-        call.identity = identity_of(tool, arguments, call.digest, call.task, call.number)
-        try:
+        elif tool.is_outside or tool.approve is not False:
+            call.part = self._part_of(tool, call.owner)
+            given: Any = call.arguments if call.part is None else [call.part, call.arguments]
+            with session._saving.lock:
+                call.digest = fingerprint(given, f"{tool.name}'s arguments")
+                call.slot = session._effects.number(tool, call.digest, call.task, call)
+            number = 0 if call.slot is None else call.slot.number
+            call.identity = identity_of(
+                tool, call.arguments, call.digest, call.task, number, part=call.part
+            )
             self._decide(call)
-        except BaseException:
-            self._uncount(call)
-            raise
-        return self._let_fly(call)
-
-    def _let_fly(self, call: _Call) -> _Call:
         call.given = recorded(call.arguments)
         self._in_flight.append(call)
-        return call
 
-    def _withdraw(self, call: _Call) -> None:
+    def _withdraw(self, call: Call) -> None:
         """Take back a call that was let fly and is not made after all."""
-        self._uncount(call)
-        self._in_flight.remove(call)
         if call.deed is not None and call.decision is not None:
             effects, effect = self._session._effects, call.decision.effect
             effects.over(effect)
             if effect.kind != IDEMPOTENT:  # that may have happened in an earlier attempt
                 effects.fail(effect, "the call was cancelled before it was made")
 
-    def _decide(self, call: _Call) -> None:
+    def _decide(self, call: Call) -> None:
         session, tool = self._session, call.tool
         identity, digest = str(call.identity), str(call.digest)
         if tool.is_outside:
-            call.decision = session._effects.look(tool, identity, digest)
+            call.decision = session._effects.look(tool, identity, digest, call)
         request = None
         if call.decision is None and tool.approve is not False:
             request = self._agreed(call)
@@ -221,13 +212,15 @@ class Calls:
                 task=call.task,
                 at=session._saving.head_id,
                 request=request,
+                part=call.part,
+                call=call,
             )
         elif request is not None:
             use(session._ledger, request, session._epoch)
         if call.decision is not None and not call.is_replay:
             call.deed = Deed(call.decision.effect, session._ledger.family)
 
-    def _agreed(self, call: _Call) -> Request | None:
+    def _agreed(self, call: Call) -> Request | None:
         """Return the answer to be used, or None if an inline function agreed.
 
         Raises:
@@ -245,6 +238,8 @@ class Calls:
         ledger.refresh()
         identity, digest = str(call.identity), str(call.digest)
         request = call.request or find_request(ledger, session.key, identity, digest)
+        if request is not None:
+            check_same_tool(tool, request, request.words)
         status = None if request is None else request.status
         if request is None:
             self._suspend(call, new_request_id(), is_new=True)
@@ -261,9 +256,8 @@ class Calls:
             session._meta.pending = [name for name in session._meta.pending if name != request.id]
         return request
 
-    def _suspend(self, call: _Call, request_id: str, *, is_new: bool) -> None:
+    def _suspend(self, call: Call, request_id: str, *, is_new: bool) -> None:
         session, tool = self._session, call.tool
-        self._uncount(call)
         if request_id not in session._meta.pending:
             session._meta.pending.append(request_id)
         saved = session._save(label=f"waits for {request_id}")
@@ -278,21 +272,11 @@ class Calls:
                 digest=str(call.digest),
                 task=call.task,
                 at=saved,
+                part=call.part,
             )
         raise Suspended(request_id, in_words(tool.name, call.arguments))
 
-    def _uncount(self, call: _Call) -> None:
-        self._count(call, is_over=False)
-
-    def _count(self, call: _Call, *, is_over: bool = True) -> None:
-        if call.number:
-            with self._session._saving.lock:
-                self._session._effects.counted(
-                    call.tool, str(call.digest), call.task, call.number, is_over=is_over
-                )
-            call.number = 0
-
-    def _replay(self, call: _Call, decision: Decision) -> Any:
+    def _replay(self, call: Call, decision: Decision) -> Any:
         self._learn(decision)
         self._record(call, result=recorded(decision.result))
         self._session._save_after_call(call.words, nested=is_nested(self._session))
@@ -304,7 +288,7 @@ class Calls:
         if decision.effect.id in standing:
             standing.remove(decision.effect.id)
 
-    def _commit(self, call: _Call, result: Any) -> None:
+    def _commit(self, call: Call, result: Any) -> None:
         if call.decision is None:
             return
         effects = self._session._effects
@@ -314,36 +298,33 @@ class Calls:
         finally:
             effects.over(call.decision.effect)
 
-    def _break(self, call: _Call, error: BaseException) -> None:
-        """Record a call that raised; what became of its effect is found out, or stays unknown."""
-        self._uncount(call)
-        is_over = isinstance(error, Exception)  # else the process stops, or waits for an approval
-        try:
-            self._find_out(call, error)
-        except CheckpointError as unknown:  # the tool's own error is the one to be raised
-            _add_note(error, str(unknown))
-        finally:
-            if is_over:
-                self._record(call, error=_in_words(error))
-            else:
-                self._in_flight.remove(call)
+    def _break(self, call: Call, error: BaseException) -> None:
+        """Record a call that raised."""
+        # Else the process stops, or waits for an approval.
+        is_over = isinstance(error, Exception)
+        if is_over:
+            self._record(call, error=_in_words(error))
         if is_over:
             try:
                 self._session._save_after_call(call.words, nested=is_nested(self._session))
             except CheckpointError as trouble:
                 _add_note(error, f"and the checkpoint after it failed: {trouble}")
 
-    def _find_out(self, call: _Call, error: BaseException) -> None:
+    def _find_out(self, call: Call, error: BaseException) -> None:
+        """Find out what became of the effect of a call that raised, or leave it unknown."""
         if call.decision is None:
             return
         effects, effect = self._session._effects, call.decision.effect
         effects.over(effect)
-        if call.deed is not None and call.deed.is_not_done:
-            effects.fail(effect, f"the tool says that nothing happened: {safe_repr(error)}")
-        elif isinstance(error, Exception):
-            effects.verify(effect, call.tool)
+        try:
+            if call.deed is not None and call.deed.is_not_done:
+                effects.fail(effect, f"the tool says that nothing happened: {safe_repr(error)}")
+            elif isinstance(error, Exception):
+                effects.verify(effect, call.tool)
+        except CheckpointError as unknown:  # the tool's own error is the one to be raised
+            _add_note(error, str(unknown))
 
-    def _record(self, call: _Call, **outcome: Any) -> None:
+    def _record(self, call: Call, **outcome: Any) -> None:
         row: dict[str, Any] = {
             "tool": call.tool.name,
             "arguments": call.given,
@@ -358,17 +339,38 @@ class Calls:
             row["replayed"] = call.is_replay
         with self._session._saving.lock:
             self._session.calls.append(row)
-            self._count(call)
+            if "error" not in outcome and call.slot is not None:  # the checkpoint to come knows
+                self._session._meta.count(*call.slot)
             self._in_flight.remove(call)
             self.finished += 1
 
-    def owner(self, tool: Tool) -> Any:
-        """Return the part of the session that has a method. Raises NotFoundError."""
-        for part in self._session._live_parts().values():
-            method = getattr(type(part), tool.function.__name__, None)
-            if getattr(method, "tool", None) is tool:
-                return type(part) if inspect.ismethod(method) else part
-        raise NotFoundError(f"No part of the session has the method {show(tool.name)}.")
+    def owner(self, tool: Tool, part: str | None = None) -> Any:
+        """Return the part of the session that a method was called on; None is any, if only one.
+
+        Raises:
+            NotFoundError: there is none, or several have the method.
+        """
+        found: dict[int, Any] = {}
+        for name, item in self._session._live_parts().items():
+            method = getattr(type(item), tool.function.__name__, None)
+            of_class = inspect.ismethod(method)
+            if getattr(method, "tool", None) is tool and (of_class or part in (None, name)):
+                one = type(item) if of_class else item
+                found[id(one)] = one
+        if len(found) == 1:
+            return next(iter(found.values()))
+        which = "Several parts" if found else f"The part {show(part)}" if part else "No part"
+        raise NotFoundError(
+            f"{which} of the session can be what the method {show(tool.name)} was called on: pass "
+            "that object as agent= or in parts=, by the name that it had."
+        )
+
+    def _part_of(self, tool: Tool, owner: Any) -> str | None:
+        """Return the name of the part that a method is called on; None if the tool is none."""
+        if not tool.is_method:
+            return None
+        parts = self._session._live_parts()
+        return next((name for name, part in parts.items() if part is owner), "")
 
 
 def _in_words(error: BaseException) -> str:

@@ -1,11 +1,19 @@
-"""What a tool is told about the effect that it is to make. Owns the idempotency key."""
+"""A call, and what a tool is told of the effect that it is to make. Owns the idempotency key."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.store.ledger import Effect
+from agent_checkpoint.session.arguments import in_words
+from agent_checkpoint.store.ledger import Effect, Request
+
+if TYPE_CHECKING:
+    from agent_checkpoint.session.effects import Decision
+    from agent_checkpoint.session.identity import Slot
+    from agent_checkpoint.session.tools import Tool
 
 
 class Deed:
@@ -21,3 +29,45 @@ class Deed:
     def not_done(self) -> None:
         """Say that nothing has happened, before an error is raised: it may then be tried again."""
         self.is_not_done = True
+
+
+@dataclass
+class Question:
+    """What an inline `approve=` function is asked."""
+
+    tool: str
+    arguments: dict[str, Any]
+    task: str | None
+    words: str
+
+
+@dataclass(eq=False)
+class Call:
+    """One call on its way."""
+
+    tool: Tool
+    owner: Any
+    arguments: dict[str, Any]
+    task: str | None = None
+    part: str | None = None
+    """The part of the session whose method it is; empty if it is of no part."""
+    digest: str | None = None
+    identity: str | None = None
+    slot: Slot | None = None
+    decision: Decision | None = None
+    deed: Deed | None = None
+    request: Request | None = None
+    """What somebody agreed to, if it is carried out for that."""
+    began: float = 0.0
+    given: Any = None
+    """The arguments as they are recorded: the tool may change them."""
+
+    @property
+    def words(self) -> str:
+        """What the checkpoint after it is called."""
+        return in_words(self.tool.name, self.given)
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether it was made before, and its result is given back."""
+        return self.decision is not None and self.decision.is_replay

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.errors import (
     EffectConflictError,
     EffectError,
@@ -19,22 +18,19 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import JsonValue, show
-from agent_checkpoint.session.approvals import check_unused
+from agent_checkpoint.records import show
+from agent_checkpoint.session.approvals import arguments_of, check_unused, decoded
 from agent_checkpoint.session.arguments import encoded, in_words, recorded
 from agent_checkpoint.session.deed import Deed
 from agent_checkpoint.session.fitting import fitted, settled, wants_owner
-from agent_checkpoint.session.identity import identity_of
+from agent_checkpoint.session.identity import Numbers, Slot, identity_of
 from agent_checkpoint.session.meta import Meta
-from agent_checkpoint.session.tools import (
-    IDEMPOTENT,
-    IRREVERSIBLE,
-    Tool,
-    tool_of,
-)
+from agent_checkpoint.session.tools import IDEMPOTENT, IRREVERSIBLE, Tool, check_same_tool, tool_of
 from agent_checkpoint.store.ledger import (
+    BEFORE,
     COMMITTED,
     FAILED,
+    UNDOING,
     UNDONE,
     UNKNOWN,
     Effect,
@@ -56,37 +52,32 @@ class Effects:
     """The effects of one session, and what stands in their way."""
 
     def __init__(
-        self, ledger: Ledger, meta: Meta, epoch: Epoch, owner: Callable[[Tool], Any]
+        self, ledger: Ledger, meta: Meta, epoch: Epoch, owner: Callable[[Tool, str | None], Any]
     ) -> None:
-        """Keep account of a session; `owner` gives the object that a method is called on."""
+        """Keep account of a session; `owner` gives the part that a method is called on."""
         self._owner = owner
         self.ledger = ledger
         self.meta = meta
         self.epoch = epoch
-        self._under_way: set[str] = set()
-        self._numbers: set[tuple[str | None, str, int]] = set()
-        """Of calls without a key that have not come to their end."""
+        self._under_way: dict[str, Any] = {}
+        """By which call each is made."""
+        self._numbers = Numbers()
 
     # -- names -----------------------------------------------------------------------------------
 
-    def number(self, tool: Tool, digest: str, task: str | None) -> int:
-        """Return the number of a call among its like, until `counted`; 0 if it has a key."""
-        if tool.key is not None:
-            return 0
-        name = _kind_of_call(tool, digest)
-        taken = {item[2] for item in self._numbers if item[:2] == (task, name)}
-        number = self.meta.next_number(task, name, taken)
-        self._numbers.add((task, name, number))
-        return number
+    def number(self, tool: Tool, digest: str, task: str | None, call: Any) -> Slot | None:
+        """Return which one a call is among its like, until it is over; None if it has a key."""
+        return self._numbers.take(self.meta, tool, digest, task, call)
 
-    def counted(
-        self, tool: Tool, digest: str, task: str | None, number: int, *, is_over: bool
-    ) -> None:
-        """Use a number up; not if the call did not come to its end, and is to be made again."""
-        name = _kind_of_call(tool, digest)
-        self._numbers.discard((task, name, number))
-        if is_over:
-            self.meta.count(task, name, number)
+    def give_back(self, call: Any, slot: Slot | None) -> None:
+        """Have a call be met again by the next of its kind: its result has reached nobody."""
+        for effect_id in [name for name, other in self._under_way.copy().items() if other is call]:
+            self._under_way.pop(effect_id, None)
+        self._numbers.give_back(self.meta, call, slot)
+
+    def release(self, call: Any) -> None:
+        """Forget a call that has returned."""
+        self._numbers.release(call)
 
     # -- may it be made? -------------------------------------------------------------------------
 
@@ -100,6 +91,8 @@ class Effects:
         task: str | None,
         at: str,
         request: Request | None = None,
+        part: str | None = None,
+        call: Any = None,
     ) -> Decision:
         """Return what to do; if the effect is to be made, its beginning is durable.
 
@@ -111,6 +104,8 @@ class Effects:
             task: the task under way.
             at: the id of the head.
             request: what a person agreed to; it is used up.
+            part: the part of the session whose method it is.
+            call: who makes it.
 
         Raises:
             EffectConflictError: it was made with other arguments, or by a relative.
@@ -120,8 +115,8 @@ class Effects:
         """
         also = None
         if request is not None and tool.key is not None:
-            also = identity_of(tool, arguments, digest, task)
-        found = self.look(tool, identity, digest)
+            also = identity_of(tool, arguments, digest, task, part=part)
+        found = self.look(tool, identity, digest, call)
         if found is not None:
             return found
         if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
@@ -145,7 +140,7 @@ class Effects:
 
         before = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
         parts = {"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")}
-        self._under_way.add(effect_id)  # before others can see it: they would ask about it
+        self._under_way[effect_id] = call  # before others can see it: they would ask about it
         try:
             self.ledger.append(
                 "started",
@@ -163,19 +158,21 @@ class Effects:
                 digest=digest,
                 task=task,
                 at=at,
+                part=part,
                 words=in_words(tool.name, arguments),
                 generation=len(before),
                 request=None if request is None else request.id,
             )
         except BaseException:
-            self._under_way.discard(effect_id)
+            self._under_way.pop(effect_id, None)
             raise
         return Decision(self.ledger.effects[effect_id], False)
 
-    def look(self, tool: Tool, identity: str, digest: str) -> Decision | None:
+    def look(self, tool: Tool, identity: str, digest: str, call: Any = None) -> Decision | None:
         """Return what to do if such an effect is there already, else None. Raises as `decide`."""
         self.ledger.refresh()
         for effect in reversed(self._in_the_way(identity, digest)):
+            check_same_tool(tool, effect, effect.words)
             if not self.is_ours(effect):
                 raise EffectConflictError(
                     f"{effect.words} was {_done(effect)} by the session {show(effect.session)}, a "
@@ -191,7 +188,7 @@ class Effects:
                 )
             if effect.status == COMMITTED:
                 return Decision(effect, True, self.result(effect))
-            return self._clear_up(tool, effect)
+            return self._clear_up(tool, effect, call)
         return None
 
     def _in_the_way(self, identity: str, digest: str) -> list[Effect]:
@@ -203,17 +200,17 @@ class Effects:
             and (self.is_ours(effect) or effect.kind != IDEMPOTENT or effect.digest != digest)
         ]
 
-    def _clear_up(self, tool: Tool, effect: Effect) -> Decision | None:
+    def _clear_up(self, tool: Tool, effect: Effect, call: Any) -> Decision | None:
         """Find out about an effect that was begun, and of which no more is known."""
         self.verify(effect, tool)
         if effect.status == COMMITTED:
             return Decision(effect, True, self.result(effect))
-        if effect.status == FAILED:
+        if not effect.stands:
             return None
         if effect.kind == IDEMPOTENT and effect.status == UNKNOWN:
             self.ledger.refresh()
             self.ledger.check(self.epoch)
-            self._under_way.add(effect.id)
+            self._under_way[effect.id] = call
             return Decision(effect, False)
         raise EffectUnknownError(
             f"{effect.words} was begun before, and nobody knows whether it happened. Find out, and "
@@ -225,24 +222,45 @@ class Effects:
     def commit(self, effect: Effect, result: Any) -> None:
         """Note that an effect was made. Also who was replaced meanwhile must say so.
 
-        A result that cannot be kept is described. Raises StorageError.
+        A result that cannot be kept is described.
+
+        Raises:
+            EffectConflictError: it was undone meanwhile, by another holder of the session.
+            StorageError: the medium failed.
         """
         described = False
         try:
             tree = encoded(result, "The result")
         except InvalidInputError:  # it has happened all the same
             tree, described = encoded(recorded(result), "The result"), True
-        self.ledger.append(
-            "committed", effect=effect.id, described=described, parts={"result": tree}
-        )
+        self._become(COMMITTED, effect, described=described, parts={"result": tree})
+        if effect.status != COMMITTED:
+            raise EffectConflictError(
+                f"{effect.words} was done, and another holder of the session has undone it before "
+                f"that, so it says: it is {effect.status}. Look whether it stands."
+            )
 
     def fail(self, effect: Effect, note: str) -> None:
-        """Note that an effect was not made. Raises StorageError."""
-        self.ledger.append("failed", effect=effect.id, note=note[:500])
+        """Note that an effect was not made, if nobody knows better. Raises StorageError."""
+        self._become(FAILED, effect, note=note[:500])
+
+    def _become(self, status: str, effect: Effect, **record: Any) -> bool:
+        """Add the record that says so; tell whether it did not come too late."""
+
+        def guard() -> None:
+            if effect.status not in BEFORE[status]:
+                raise _TooLate
+
+        fence = self.epoch if status == UNDOING else None
+        try:
+            self.ledger.append(status, guard=guard, fence=fence, effect=effect.id, **record)
+        except _TooLate:
+            return False
+        return True
 
     def over(self, effect: Effect) -> None:
         """Note that the call is over, however it went."""
-        self._under_way.discard(effect.id)
+        self._under_way.pop(effect.id, None)
 
     def verify(self, effect: Effect, tool: Tool | None = None) -> None:
         """Ask the tool whether an effect happened, if it can tell, and note the answer.
@@ -253,6 +271,7 @@ class Effects:
             EffectUnknownError: asking failed.
         """
         tool = tool or tool_of(effect)
+        self.ledger.refresh()
         if effect.status != UNKNOWN or effect.session != self.meta.key:
             return
         if tool is None or tool.verify is None:
@@ -283,7 +302,7 @@ class Effects:
             effect = self.ledger.effects.get(effect_id)
             if effect is None:
                 raise NotFoundError(f"There is no effect {show(effect_id)}.")
-            if effect.status not in (UNKNOWN, "undoing"):
+            if effect.status not in (UNKNOWN, UNDOING):
                 raise EffectError(f"{effect.words} is known to be {effect.status} already.")
 
         self.ledger.refresh()
@@ -304,19 +323,20 @@ class Effects:
         tool = tool_of(effect)
         if tool is None or tool.undo is None:
             raise EffectError(f"{effect.words} cannot be undone here: no tool has an undo= for it.")
-        self.ledger.append("undoing", fence=self.epoch, effect=effect.id)
+        if not self._become(UNDOING, effect):
+            raise EffectError(f"{effect.words} cannot be undone: it is {effect.status}.")
         try:
             result = None if effect.described else self.result(effect)
             self._ask(tool, tool.undo, effect, result=result)
         except Exception as error:
             raise EffectError(f"undo= of {effect.words} failed: {error!r}.") from error
-        self.ledger.append("undone", effect=effect.id)
+        self._become(UNDONE, effect)
 
     def _ask(self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any) -> Any:
         """Call a function of a tool that is about one effect. Raises what it raises."""
         arguments = tool.offered(self.arguments(effect))
         if tool.is_method and wants_owner(function):
-            arguments = {**arguments, "self": self._owner(tool)}
+            arguments = {**arguments, "self": self._owner(tool, effect.part)}
         return settled(fitted(function, arguments, effect=Deed(effect, self.family), **more))
 
     # -- which there are -------------------------------------------------------------------------
@@ -334,7 +354,7 @@ class Effects:
 
     def since(self, seq: int) -> Iterator[Effect]:
         """Iterate over those of this session that still stand and were begun after a record."""
-        for effect in self.ledger.effects.values():
+        for effect in self.ledger.all_effects():
             if effect.seq > seq and effect.stands and self.is_ours(effect):
                 yield effect
 
@@ -350,11 +370,9 @@ class Effects:
             with suppress(EffectUnknownError):  # it stays in the list, which is shown
                 self.verify(effect)
 
-    def arguments(self, effect: Effect | Request) -> dict[str, Any]:
+    def arguments(self, effect: Effect) -> dict[str, Any]:
         """Return the arguments with which an effect is to be made. Raises CheckpointError."""
-        name = "edited" if "edited" in effect.parts else "arguments"
-        found: dict[str, Any] = self._decoded(effect.parts, name)
-        return found
+        return arguments_of(self.ledger, effect)
 
     def result(self, effect: Effect) -> Any:
         """Return what an effect gave.
@@ -365,20 +383,13 @@ class Effects:
         if effect.described:
             raise EffectError(
                 f"{effect.words} was done, and what it returned could not be kept: "
-                f"{self._decoded(effect.parts, 'result')}. Let the tool return plain data."
+                f"{decoded(self.ledger, effect.parts, 'result')}. Let the tool return plain data."
             )
-        return self._decoded(effect.parts, "result") if "result" in effect.parts else None
-
-    def _decoded(self, parts: Mapping[str, JsonValue], name: str) -> Any:
-        if name not in parts:
-            raise InvalidInputError("It was purged: what it was is not known any more.")
-        tree = parts[name]
-        reader = self.ledger.stream.reader({name: tree})
-        return decode_part(tree, name, reader=reader).value
+        return decoded(self.ledger, effect.parts, "result") if "result" in effect.parts else None
 
 
-def _kind_of_call(tool: Tool, digest: str) -> str:
-    return f"{tool.name} {digest[:16]}"
+class _TooLate(Exception):
+    """What became of an effect is known already."""
 
 
 def _done(effect: Effect) -> str:

@@ -11,7 +11,7 @@ from agent_checkpoint.core.migrations import route
 from agent_checkpoint.core.names import canonical, find_class, name_of
 from agent_checkpoint.core.stateful import CLASS, VERSION
 from agent_checkpoint.core.trouble import Trouble
-from agent_checkpoint.errors import FormatError, IntegrityError, StateError
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.ledger import UNDOING, UNKNOWN, Ledger
@@ -56,7 +56,7 @@ def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
             head = store.head(key)
             if head is not None and PART in head.parts:
                 found.append(_row(store, head))
-        except (IntegrityError, FormatError) as error:
+        except (IntegrityError, FormatError, InvalidInputError) as error:
             found.append(SessionRow(key, 0.0, f"{key}@?", trouble=str(error)))
     return sorted(found, key=lambda row: row.ts, reverse=True)
 
@@ -68,16 +68,17 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
         row.workspace, row.is_fork = meta.workspace, bool(meta.lineage)
         ledger = Ledger(store, meta.family)
         ledger.refresh()
-        requests = [item for item in ledger.requests.values() if item.session == head.key]
+        requests = [item for item in list(ledger.requests.values()) if item.session == head.key]
         row.pending = [item.id for item in requests if item.is_open]
-        effects = [item for item in ledger.effects.values() if item.session == head.key]
+        effects = [item for item in ledger.all_effects() if item.session == head.key]
         row.unknown = [item.words for item in effects if item.status in (UNKNOWN, UNDOING)]
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     tasks = whole(head.parts.get("tasks", {}), reader)
-    if isinstance(tasks, dict):
-        rows = tasks.get("tasks", [])
-        row.tasks = {str(task.get("id")): str(task.get("status")) for task in rows}
+    rows = tasks.get("tasks") if isinstance(tasks, dict) else None
+    for task in rows if isinstance(rows, list) else []:
+        if isinstance(task, dict):
+            row.tasks[str(task.get("id"))] = str(task.get("status"))
     for name, tree in head.parts.items():
         try:
             row.trouble = row.trouble or _trouble(name, whole(tree, reader))

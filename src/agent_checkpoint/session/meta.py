@@ -6,13 +6,16 @@ It is plain JSON, so that a page or a command can read it without any of the ses
 from __future__ import annotations
 
 import itertools
+import json
 import secrets
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Checkpoint, JsonValue, show
+from agent_checkpoint.core.seal import check_seal, make_seal
+from agent_checkpoint.errors import IntegrityError, StateError
+from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
 from agent_checkpoint.store.reading import whole
 from agent_checkpoint.store.store import Store
 
@@ -30,6 +33,8 @@ class Meta:
     lineage: list[list[Any]] = field(default_factory=list)
     """The sessions it was forked from, each with the last record of the ledger that it has seen."""
     workspace: str | None = None
+    seal: str | None = None
+    """Proves that it was this user who said which directory it is."""
     ledger: int = 0
     """The last record of the ledger that the state knows of."""
     counts: list[list[Any]] = field(default_factory=list)
@@ -55,11 +60,37 @@ class Meta:
     @classmethod
     def new(cls, key: str, workspace: str | None) -> Meta:
         """Return the notes of a session that begins; its ledger is of its own."""
-        return cls(key, f"{key[:200]}.{secrets.token_hex(6)}", workspace=workspace)
+        meta = cls(key, f"{key[:200]}.{secrets.token_hex(6)}")
+        meta.bind(workspace)
+        return meta
+
+    def bind(self, workspace: str | None) -> None:
+        """Note the directory, with a proof of who says so."""
+        self.workspace = workspace
+        self.seal = None
+        if workspace is not None:
+            with suppress(StateError):  # then it has to be named at each opening
+                self.seal = make_seal(self._said())
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it was this user who said which directory it is: anybody can write a note."""
+        try:
+            check_seal(self._said(), self.seal)
+        except StateError:
+            return False
+        return self.workspace is not None
+
+    def _said(self) -> bytes:
+        return json.dumps(["workspace of a session", self.family, self.workspace]).encode()
 
     def dump(self) -> dict[str, JsonValue]:
         """Return the part; what says nothing is left out."""
-        return {name: value for name, value in asdict(self).items() if value not in ([], None)}
+        return {
+            name: list(value) if isinstance(value, list) else value
+            for name, value in vars(self).items()
+            if value not in ([], None)
+        }
 
     def fork(self, key: str) -> Meta:
         """Return the notes of a session that goes on from here under another key."""
@@ -113,13 +144,62 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
     reader = store.reader(checkpoint)
     reader.fetch([tree])
     found = whole(tree, reader)
-    known = {name: value for name, value in dict(found).items() if name in Meta.__annotations__}
-    try:
-        meta = Meta(**known)
-        right = isinstance(meta.key, str) and isinstance(meta.family, str)
-        right = right and isinstance(meta.ledger, int) and isinstance(meta.lineage, list)
-    except TypeError:
-        right = False
-    if not right:
+    found = found if isinstance(found, dict) else {}
+    known = {name: value for name, value in found.items() if name in _IS_RIGHT}
+    wrong = [name for name, value in known.items() if not _IS_RIGHT[name](value)]
+    if wrong or "key" not in known or "family" not in known:
         raise IntegrityError(f"The checkpoint {show(checkpoint.id, 120)} has a damaged session.")
-    return meta
+    return Meta(**known)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _are_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list)
+        and len(row) > 2
+        and (row[0] is None or isinstance(row[0], str))
+        and isinstance(row[1], str)
+        and all(map(_is_number, row[2:]))
+        for row in value
+    )
+
+
+def _is_lineage(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list) and len(row) == 2 and _is_text(row[0]) and _is_number(row[1])
+        for row in value
+    )
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+# A part that says `session` can be anything: whoever writes a checkpoint can write this one.
+_IS_RIGHT: dict[str, Callable[[Any], bool]] = {
+    "key": _is_text,
+    "family": lambda value: _is_text(value) and is_stream(f"fx/{value}"),
+    "lineage": _is_lineage,
+    "workspace": lambda value: _is_text(value) and value.startswith("/") and "\0" not in value,
+    "seal": _is_text,
+    "ledger": _is_number,
+    "counts": _are_counts,
+    "standing": _are_texts,
+    "pending": _are_texts,
+    "under_way": _are_texts,
+    "in_flight": _are_texts,
+    "irreversible": _is_bool,
+    "keep_unseen": _is_bool,
+    "drift": _are_texts,
+}

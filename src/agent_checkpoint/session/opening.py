@@ -21,8 +21,9 @@ from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import Files, is_empty, place_of, tree_in
 from agent_checkpoint.session.meta import Meta, read_meta
-from agent_checkpoint.session.rollback import Rollback, unfinished
+from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import Saving
+from agent_checkpoint.session.targets import unfinished
 from agent_checkpoint.store.ledger import COMMITTED, Epoch, Ledger
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.workspace import Workspace
@@ -105,12 +106,18 @@ class Opening:
     ) -> None:
         session = self._session
         noted = read_meta(self._store, head)
-        known = None if noted is None else (noted.key, noted.workspace)
+        known = None if noted is None else _notes(noted)
         meta = noted or Meta.new(session.key, None)
         if meta.key != session.key:
             meta = meta.fork(session.key)
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)
+        if given is None and meta.workspace is not None and not meta.is_bound:
+            raise InvalidInputError(
+                f"The session {show(session.key)} says that it works in "
+                f"{show(meta.workspace, 200)}, but it was not you who said so, or on another "
+                "machine. Pass workspace=, the directory that it shall work in."
+            )
         place = place_of(given, meta.workspace, rebind=self._rebind, has_files=tree is not None)
         self._have_files(place, workspace)  # which finishes a restore that was interrupted
         self._is_empty = place is not None and is_empty(place)
@@ -123,22 +130,34 @@ class Opening:
             raise WorkspaceError(
                 f"{place} has changed since the last checkpoint of {show(session.key)}:\n{drift}"
             )
-        meta.workspace = None if place is None else str(place)
+        there = None if place is None else str(place)
+        if meta.workspace != there or not meta.is_bound:
+            meta.bind(there)
         meta.in_flight, meta.drift, meta.keep_unseen = [], [], None
         session._meta = meta
         session._saving = Saving(session.manager, meta, head)
         self._load(head)  # if that fails, who holds the session may go on
         # From here on it must be known where its ledger and its files are, whatever happens.
-        opened = self._open_again(head, has_new_notes=known != (meta.key, meta.workspace))
+        opened = self._open_again(head, has_new_notes=known != _notes(meta))
         self._make_known(opened)
         session.resumed = True
         self._tell_what_stands()
         self._load(head, elsewhere=True)
         if left is not None:
-            safety, move = left
-            Rollback(session, move).follow(safety, move)
-        else:
-            self._set_files(tree, drift)
+            self._go_on(*left)
+            drift = self._drift(tree)
+        self._set_files(tree, drift)
+
+    def _go_on(self, safety: Checkpoint, move: Checkpoint) -> None:
+        """Carry out what a crash has interrupted. What cannot be is told: it must be opened."""
+        way = Rollback(self._session, move)
+        try:
+            way.follow(safety, move)
+        except WorkspaceError as error:
+            way.finish(move)
+            self._session._troubles.append(
+                f"A rollback that was interrupted could not be carried out to its end: {error}"
+            )
 
     def _open_again(self, head: Checkpoint, *, has_new_notes: bool) -> Checkpoint:
         """Append the opening: whoever held the session before can save nothing from now on."""
@@ -229,6 +248,11 @@ class Opening:
             session._meta.drift = [*drift.added, *drift.removed, *drift.changed][:_NAMED]
             session._save(kind="drift", label="files that others have changed")
             session._meta.drift = []
+
+
+def _notes(meta: Meta) -> tuple[str, str | None, str | None]:
+    """Return what must be in the notes from the opening on."""
+    return meta.key, meta.workspace, meta.seal
 
 
 def _path(workspace: str | os.PathLike[str] | Workspace) -> Path:

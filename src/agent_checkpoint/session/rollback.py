@@ -11,7 +11,8 @@ follow      set files and objects back; a crash in between is made good at the n
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.external import External
@@ -19,19 +20,17 @@ from agent_checkpoint.errors import (
     ConflictError,
     EffectError,
     InvalidInputError,
-    NotFoundError,
     RollbackRefusedError,
+    WorkspaceError,
 )
 from agent_checkpoint.manager.subjects import restore_parts
-from agent_checkpoint.records import Checkpoint, Draft, again, parse_checkpoint_id, show
+from agent_checkpoint.records import Checkpoint, Draft, again, show
 from agent_checkpoint.session.approvals import void
 from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import RollbackReport, standing_notice
-from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT
 from agent_checkpoint.store.ledger import Effect
-from agent_checkpoint.store.lookup import find, walk
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Kept, ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
@@ -41,9 +40,7 @@ from agent_checkpoint.workspace.snapshots import Tree
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
 
-ROLLBACK, PARTIAL, ADOPT = "rollback", "restore", "adopt"
-MOVES = frozenset({ROLLBACK, PARTIAL, ADOPT})
-"""Kinds of checkpoints by which a session went elsewhere; the one before is a safety one."""
+ROLLBACK, PARTIAL = "rollback", "restore"
 POLICIES = ("refuse", "warn", "compensate")
 
 
@@ -149,7 +146,7 @@ class Rollback:
         """Do again what a crash has kept from being done: the checkpoint is there already."""
         self._keep_unseen = bool(self._meta.keep_unseen)
         self._set_back(safety)
-        self._finish(moved)
+        self.finish(moved)
 
     # -- the steps -------------------------------------------------------------------------------
 
@@ -189,14 +186,16 @@ class Rollback:
         moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
         try:
             self._set_back(safety)
-        except BaseException:
+        except BaseException as error:
             # Nothing is half-applied: the session goes on from what it was.
+            if isinstance(error, WorkspaceError):  # files are set one by one
+                self._take_files_back(safety)
             session._saving.write(again(safety, session.key, ROLLBACK), parents=(safety.id,))
-            self._finish(session._saving.head)
+            self.finish(session._saving.head)
             raise
         fresh.keep_unseen = None
         session._take_meta(fresh)
-        self._finish(moved)
+        self.finish(moved)
         self.report.id = moved.id
         self.report.notices = [
             standing_notice(session._ledger.effects[name]) for name in fresh.standing
@@ -214,6 +213,7 @@ class Rollback:
             present.family,
             lineage=present.lineage,
             workspace=present.workspace,
+            seal=present.seal,
             ledger=then.ledger if self._forgets else present.ledger,
             counts=[list(row) for row in (then.counts if self._forgets else present.counts)],
             standing=still if self._forgets else list(present.standing),
@@ -261,90 +261,22 @@ class Rollback:
                 part.held = None
         self.report.files = results.get(FILES)
 
+    def _take_files_back(self, safety: Checkpoint) -> None:
+        files, tree = self._session._files, tree_in(self._store, safety)
+        if files is not None and tree is not None:
+            with suppress(WorkspaceError):  # the first one is raised, and what is left is drift
+                files.workspace.restore(tree)
+
     def _last_seen(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last ordinary checkpoint before a safety one."""
         older = self._store.newest_first(self._session.key, before=safety.seq)
         found = next((item for item in islice(older, 100) if item.kind != SAFETY), None)
         return None if found is None else tree_in(self._store, found)
 
-    def _finish(self, moved: Checkpoint | None) -> None:
+    def finish(self, moved: Checkpoint | None) -> None:
+        """Note that a move is carried out, as far as it can be. Raises StorageError."""
         if moved is not None:
             self._session._ledger.append("finished", checkpoint=moved.id)
-
-
-def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
-    """Return the checkpoint that a user means.
-
-    Args:
-        session: which is to go back.
-        to: an id or short form; `steps` counts if it is None.
-        steps: how many checkpoints to go back.
-
-    Raises:
-        NotFoundError: there is no such checkpoint.
-        InvalidInputError: it is no number of steps, or a checkpoint of another session.
-    """
-    store = session.manager.store
-    if to is not None:
-        target = find(store, to)
-        ours = {session.key, *(key for key, _ in session._meta.lineage)}
-        if target.key not in ours:
-            raise InvalidInputError(
-                f"{show(target.id, 120)} is a checkpoint of {show(target.key)}, and no past of "
-                f"the session {show(session.key)}. Open that session, or fork it."
-            )
-        return target
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
-    past = walk(store, session.key)
-    present = next(past, None)  # counts as it is, whatever it is
-    settled = chain([present], (item for item in past if item.kind != IN_FLIGHT))
-    found = next(islice(_unlike(settled), steps, None), None)
-    if found is None:
-        raise NotFoundError(
-            f"The session {show(session.key)} has no checkpoint {steps} steps back."
-        )
-    return found
-
-
-def _unlike(checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:
-    """Count the end and the beginning of a run as one with the step before, if nothing changed."""
-    parts: dict[str, Any] = {}
-    last: Checkpoint | None = None
-    for item in checkpoints:
-        if item is None:
-            continue
-        before, parts = parts, {name: item.parts[name] for name in item.parts if name != PART}
-        if last is None or last.kind not in ("open", CLOSE) or parts != before:
-            yield item
-            last = item
-
-
-def last_move(session: Work) -> Checkpoint:
-    """Return the safety checkpoint before the last rollback, restore or adopt.
-
-    Raises:
-        NotFoundError: there was none, or what was there before it is not kept any more.
-    """
-    move: Checkpoint | None = None
-    for checkpoint in session.manager.store.newest_first(session.key):
-        if move is None:
-            move = checkpoint if checkpoint.kind in MOVES else None
-        elif checkpoint.kind == SAFETY:
-            return checkpoint
-        elif _is_taken_back(checkpoint, move):
-            move = None
-        else:
-            break
-    raise NotFoundError(
-        f"The session {show(session.key)} has no rollback, restore or adopt that can be undone."
-    )
-
-
-def _is_taken_back(checkpoint: Checkpoint, by: Checkpoint) -> bool:
-    """Tell whether a move failed: the next one leads to the safety checkpoint before it."""
-    target = parse_checkpoint_id(by.parents[0]) if by.parents else None
-    return checkpoint.kind in MOVES and target is not None and target.seq == checkpoint.seq - 1
 
 
 def _chosen(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
@@ -375,21 +307,3 @@ def _refusal(report: RollbackReport) -> str:
         f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
         f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n{report}'
     )
-
-
-def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
-    """Return the safety checkpoint and the move after it, if that was not carried out to its end.
-
-    Raises:
-        CheckpointError: the history cannot be read.
-    """
-    move: Checkpoint | None = None
-    for checkpoint in session.manager.store.newest_first(session.key):
-        if move is not None:
-            return (checkpoint, move) if checkpoint.kind == SAFETY else None
-        if checkpoint.kind == "open":
-            continue
-        if checkpoint.kind not in MOVES or checkpoint.id in session._ledger.finished:
-            return None
-        move = checkpoint
-    return None

@@ -10,14 +10,22 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.errors import CheckpointError, InvalidInputError, Suspended
+from agent_checkpoint.errors import (
+    CheckpointError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+    Suspended,
+)
 from agent_checkpoint.manager.aio import wait_for
 from agent_checkpoint.records import show
 from agent_checkpoint.session.current import closed, enter, leave, opened
 from agent_checkpoint.session.opening import Opening, manager_of
 from agent_checkpoint.session.report import RollbackReport
-from agent_checkpoint.session.rollback import POLICIES, Rollback, find_target, last_move
+from agent_checkpoint.session.rollback import POLICIES, Rollback
 from agent_checkpoint.session.saving import CLOSE
+from agent_checkpoint.session.targets import find_target, last_move
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger import APPROVED, DENIED, Request
 
@@ -190,9 +198,9 @@ class Session(Work):
         try:
             with self._as_current():
                 return {"result": self._calls.carry_out(request)}
-        except (CheckpointError, Suspended):
+        except (Suspended, ConflictError, NotFoundError, StorageError):
             raise
-        except Exception as error:  # the tool's own: the other calls are made all the same
+        except Exception as error:  # of this call alone: the others are made all the same
             return {"error": f"{type(error).__name__}: {error}"}
 
     # -- open and close --------------------------------------------------------------------------

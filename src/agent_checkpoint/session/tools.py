@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
-from agent_checkpoint.errors import EffectError, InvalidInputError
+from agent_checkpoint.errors import EffectConflictError, EffectError, InvalidInputError
 from agent_checkpoint.records import show
 from agent_checkpoint.session.current import current_session
 from agent_checkpoint.session.fitting import OWNERS, placed
@@ -106,6 +106,18 @@ def tool_of(record: _Known) -> Tool | None:
     exact = _TOOLS.get((record.tool, record.module))
     alike = [item for item in _TOOLS.values() if item.name == record.tool]
     return exact or (alike[0] if len(alike) == 1 else None)
+
+
+def check_same_tool(tool: Tool, record: _Known, words: str) -> None:
+    """Refuse what another tool of the same name did, if that is here as well.
+
+    Raises EffectConflictError.
+    """
+    if record.module != tool.module and (record.tool, record.module) in _TOOLS:
+        raise EffectConflictError(
+            f"{words} is of the tool {show(record.tool)} of {record.module}, and {tool.module} has "
+            "one of the same name: give one of them another by name=."
+        )
 
 
 @overload

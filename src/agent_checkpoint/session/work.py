@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import is_stateful
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.manager.aio import wait_for
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.subjects import check_text
-from agent_checkpoint.records import check_key, show
+from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
 from agent_checkpoint.session.approvals import Approvals
 from agent_checkpoint.session.calls import Calls
 from agent_checkpoint.session.current import enter, leave
@@ -25,7 +26,6 @@ from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT, Saving
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.store.ledger import Effect, Epoch, Ledger
-from agent_checkpoint.store.lookup import find
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.diff import WorkspaceDiff
@@ -66,8 +66,10 @@ class Work:
         self._files = None
         self._new_parts: list[str] = []
         self._idle_parts: list[str] = []
+        self._troubles: list[str] = []
         self._tokens: list[Any] = []
         self._is_open = False
+        self._pid = os.getpid()
         self._calls = Calls(self)
 
     @property
@@ -84,7 +86,7 @@ class Work:
     def effects(self) -> list[Effect]:
         """What this session did outside, in order, with what became of it."""
         self._ledger.refresh()
-        return [item for item in self._ledger.effects.values() if self._effects.is_ours(item)]
+        return [item for item in self._ledger.all_effects() if self._effects.is_ours(item)]
 
     @property
     def approvals(self) -> Approvals:
@@ -99,6 +101,13 @@ class Work:
         told = {name: effects[name] for name in self._meta.standing if name in effects}
         told.update({effect.id: effect for effect in self._effects.unknown()})
         found = [standing_notice(effect) for effect in told.values() if effect.stands]
+        found += self._troubles
+        found += [
+            f"{effect.words} was done after all, although it had been declared not done, and may "
+            f"have been done again since: a person has to look. ({effect.note})"
+            for effect in self._ledger.all_effects()
+            if effect.is_late and effect.stands and self._effects.is_ours(effect)
+        ]
         if self.drift is not None:
             drift = self.drift
             number = len(drift.added) + len(drift.removed) + len(drift.changed)
@@ -131,6 +140,14 @@ class Work:
     def _check_open(self) -> None:
         if not self._is_open:
             raise InvalidInputError(f"The session {show(self.key)} is closed: open it again.")
+        self._check_process()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConflictError(
+                f"The session {show(self.key)} was opened by the process {self._pid}, of which "
+                "this one is a fork: open it again here, or under another key."
+            )
 
     def _live_parts(self) -> dict[str, Any]:
         """Return the live objects that are saved, by the names of their parts."""
@@ -142,10 +159,13 @@ class Work:
         return parts
 
     def _draft(self, *, kind: str = "save", **options: Any) -> Any:
+        self._check_process()
         self._meta.in_flight = self._calls.in_flight
         self._meta.ledger = max(self._meta.ledger, self._ledger.seq)
-        being_made = {call.decision.effect.id for call in self._calls._in_flight if call.decision}
-        self._meta.under_way = sorted(being_made | self._effects._under_way)
+        being_made = {
+            call.decision.effect.id for call in list(self._calls._in_flight) if call.decision
+        }
+        self._meta.under_way = sorted(being_made.union(list(self._effects._under_way)))
         if self._meta.in_flight and kind in ("save", CLOSE):
             kind = IN_FLIGHT
         return self._saving.draft(self._live_parts(), kind=kind, **options)
@@ -198,14 +218,24 @@ class Work:
     def _take_meta(self, meta: Meta) -> None:
         self._meta = self._saving.meta = self._effects.meta = meta
 
+    def _start_of(self, began: str | None) -> Checkpoint | None:
+        """Return the checkpoint at the start of a task, if it is still there."""
+        entries = self.manager.store.newest_first(self.key)
+        if began is None:  # it is the last that the session itself has saved
+            passing = ("open", "drift", "safety", CLOSE, IN_FLIGHT)
+            return next((item for item in entries if item.kind not in passing), None)
+        place = parse_checkpoint_id(began)
+        # By its time: an import gives other numbers.
+        return next((item for item in entries if place and item.ts_ns == place.ts_ns), None)
+
     def _restart(self, task: str, began: str | None) -> None:
         """Go back to the start of a task that is run again; answers to requests stay."""
-        if began is not None:
-            target = find(self.manager.store, began)
-        else:  # the checkpoint at its start is the last that the session itself has saved
-            passing = ("open", "drift", "safety", IN_FLIGHT)
-            entries = self.manager.store.newest_first(self.key)
-            target = next(item for item in entries if item.kind not in passing)
+        target = self._start_of(began)
+        if target is None:
+            self._troubles.append(
+                f"The task {task} goes on from the last checkpoint: the one at its start is gone."
+            )
+            return
         Rollback(self, target, label=f"task {task} again", voids=False).run("warn")
 
 

@@ -23,7 +23,7 @@ from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
 from agent_checkpoint.store.json_text import indented_size
-from agent_checkpoint.store.ledger_archive import add_records
+from agent_checkpoint.store.ledger_archive import add_records, family_of
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reachability import Seen, mark
 from agent_checkpoint.store.reading import Reader, names_in, whole
@@ -66,6 +66,7 @@ class _Import:
         self.archive = archive
         self.token = token
         self.renamed: dict[str, str] = {}
+        self.families: set[str | None] = set()
         self.last = 0
 
     def run(self) -> None:
@@ -87,9 +88,12 @@ class _Import:
         key = self.archive.key
         for found, names in self.archive.checkpoints():
             copy = self._write(found, names)
+            self.families.add(family_of(Reader(self.archive, checkpoints=[found]), found))
             self.renamed[found.id] = copy.id
             self.last = copy.seq
-        for records in self.archive.ledgers().values():
+        for family, records in self.archive.ledgers().items():
+            if family not in self.families:
+                raise IntegrityError(f"{self.archive.path} has a ledger of another session.")
             add_records(self.store, records, self.archive)
         if self.store.newest(key) != self.last:
             raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")

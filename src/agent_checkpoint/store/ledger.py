@@ -9,6 +9,7 @@ becomes of an effect or a request is said by later records. Decides nothing, and
     undoing     it is about to be undone; undone: it is
     asked       somebody has to agree to a call; answered, used, void: what became of that
     finished    a rollback is carried out to its end
+    imported    all before it comes from elsewhere: nobody holds the session, and no answer counts
 
 A record that held a secret is purged: one without it, which says `instead` of which it stands.
 """
@@ -16,7 +17,7 @@ A record that held a secret is purged: one without it, which says `instead` of w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from threading import RLock
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from agent_checkpoint.store.store import Store
 PREFIX = "fx/"
 
 UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", "undoing", "undone"
+BEFORE = {COMMITTED: {UNKNOWN, FAILED}, FAILED: {UNKNOWN}, UNDOING: {COMMITTED}, UNDONE: {UNDOING}}
+"""What an effect must be to become something; a record that says otherwise comes too late."""
 PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
 
 
@@ -64,6 +67,10 @@ class Effect:
     """Whether the result is only a description of what it was."""
     generation: int = 0
     """How often one of this identity was undone before."""
+    part: str | None = None
+    """The part of the session whose method the tool is; empty if it was of no part."""
+    is_late: bool = False
+    """Whether it was done after all, when it had been declared not done."""
 
     def __repr__(self) -> str:
         return f"<Effect {self.id}: {self.words}, {self.status}>"
@@ -97,6 +104,7 @@ class Request:
     status: str = PENDING
     by: str | None = None
     reason: str | None = None
+    part: str | None = None
 
     def __repr__(self) -> str:
         return f"<Request {self.id}: {self.words}, {self.status}>"
@@ -136,14 +144,32 @@ class Ledger:
     def __post_init__(self) -> None:
         self.stream = RecordStream(self.store, PREFIX + self.family)
         self._lock = RLock()
+        self._effects_of: dict[str, dict[str, Effect]] = {}
+        self._requests_of: dict[str, dict[str, Request]] = {}
 
     def refresh(self) -> None:
         """Read what is new. Raises IntegrityError, FormatError, StorageError."""
         with self._lock:
             records = self.stream.read(self.seq)
+            if any((record.get("instead") or self.seq + 1) <= self.seq for _, record in records):
+                self._read_anew()
+                return
             for seq, record in sorted(records, key=lambda item: item[1].get("instead") or item[0]):
                 self._take(record.get("instead") or seq, record)
                 self.seq = max(self.seq, seq)
+
+    def _read_anew(self) -> None:
+        """Read all from the first record: some of those that were read have been replaced."""
+        fresh = Ledger(self.store, self.family)
+        fresh.refresh()
+        self.effects = _kept(self.effects, fresh.effects)
+        self.requests = _kept(self.requests, fresh.requests)
+        self.epochs, self.finished, self.seq = fresh.epochs, fresh.finished, fresh.seq
+        self._effects_of, self._requests_of = {}, {}
+        for effect in self.effects.values():
+            self._index(effect)
+        for request in self.requests.values():
+            self._requests_of.setdefault(request.identity, {})[request.id] = request
 
     def append(
         self,
@@ -194,21 +220,33 @@ class Ledger:
 
     def of(self, identity: str) -> list[Effect]:
         """Return the effects of an identity, in the order in which they were begun."""
-        return [
-            effect for effect in self.effects.values() if identity in (effect.identity, effect.also)
-        ]
+        with self._lock:
+            return list(self._effects_of.get(identity, {}).values())
+
+    def requests_for(self, identity: str) -> list[Request]:
+        """Return the requests for calls of an identity, in the order in which they were made."""
+        return list(self._requests_of.get(identity, {}).values())
+
+    def all_effects(self) -> list[Effect]:
+        """Return all effects, in the order in which they were begun; other threads may add some."""
+        with self._lock:
+            return list(self.effects.values())
+
+    def _index(self, effect: Effect) -> None:
+        for name in {effect.identity, effect.also or effect.identity}:
+            self._effects_of.setdefault(name, {})[effect.id] = effect
 
     def held_checkpoints(self) -> Iterator[str]:
         """Iterate over the checkpoints that an open request or an unknown outcome needs."""
-        yield from (item.at for item in self.effects.values() if item.status in (UNKNOWN, UNDOING))
-        for request in self.requests.values():
+        yield from (item.at for item in self.all_effects() if item.status in (UNKNOWN, UNDOING))
+        for request in list(self.requests.values()):
             if request.status == APPROVED or request.is_open:
                 yield request.at
 
     def _take(self, seq: int, record: dict[str, Any]) -> None:
         try:
             take = getattr(self, "_" + str(record["type"]), None)
-            if take is not None and record["type"] in _KINDS:
+            if take is not None and record["type"] in _OURS:
                 take(seq, record)
         except (KeyError, TypeError, ValueError) as error:
             raise IntegrityError(
@@ -238,33 +276,43 @@ class Ledger:
             words=str(record["words"]),
             also=record.get("also"),
             generation=int(record["generation"]),
+            part=record.get("part"),
         )
-        self.effects.setdefault(effect.id, effect)
+        self._index(self.effects.setdefault(effect.id, effect))
         if record.get("request") is not None:
             self.requests[record["request"]].status = USED
 
     def _committed(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
-        effect.status = COMMITTED
+        if effect.status not in BEFORE[COMMITTED]:
+            return  # who was replaced meanwhile may say late what is known better
+        effect.is_late = effect.status == FAILED
+        if effect.is_late:
+            effect.note = f"done, although it had been declared not done ({effect.note})"
         effect.described = bool(record.get("described"))
         effect.parts.update(record["parts"])
+        effect.status = COMMITTED  # last: what is interrupted is read again
 
     def _failed(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
-        effect.status, effect.note = FAILED, str(record["note"])
+        if effect.status in BEFORE[FAILED]:
+            effect.status, effect.note = FAILED, str(record["note"])
 
     def _resolved(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
+        if effect.status not in (UNKNOWN, UNDOING):
+            return
         gone = UNDONE if effect.status == UNDOING else FAILED
-        effect.status = COMMITTED if record["happened"] else gone
         effect.note = str(record["note"])
         effect.parts.update(record["parts"])
+        effect.status = COMMITTED if record["happened"] else gone
 
     def _undoing(self, seq: int, record: dict[str, Any]) -> None:
-        self.effects[record["effect"]].status = UNDOING
+        effect, status = self.effects[record["effect"]], record["type"]
+        if effect.status in BEFORE[status]:
+            effect.status = status
 
-    def _undone(self, seq: int, record: dict[str, Any]) -> None:
-        self.effects[record["effect"]].status = UNDONE
+    _undone = _undoing
 
     def _asked(self, seq: int, record: dict[str, Any]) -> None:
         request = Request(
@@ -281,8 +329,10 @@ class Ledger:
             expires=record["expires"],
             parts=dict(record["parts"]),
             words=str(record["words"]),
+            part=record.get("part"),
         )
-        self.requests.setdefault(request.id, request)
+        request = self.requests.setdefault(request.id, request)
+        self._requests_of.setdefault(request.identity, {})[request.id] = request
 
     def _answered(self, seq: int, record: dict[str, Any]) -> None:
         request = self.requests[record["request"]]
@@ -294,30 +344,28 @@ class Ledger:
         self.requests[record["request"]].status = USED
 
     def _void(self, seq: int, record: dict[str, Any]) -> None:
-        names: Iterable[str] = record["requests"]
-        for name in names:
+        for name in record["requests"]:
             self.requests[name].status = VOID
+
+    def _imported(self, seq: int, record: dict[str, Any]) -> None:
+        self.epochs.clear()
+        for request in self.requests.values():
+            if request.status != USED:
+                request.status = VOID
 
     def _finished(self, seq: int, record: dict[str, Any]) -> None:
         self.finished.add(str(record["checkpoint"]))
 
 
-_KINDS = frozenset(
-    [
-        "epoch",
-        "started",
-        "committed",
-        "failed",
-        "resolved",
-        "undoing",
-        "undone",
-        "asked",
-        "answered",
-        "used",
-        "void",
-        "finished",
-    ]
-)
+_OURS = {*BEFORE, "epoch", "started", "resolved", "asked", "answered", "used", VOID}
+_OURS |= {"finished", "imported"}
+
+
+def _kept(known: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
+    """Return what there is now, in the objects that there were: others hold them."""
+    for name, item in fresh.items():
+        vars(known.setdefault(name, item)).update(vars(item))
+    return {name: known[name] for name in fresh}
 
 
 def held_checkpoints(store: Store, key: str) -> set[int]:

@@ -5,6 +5,7 @@ Owns the frame of a record, and what becomes of a ledger that is there already; 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -83,7 +84,10 @@ def ledger_entries(store: Store, family: str) -> Iterator[LedgerRecord]:
 
 
 def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource) -> None:
-    """Add to a store's ledger the records that it has not; their numbers stay the same.
+    """Put a ledger into a store, with the numbers that it has.
+
+    A store that has a ledger of that name believes nothing else of it: else who sends an archive
+    could answer the requests of who gets it, or say what was done.
 
     Args:
         store: where to.
@@ -91,7 +95,7 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
         source: where the objects are that they need.
 
     Raises:
-        ConflictError: the store's own ledger of that name has gone another way.
+        ConflictError: the store has a ledger of that name, which says less, or other things.
         IntegrityError: a record is damaged.
         StorageError: the medium failed.
     """
@@ -100,21 +104,24 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
     stream = RecordStream(store, PREFIX + records[0].family)
     there = dict(stream.read())
     last = max(there, default=0)
+    is_there = last > 0
     for packed in records:
         record = record_of(packed)
         plain = {name: value for name, value in record.items() if name not in _OWN}
-        if packed.seq <= last:
+        if is_there:
             known = there.get(packed.seq)
-            if known is not None and any(known.get(name) != plain[name] for name in plain):
+            if packed.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
-                    f"The ledger {show(packed.family)} of this store has gone another way than "
-                    "the one of the archive: nobody could say what was done outside."
+                    f"This store has the ledger {show(packed.family)}, and the one of the archive "
+                    "says more, or other things: it is not believed. Import it into another store."
                 )
             continue
         while last < packed.seq - 1:  # a number that was purged stays one that says nothing
             last = stream.append({"type": "nothing"}, {}, after=last)
         parts = _whole_parts(dict(record.get("parts", {})), source)
         last = stream.append(plain, with_references(parts, store.backend), after=last)
+    if not is_there:
+        stream.append({"type": "imported", "ts_ns": time.time_ns()}, {}, after=last)
 
 
 def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:

@@ -15,7 +15,7 @@ from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.verify import OTHERS
 
-_WORDS = ("words", "note", "reason", "by")
+_WORDS = ("words", "note", "reason", "by", "task", "tool", "module", "part")
 
 
 class Tainted(NamedTuple):
@@ -52,7 +52,8 @@ def replace_records(store: Store, tainted: list[Tainted], blot: str) -> None:
     for name, seq, record in tainted:
         if name.startswith(PREFIX):
             plain = {key: value for key, value in record.items() if key not in _NOT_TAKEN}
-            plain.update({key: blot for key in _WORDS if record.get(key)})
+            texts = [key for key in _WORDS if isinstance(record.get(key), str) and record[key]]
+            plain.update({key: blot for key in texts if key not in ("tool", "module", "part")})
             plain["instead"] = record.get("instead") or seq
             RecordStream(store, name).append(plain, {}, after=None)
         store.backend.remove(name, [seq])

@@ -15,6 +15,7 @@ from agent_checkpoint.store.ledger import held_checkpoints
 from agent_checkpoint.store.reachability import Seen, mark, reach
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.retention import Policy
+from agent_checkpoint.store.safety import MOVES, SAFETY
 from agent_checkpoint.store.store import Store, unknown
 
 
@@ -60,6 +61,14 @@ def stats(store: Store) -> dict[str, Any]:
     }
 
 
+def _way_back(newest_first: list[Checkpoint]) -> set[int]:
+    """Return the number of what was there before the last move, if that is the key's present."""
+    there = [item for item in newest_first if item.kind != "open"]
+    if len(there) > 1 and there[0].kind in MOVES and there[1].kind == SAFETY:
+        return {there[0].seq, there[1].seq}
+    return set()
+
+
 def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
     """Remove the checkpoints of a key that the policy does not keep.
 
@@ -87,7 +96,7 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
     if not entries:
         raise unknown(key, store)
     kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
-    kept |= held_checkpoints(store, key)
+    kept |= held_checkpoints(store, key) | _way_back(readable)
     doomed = [checkpoint for checkpoint in readable if checkpoint.seq not in kept]
     if not dry_run:
         store.remove(key, [checkpoint.seq for checkpoint in doomed])

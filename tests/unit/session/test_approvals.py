@@ -537,10 +537,14 @@ class Shop(Agent):
 @pytest.mark.parametrize("part", ["agent", "shop"])
 @pytest.mark.parametrize(("name", "result"), [("buy", 3), ("sell", -3), ("close", "Shop 3")])
 def test_carry_out_of_methods(memory: CheckpointManager, part: str, name: str, result: Any) -> None:
-    with Session("work", store=memory) as session, pytest.raises(Suspended):
-        getattr(Shop(), name)(3)
+    def parts_of(shop: Shop) -> Any:
+        return {"agent": shop} if part == "agent" else {"parts": {"a": Shop(), "shop": shop}}
+
     shop = Shop()
-    parts: Any = {"agent": shop} if part == "agent" else {"parts": {"shop": shop}}
+    with Session("work", store=memory, **parts_of(shop)), pytest.raises(Suspended):
+        getattr(shop, name)(3)
+    shop = Shop()
+    parts = parts_of(shop)
     with Session("work", store=memory, **parts) as session:
         session.approvals.approve(session.approvals.pending()[0].id)
         assert [row["result"] for row in session.carry_out()] == [result]

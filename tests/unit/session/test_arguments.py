@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -230,3 +230,24 @@ def test_words_are_one_short_line() -> None:
     text = in_words("mail", {"body": "line\n" * 900, "more": list(range(999)), "x": NoRepr()})
     assert len(text) <= 120
     assert "\n" not in text
+
+
+def test_equal_dicts_have_equal_fingerprints_in_any_order() -> None:
+    for one, two in [
+        ({1: "a", 2: "b"}, {2: "b", 1: "a"}),
+        ({("a",): {1: 2, 3: 4}, ("b",): 2}, {("b",): 2, ("a",): {3: 4, 1: 2}}),
+        (Counter("aab"), Counter("baa")),
+        (defaultdict(int, {1: 2, 3: 4}), defaultdict(int, {3: 4, 1: 2})),
+    ]:
+        assert fingerprint([one], "x") == fingerprint([two], "x")
+    assert fingerprint({1: 2, 2: 1}, "x") != fingerprint({1: 1, 2: 2}, "x")
+    one, two = OrderedDict({1: 2, 3: 4}), OrderedDict({3: 4, 1: 2})
+    assert fingerprint(one, "x") != fingerprint(two, "x")
+
+
+@pytest.mark.parametrize(
+    "place", [lambda it: it, lambda it: [{"a": (it,)}], lambda it: deque([it])]
+)
+def test_what_is_captured_in_part_has_no_fingerprint(place: Any) -> None:
+    with pytest.raises(InvalidInputError, match="plain data"):
+        fingerprint(place(Agent()), "It")

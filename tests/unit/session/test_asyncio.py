@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
-from agent_checkpoint import Session, tool
+from agent_checkpoint import CheckpointManager, Session, tool
 from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.session.current import current_session
 from tests.agents import Agent
@@ -297,3 +298,55 @@ def test_a_zombie_is_told(store):
             await old.asave()
 
     asyncio.run(main())
+
+
+def test_verify_after_an_error_awaits_on_the_callers_loop():
+    async def main():
+        loop = asyncio.get_running_loop()
+        seen = []
+
+        async def check(x):
+            seen.append(asyncio.get_running_loop())
+            return "found" if x else None
+
+        @tool(effect="irreversible", key=lambda x: x, verify=check)
+        async def lost(x):
+            raise TimeoutError("no answer")
+
+        async with Session("job", store=CheckpointManager()) as session:
+            for x in (0, 1):
+                with pytest.raises(TimeoutError):
+                    await lost(x)
+            assert seen == [loop, loop]
+            assert [effect.status for effect in session.effects] == ["failed", "committed"]
+            assert await lost(1) == "found"
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_cancelled_while_it_is_committed_is_replayed():
+    sent = []
+
+    @tool(effect="irreversible")
+    async def once(to):
+        sent.append(to)
+        return len(sent)
+
+    async def main():
+        async with Session("job", store=CheckpointManager()) as session:
+            real, slow = session._ledger.append, [1]
+
+            def append(what, **options):
+                if what == "committed" and slow:
+                    slow.clear()
+                    time.sleep(0.3)
+                return real(what, **options)
+
+            session._ledger.append = append
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(once("bob"), 0.1)
+            assert await once("bob") == 1
+            assert await once("bob") == 2
+
+    asyncio.run(main())
+    assert sent == ["bob", "bob"]

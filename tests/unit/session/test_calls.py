@@ -1,6 +1,7 @@
 """Calls of tools in a session: what is recorded of them, and when that is saved."""
 
 import asyncio
+import os
 import time
 from collections import deque
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from agent_checkpoint import (
     CheckpointManager,
+    ConflictError,
+    EffectUnknownError,
     InvalidInputError,
     Session,
     StateError,
@@ -18,6 +21,10 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.session.effects import Effects
+from agent_checkpoint.session.identity import Numbers
+from agent_checkpoint.session.meta import Meta
+from agent_checkpoint.session.work import Work
+from agent_checkpoint.store.ledger import Ledger
 from tests.agents import Agent, TorchLike
 from tests.unit.session.stores import BACKENDS, manager_on
 
@@ -435,3 +442,178 @@ def test_an_effect_that_is_cancelled_after_it_was_made_is_recorded(
         assert [row["result"] for row in session.calls] == ["done"]
         assert asyncio.run(act()) == "done"
         assert called == [1]
+
+
+# -- calls whose result reaches nobody -----------------------------------------------------------
+
+
+class Mail:
+    """A tool without a key, and what it did."""
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+        @tool(effect="irreversible", name="send")
+        def send(to: str) -> str:
+            self.sent.append(to)
+            return f"mail {len(self.sent)}"
+
+        @tool(effect="irreversible", name="asend")
+        async def asend(to: str) -> str:
+            self.sent.append(to)
+            return f"mail {len(self.sent)}"
+
+        self.send = send
+        self.asend = asend
+
+
+def is_clean(session: Session) -> bool:
+    effects = session._effects
+    return not (effects._under_way or effects._numbers._held or session._calls._in_flight)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_after_which_nothing_could_be_saved_is_replayed(
+    manager: CheckpointManager, is_async: bool
+) -> None:
+    mail = Mail()
+
+    def send() -> Any:
+        return asyncio.run(mail.asend("bob")) if is_async else mail.send("bob")
+
+    agent = Agent()
+    with Session("work", store=manager, agent=agent) as session:
+        assert send() == "mail 1"
+        agent.memory = (i for i in [1])  # type: ignore[assignment]
+        with pytest.raises(StateError):
+            send()
+        assert is_clean(session)
+        assert len(session.calls) == 2
+        agent.memory = []
+        assert send() == "mail 2"
+        assert send() == "mail 3"
+        assert [row["replayed"] for row in session.calls] == [False, False, True, False]
+    assert len(mail.sent) == 3
+
+
+def test_a_call_that_was_given_back_is_replayed_by_the_next_process(
+    manager: CheckpointManager,
+) -> None:
+    mail, agent = Mail(), Agent()
+    with pytest.raises(StateError), Session("work", store=manager, agent=agent):
+        agent.memory = (i for i in [1])  # type: ignore[assignment]
+        try:
+            mail.send("bob")
+        finally:
+            agent.memory = []
+    with Session("work", store=manager, agent=agent):
+        assert mail.send("bob") == "mail 1"
+        assert mail.send("bob") == "mail 2"
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_call_whose_commit_failed_is_not_made_again(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch, is_async: bool
+) -> None:
+    mail = Mail()
+    real = Ledger.append
+
+    def append(self: Ledger, what: str, /, **options: Any) -> int:
+        if what == "committed":
+            raise StorageError("the disk is full")
+        return real(self, what, **options)
+
+    def send() -> Any:
+        return asyncio.run(mail.asend("bob")) if is_async else mail.send("bob")
+
+    with Session("work", store=manager) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "append", append)
+            with pytest.raises(StorageError):
+                send()
+        assert is_clean(session)
+        with pytest.raises(EffectUnknownError):
+            send()
+        session.resolve(session.effects[0].id, happened=True, result="found")
+        assert send() == "found"
+    assert mail.sent == ["bob"]
+
+
+PLACES = [
+    (Numbers, "take", "ok"),
+    (Effects, "look", "ok"),
+    (Effects, "decide", "EffectUnknownError"),
+    (Effects, "commit", "ok"),
+    (Effects, "over", "ok"),
+    (Meta, "count", "ok"),
+    (Work, "_save_after_call", "ok"),
+    (Effects, "release", "ok"),
+]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(("cls", "name", "then"), PLACES)
+def test_an_interrupt_anywhere_does_not_make_a_call_twice(
+    manager: CheckpointManager,
+    monkeypatch: pytest.MonkeyPatch,
+    cls: type,
+    name: str,
+    then: str,
+    when: str,
+) -> None:
+    mail = Mail()
+    real = getattr(cls, name)
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        if when == "after":
+            real(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    with Session("work", store=manager) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(cls, name, step)
+            with pytest.raises(KeyboardInterrupt):
+                mail.send("bob")
+        assert is_clean(session)
+        try:
+            assert mail.send("bob") == "mail 1"
+            made = 1
+        except EffectUnknownError:
+            made = 0 if name == "decide" else 1
+            assert then != "ok" or (name, when) == ("commit", "before")
+        assert mail.sent == ["bob"] * made
+        assert is_clean(session)
+
+
+def test_numbers_are_given_back_in_any_order(manager: CheckpointManager) -> None:
+    mail = Mail()
+    with Session("work", store=manager) as session:
+        for _ in range(3):
+            mail.send("bob")
+        meta = session._meta
+        task, kind = meta.counts[0][:2]
+        numbers = Numbers()
+        slots = [numbers.take(meta, mail.send.tool, "", None, i)._replace(kind=kind, number=i)
+                 for i in (1, 2, 3)]  # fmt: skip
+        numbers.give_back(meta, 2, slots[1])
+        assert meta.counts == [[task, kind, 1, 3]]
+        numbers.give_back(meta, 3, slots[2])
+        assert meta.counts == [[task, kind, 1]]
+        numbers.give_back(meta, 3, slots[2])
+        numbers.give_back(meta, 1, slots[0])
+        assert meta.counts == [[task, kind, 0]]
+        assert [mail.send("bob") for _ in range(4)] == ["mail 1", "mail 2", "mail 3", "mail 4"]
+
+
+def test_the_child_of_a_fork_must_open_the_session_again(
+    manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mail = Mail()
+    with Session("work", store=manager) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: -1)
+            for act in (lambda: mail.send("bob"), session.save, session._save):
+                with pytest.raises(ConflictError, match="open it again"):
+                    act()
+        assert mail.sent == []
+        mail.send("bob")

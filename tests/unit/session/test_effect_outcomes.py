@@ -10,6 +10,7 @@ import pytest
 from agent_checkpoint import (
     Checkpointable,
     CheckpointManager,
+    EffectConflictError,
     EffectError,
     EffectUnknownError,
     NotFoundError,
@@ -17,7 +18,8 @@ from agent_checkpoint import (
     Session,
     tool,
 )
-from tests.unit.session.stores import BACKENDS, Killed, killed, manager_on, statuses
+from agent_checkpoint.core.encode import encode
+from tests.unit.session.stores import BACKENDS, Killed, killed, ledger_of, manager_on, statuses
 
 
 @pytest.fixture(params=BACKENDS)
@@ -508,3 +510,68 @@ def test_methods_undo_and_verify_what_a_method_did(memory: CheckpointManager) ->
         refunded = shop.charged
         session.rollback(to=start, effects="compensate")
         assert refunded == []
+
+
+# -- what comes too late -------------------------------------------------------------------------
+
+
+def test_what_a_person_said_is_not_overridden(manager: CheckpointManager) -> None:
+    world = Outside("irreversible", verify=lambda order: None)
+    with killed("work", manager) as old, pytest.raises(Killed):
+        world.breaks = ""
+        effect = old._effects.decide(
+            world.charge.tool,
+            {"order": "o", "cents": 5},
+            identity="i",
+            digest="d",
+            task=None,
+            at="",
+        ).effect
+        raise Killed
+    new = Session("work", store=manager)
+    assert statuses(new) == ["failed"]
+    old._effects.commit(effect, "done")
+    assert statuses(new) == ["committed"]
+    assert "declared not done" in new.effects[0].note
+    assert any("done after all" in notice for notice in new.notices)
+    old._effects.fail(effect, "late")
+    old._effects.commit(effect, "again")
+    assert statuses(new) == ["committed"]
+    assert new._effects.result(new.effects[0]) == "done"
+    new.close()
+
+
+def test_a_late_failure_does_not_override_what_is_known(manager: CheckpointManager) -> None:
+    def check(to: str) -> None:  # and meanwhile a person says otherwise, elsewhere
+        ledger = ledger_of(session)
+        (effect,) = ledger.effects.values()
+        parts = {"result": encode("by hand")}
+        ledger.append("resolved", effect=effect.id, happened=True, note="", parts=parts)
+
+    @tool(effect="irreversible", key=lambda to: to, verify=check)
+    def send(to: str) -> str:
+        raise TimeoutError
+
+    with Session("work", store=manager) as session:
+        with pytest.raises(TimeoutError):
+            send("bob")
+        assert statuses(session) == ["committed"]
+        assert send("bob") == "by hand"
+
+
+def test_only_what_was_done_is_undone_and_once(memory: CheckpointManager) -> None:
+    undone: list[str] = []
+
+    @tool(effect="reversible", undo=lambda order: undone.append(order))
+    def book(order: str) -> str:
+        return order
+
+    with Session("work", store=memory) as session:
+        book("o")
+        effect = session.effects[0]
+        session._effects.undo(effect)
+        with pytest.raises(EffectError, match="it is undone"):
+            session._effects.undo(effect)
+        with pytest.raises(EffectConflictError, match="Look whether"):
+            session._effects.commit(effect, "late")
+    assert undone == ["o"]

@@ -14,7 +14,9 @@ from agent_checkpoint import (
     EffectError,
     EffectUnknownError,
     InvalidInputError,
+    NotFoundError,
     Session,
+    Suspended,
     tool,
 )
 from agent_checkpoint.session.effects import Effects
@@ -240,7 +242,7 @@ def test_a_method_has_effects_too(memory: CheckpointManager) -> None:
     shop = Shop()
     with Session("work", store=memory, agent=shop):
         assert shop.buy(1) == shop.buy(1)
-        assert Shop().buy(1) == shop.buy(1)
+        assert shop.buy(1) != Shop().buy(1) == Shop().buy(1)  # which is no part
     assert shop.memory == [1]
 
 
@@ -509,5 +511,88 @@ def test_a_start_that_was_refused_is_not_under_way(
             with pytest.raises(ZeroDivisionError):
                 outside.mail("ann")
         assert isinstance(session._effects, Effects)
-        assert session._effects._under_way == set()
+        assert not session._effects._under_way
         assert outside.mail("ann") == "mail 1 to ann"
+
+
+# -- whose effect it is --------------------------------------------------------------------------
+
+
+class Teller(Agent):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def refund(self, order: str) -> None:
+        self.memory.append("-" + order)
+
+    @tool(effect="reversible", key=lambda order: order, undo=refund)
+    def charge(self, order: str) -> str:
+        self.memory.append("+" + order)
+        return self.name
+
+    @tool(effect="irreversible")
+    def send(self, order: str) -> str:
+        self.memory.append(order)
+        return self.name
+
+
+def test_parts_of_one_class_have_effects_of_their_own(memory: CheckpointManager) -> None:
+    one, two = Teller("one"), Teller("two")
+    log: Any = []
+    with Session("work", store=memory, parts={"one": one, "two": two}) as session:
+        target = session.save()
+        assert [two.charge("o"), one.charge("o"), two.charge("o")] == ["two", "one", "two"]
+        assert [two.send("x"), one.send("x")] == ["two", "one"]
+        assert [effect.part for effect in session.effects] == ["two", "one", "two", "one"]
+        for effect in session.effects[:2]:
+            session._effects.undo(effect)
+        log = [one.memory[:], two.memory[:]]
+        session.rollback(to=target, effects="warn")
+        assert [one.send("x"), two.send("x")] == ["one", "two"]
+    assert log == [["+o", "x", "-o"], ["+o", "x", "-o"]]
+
+
+def test_what_no_part_did_is_undone_on_none(memory: CheckpointManager) -> None:
+    one = Teller("one")
+    with Session("work", store=memory, agent=one) as session:
+        assert Teller("other").charge("o") == "other"
+        with pytest.raises(EffectError, match="No part of the session"):
+            session._effects.undo(session.effects[0])
+    assert one.memory == []
+
+
+def test_an_owner_that_is_not_named_must_be_the_only_one(memory: CheckpointManager) -> None:
+    one, two = Teller("one"), Teller("two")
+    spec = Teller.charge.tool  # type: ignore[attr-defined]
+    with Session("a", store=memory, agent=one) as session:
+        assert session._calls.owner(spec) is one
+    with Session("b", store=memory, parts={"one": one, "two": two}) as session:
+        assert session._calls.owner(spec, "two") is two
+        with pytest.raises(NotFoundError, match="Several"):
+            session._calls.owner(spec)
+        with pytest.raises(NotFoundError, match="'three'"):
+            session._calls.owner(spec, "three")
+
+
+@pytest.mark.parametrize("approve", [False, True])
+def test_tools_of_one_name_in_two_modules_do_not_get_each_others_results(
+    memory: CheckpointManager, approve: bool
+) -> None:
+    def made(module: str) -> Any:
+        def send(order: str) -> str:
+            return module
+
+        send.__module__ = module
+        options: Any = {"effect": "irreversible", "key": lambda order: order}
+        return tool(name="send in two", approve=approve, **options)(send)
+
+    mail, sms = made("shop.mail"), made("shop.sms")
+    with Session("work", store=memory):
+        if approve:
+            with pytest.raises(Suspended):
+                mail("o")
+        else:
+            assert mail("o") == mail("o") == "shop.mail"
+        with pytest.raises(EffectConflictError, match=r"shop\.mail.*name="):
+            sms("o")

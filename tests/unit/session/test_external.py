@@ -413,6 +413,7 @@ def check_subvolume(volume, tmp_path):
             for row in session.history()
         }
         assert len(everything) == len(needed)
+        session.save()  # else the way back is kept, too
         manager.prune("job", KeepLatest(1))
         manager.gc()
         (left,) = volume.place.iterdir()

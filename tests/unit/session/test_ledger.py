@@ -86,16 +86,52 @@ AFTER: "list[tuple[list[tuple[str, dict[str, Any]]], str, bool]]" = [
     ([("committed", {"parts": {}}), ("undoing", {})], "undoing", True),
     ([("committed", {"parts": {}}), ("undoing", {}), ("undone", {})], "undone", False),
     (
-        [("undoing", {}), ("resolved", {"happened": True, "note": "", "parts": {}})],
+        [
+            ("committed", {"parts": {}}),
+            ("undoing", {}),
+            ("resolved", {"happened": True, "note": "", "parts": {}}),
+        ],
         "committed",
         True,
     ),
     (
-        [("undoing", {}), ("resolved", {"happened": False, "note": "", "parts": {}})],
+        [
+            ("committed", {"parts": {}}),
+            ("undoing", {}),
+            ("resolved", {"happened": False, "note": "", "parts": {}}),
+        ],
         "undone",
         False,
     ),
     ([("failed", {"note": "n"}), ("committed", {"parts": {}})], "committed", True),
+    # What comes too late changes nothing.
+    ([("committed", {"parts": {}}), ("failed", {"note": "n"})], "committed", True),
+    ([("undoing", {})], "unknown", True),
+    ([("committed", {"parts": {}}), ("undone", {})], "committed", True),
+    (
+        [("committed", {"parts": {}}), ("undoing", {}), ("failed", {"note": "n"})],
+        "undoing",
+        True,
+    ),
+    (
+        [
+            ("committed", {"parts": {}}),
+            ("undoing", {}),
+            ("undone", {}),
+            ("committed", {"parts": {}}),
+        ],
+        "undone",
+        False,
+    ),
+    (
+        [
+            ("committed", {"parts": {}}),
+            ("resolved", {"happened": False, "note": "", "parts": {}}),
+        ],
+        "committed",
+        True,
+    ),
+    ([("failed", {"note": "n"}), ("undoing", {})], "failed", False),
 ]
 
 
@@ -306,3 +342,48 @@ def test_a_medium_that_fails_is_told(ledger: Ledger, monkeypatch: pytest.MonkeyP
     with pytest.raises(StorageError, match="full"):
         start(ledger)
     assert ledger.effects == {}
+
+
+def test_what_a_purge_replaces_is_read_in_its_old_place(ledger: Ledger) -> None:
+    start(ledger)
+    ledger.append("committed", effect="e1", parts={"result": encode("secret")})
+    ledger.append("undoing", effect="e1")
+    ledger.append("undone", effect="e1")
+    ask(ledger)
+    ledger.append("answered", request="r1", approved=True, by="secret", reason=None, parts={})
+    ledger.append("used", request="r1")
+    effect, request = ledger.effects["e1"], ledger.requests["r1"]
+    committed = {"type": "committed", "ts_ns": 1, "effect": "e1", "instead": 2}
+    answer = {"approved": True, "by": "-", "reason": None}
+    answered = {"type": "answered", "ts_ns": 1, "request": "r1", "instead": 6, **answer}
+    for record, seq in ((committed, 2), (answered, 6)):
+        ledger.stream.append(record, {}, after=None)
+        ledger.store.backend.remove(ledger.stream.name, [seq])
+    ledger.refresh()
+    assert ledger.effects["e1"] is effect is ledger.of("i1")[0]
+    assert ledger.requests["r1"] is request is ledger.requests_for(request.identity)[0]
+    assert (effect.status, request.status, request.by) == ("undone", "used", "-")
+    assert "result" not in effect.parts
+    assert ledger.seq == again(ledger).seq
+
+
+def test_effects_are_found_by_either_identity(ledger: Ledger) -> None:
+    start(ledger, "e1", also="i2")
+    start(ledger, "e2", identity="i2")
+    for seen in (ledger, again(ledger)):
+        assert [effect.id for effect in seen.of("i1")] == ["e1"]
+        assert [effect.id for effect in seen.of("i2")] == ["e1", "e2"]
+        assert seen.of("i3") == []
+
+
+def test_what_was_interrupted_while_it_was_read_is_read_again(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = again(ledger)
+    start(ledger)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_index", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            other.refresh()
+    other.refresh()
+    assert [effect.id for effect in other.of("i1")] == ["e1"]

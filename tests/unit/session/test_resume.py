@@ -546,7 +546,7 @@ def stop_at(monkeypatch, point):
     if point == "before the move":
         monkeypatch.setattr(Rollback, "_go", stop)
     elif point == "before it is noted":
-        monkeypatch.setattr(Rollback, "_finish", stop)
+        monkeypatch.setattr(Rollback, "finish", stop)
     else:
         real = Rollback._set_back
 

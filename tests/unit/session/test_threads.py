@@ -220,3 +220,23 @@ def test_saves_and_tools_of_many_threads_are_all_there(store):
         assert seqs == sorted(seqs, reverse=True)
         session.rollback(steps=0)
         assert sorted(session.messages) == list(range(24))
+
+
+def test_effects_are_listed_under_the_lock():
+    begun = []
+
+    class Growing(dict):
+        """Has a member more each time that somebody looks at it without the lock."""
+
+        def values(self):
+            assert ledger._lock._is_owned()
+            begun.append(1)
+            return super().values()
+
+    with Session("work", store=CheckpointManager()) as session:
+        ledger = session._ledger
+        ledger.effects = Growing(ledger.effects)
+        assert session.effects == []
+        assert session.notices == []
+        assert list(session._effects.since(0)) == list(session._effects.unknown()) == []
+    assert begun
