@@ -29,7 +29,7 @@ from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.store.references import Kept
 
 
-class Agent(Checkpointable):
+class Worker(Checkpointable):
     def __init__(self) -> None:
         self.n = 0
 
@@ -167,7 +167,7 @@ def test_an_archive_does_not_answer_requests(
 def test_what_was_pruned_and_imported_can_be_opened(
     manager: CheckpointManager, other: CheckpointManager, tmp_path: Path
 ) -> None:
-    agent = Agent()
+    agent = Worker()
     with pytest.raises(KeyboardInterrupt), Session("job", agent=agent, store=manager) as session:
         for task in session.tasks(["a", "b"]):
             with task:
@@ -178,7 +178,7 @@ def test_what_was_pruned_and_imported_can_be_opened(
     manager.prune("job", KeepLatest(4))
     manager.export_archive(tmp_path / "job.ckpt", "job")
     other.import_archive(tmp_path / "job.ckpt")
-    agent = Agent()
+    agent = Worker()
     with Session("job", agent=agent, store=other) as session:
         for task in session.tasks(["a", "b"]):
             with task:

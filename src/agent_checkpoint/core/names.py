@@ -17,6 +17,7 @@ from agent_checkpoint.records import show
 
 _lock = threading.Lock()
 _classes: dict[str, list[ref[type]]] = {}  # in order of definition
+_ambiguous: set[str] = set()
 _aliases: dict[str, str] = {}
 
 
@@ -47,6 +48,7 @@ def register_class(cls: type) -> None:
         name = name_of(cls)
         alive = [known for known in _classes.get(name, ()) if known() is not None]
         _classes[name] = [*alive, ref(cls)]
+        _ambiguous.discard(name)
 
 
 def find_class(name: str) -> Any:
@@ -57,9 +59,11 @@ def find_class(name: str) -> Any:
     """
     name = canonical(name)
     found = _candidates(name)
-    if len(found) > 1:
+    if len(found) > 1 and name not in _ambiguous:
         gc.collect()  # classes that are no longer used linger in reference cycles
         found = _candidates(name)
+        if len(found) > 1:
+            _ambiguous.add(name)  # to collect takes long, and would find no more the next time
     if not found:
         raise StateError(
             f"is of the class {show(name)}, which is not defined here. Import the module that "
