@@ -1,4 +1,4 @@
-"""The arguments of a call, as they are recorded and compared. Owns both forms; runs nothing."""
+"""The arguments of a call and its error, as they are recorded and compared. Owns both forms."""
 
 from __future__ import annotations
 
@@ -91,6 +91,15 @@ def in_words(tool: str, arguments: Mapping[str, Any]) -> str:
     given = ", ".join(f"{name}={show(value, 40)}" for name, value in arguments.items())
     text = f"{tool}({given})"
     return text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 2] + "…)"
+
+
+def error_words(error: BaseException) -> str:
+    """Return an error as it is recorded, also one whose message cannot be had."""
+    try:
+        words = str(error)
+    except Exception:
+        words = "its message cannot be read"
+    return (f"{type(error).__name__}: {words}" if words else safe_repr(error))[:2000]
 
 
 def _in_order(tree: Any) -> Any:

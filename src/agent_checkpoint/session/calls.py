@@ -27,7 +27,7 @@ from agent_checkpoint.session.approvals import (
     new_request_id,
     use,
 )
-from agent_checkpoint.session.arguments import fingerprint, in_words, recorded
+from agent_checkpoint.session.arguments import error_words, fingerprint, in_words, recorded
 from agent_checkpoint.session.current import current_task, is_nested, nesting
 from agent_checkpoint.session.deed import Call, Deed, Question
 from agent_checkpoint.session.effects import Decision
@@ -300,15 +300,13 @@ class Calls:
 
     def _break(self, call: Call, error: BaseException) -> None:
         """Record a call that raised."""
-        # Else the process stops, or waits for an approval.
-        is_over = isinstance(error, Exception)
-        if is_over:
-            self._record(call, error=_in_words(error))
-        if is_over:
-            try:
-                self._session._save_after_call(call.words, nested=is_nested(self._session))
-            except CheckpointError as trouble:
-                _add_note(error, f"and the checkpoint after it failed: {trouble}")
+        if not isinstance(error, Exception):
+            return  # the process stops, or waits for an approval
+        self._record(call, error=error_words(error))
+        try:
+            self._session._save_after_call(call.words, nested=is_nested(self._session))
+        except CheckpointError as trouble:
+            _add_note(error, f"and the checkpoint after it failed: {trouble}")
 
     def _find_out(self, call: Call, error: BaseException) -> None:
         """Find out what became of the effect of a call that raised, or leave it unknown."""
@@ -371,14 +369,6 @@ class Calls:
             return None
         parts = self._session._live_parts()
         return next((name for name, part in parts.items() if part is owner), "")
-
-
-def _in_words(error: BaseException) -> str:
-    try:
-        words = str(error)
-    except Exception:
-        words = "its message cannot be read"
-    return f"{type(error).__name__}: {words}"[:2000]
 
 
 def _add_note(error: BaseException, note: str) -> None:

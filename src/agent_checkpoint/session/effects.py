@@ -122,8 +122,7 @@ class Effects:
         if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
             raise EffectError(
                 f"{show(self.meta.key)} is a fork, and forks may not do what cannot be undone: "
-                f"{in_words(tool.name, arguments)}. Adopt it first, or fork with "
-                'effects="allow".'
+                f"{in_words(tool.name, arguments)}. Do it in the session that it was forked from."
             )
         effect_id = secrets.token_hex(8)
 
@@ -176,8 +175,8 @@ class Effects:
             if not self.is_ours(effect):
                 raise EffectConflictError(
                     f"{effect.words} was {_done(effect)} by the session {show(effect.session)}, a "
-                    "relative of this one: it is not done twice. Adopt that session's branch, or "
-                    "do something else."
+                    "relative of this one: it is not done twice. Go on in that session, or do "
+                    "something else."
                 )
             if effect.id in self._under_way:
                 raise EffectConflictError(f"{effect.words} is being done at this moment.")

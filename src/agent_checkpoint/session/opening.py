@@ -8,7 +8,6 @@ holder is set: the files, and what is held elsewhere.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,17 +169,12 @@ class Opening:
     def _make_known(self, opened: Checkpoint) -> None:
         """Say in the ledger, too, that there is a new holder."""
         session = self._session
-        session._epoch = Epoch(session.key, opened.seq, secrets.token_hex(8))
+        session._epoch = Epoch(session.key, opened.seq)
         session._ledger = Ledger(self._store, session._meta.family)
         session._effects = Effects(
             session._ledger, session._meta, session._epoch, session._calls.owner
         )
-        session._ledger.append(
-            "epoch",
-            session=session.key,
-            epoch=session._epoch.number,
-            token=session._epoch.token,
-        )
+        session._ledger.append("epoch", session=session.key, epoch=opened.seq)
         session._ledger.check(session._epoch)
 
     def _tell_what_stands(self) -> None:
@@ -206,7 +200,6 @@ class Opening:
         }
         restore_parts(head.parts, targets, reader=self._store.reader(head))
         self._session._new_parts = [name for name in live if name not in head.parts]
-        self._session._idle_parts = [name for name in head.parts if name not in live]
 
     # -- files -----------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Session: an agent at work that can always resume, roll back and account for what it did outside.
 
-Owns the verbs and what they share; each step is in a file of its own.
+Owns the verbs; what they share is in `work`, and each step in a file of its own.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Session(Work):
         return way.preview() if dry_run else way.run(effects)
 
     def undo(self) -> RollbackReport:
-        """Take the last rollback, restore or adopt back. Raises as `rollback` does."""
+        """Take the last rollback back. Raises as `rollback` does."""
         self._check_open()
         return Rollback(self, last_move(self)).run("warn")
 

@@ -76,7 +76,7 @@ def _is_end(store: Store, checkpoint: Checkpoint) -> bool:
 
 
 def last_move(session: Work) -> Checkpoint:
-    """Return the safety checkpoint before the last rollback, restore or adopt.
+    """Return the safety checkpoint before the last rollback, of all or of some parts.
 
     Raises:
         NotFoundError: there was none, or what was there before it is not kept any more.
@@ -91,9 +91,7 @@ def last_move(session: Work) -> Checkpoint:
             move = None
         else:
             break
-    raise NotFoundError(
-        f"The session {show(session.key)} has no rollback, restore or adopt that can be undone."
-    )
+    raise NotFoundError(f"The session {show(session.key)} has no rollback that can be undone.")
 
 
 def _is_taken_back(checkpoint: Checkpoint, by: Checkpoint) -> bool:

@@ -11,7 +11,8 @@ from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
-from agent_checkpoint.records import safe_repr, show
+from agent_checkpoint.records import show
+from agent_checkpoint.session.arguments import error_words
 from agent_checkpoint.session.current import set_task
 from agent_checkpoint.session.progress import show_progress
 
@@ -246,13 +247,13 @@ class Tasks:
             return False  # interrupted, or waiting for an approval: it goes on later
         elif self._retries.get(row.id, 0) > 0:
             self._retries[row.id] -= 1
-            note, attempt = _in_words(error), row.attempt
+            note, attempt = error_words(error), row.attempt
             self._session._restart(row.id, row.began)
             row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
             return True
         else:
-            row.status, row.note = FAILED, _in_words(error)
+            row.status, row.note = FAILED, error_words(error)
         row.began = None
         self._over(task)
         return False
@@ -265,8 +266,3 @@ class Tasks:
     def _tell(self, words: str) -> None:
         listed = [row for row in self._rows.values() if row.id in self._listed]
         show_progress(sum(row.status in _DONE for row in listed), len(listed), words)
-
-
-def _in_words(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else safe_repr(error)
-    return text[:1000]

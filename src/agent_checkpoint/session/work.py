@@ -65,7 +65,6 @@ class Work:
         self._parts = _checked_parts(agent, parts)
         self._files = None
         self._new_parts: list[str] = []
-        self._idle_parts: list[str] = []
         self._troubles: list[str] = []
         self._tokens: list[Any] = []
         self._is_open = False

@@ -54,7 +54,6 @@ class Effect:
     task: str | None
     at: str
     """The checkpoint that was the head when it was begun."""
-    epoch: int
     parts: dict[str, JsonValue]
     """The arguments and the result, encoded."""
     words: str
@@ -125,7 +124,6 @@ class Epoch(NamedTuple):
 
     session: str
     number: int
-    token: str
 
 
 @dataclass
@@ -254,7 +252,7 @@ class Ledger:
             ) from None
 
     def _epoch(self, seq: int, record: dict[str, Any]) -> None:
-        epoch = Epoch(str(record["session"]), int(record["epoch"]), str(record["token"]))
+        epoch = Epoch(str(record["session"]), int(record["epoch"]))
         if epoch.number >= self.epochs.get(epoch.session, epoch).number:
             self.epochs[epoch.session] = epoch
 
@@ -271,7 +269,6 @@ class Ledger:
             ts=record["ts_ns"] / 1e9,
             task=record["task"],
             at=str(record["at"]),
-            epoch=int(record["epoch"]),
             parts=dict(record["parts"]),
             words=str(record["words"]),
             also=record.get("also"),

@@ -220,25 +220,25 @@ def test_the_families_of_a_store(manager: CheckpointManager) -> None:
 
 
 def test_an_older_epoch_is_refused(ledger: Ledger) -> None:
-    old, new = Epoch("work", 1, "a"), Epoch("work", 2, "b")
+    old, new = Epoch("work", 1), Epoch("work", 2)
     for epoch in (old, new):
-        ledger.append("epoch", session="work", epoch=epoch.number, token=epoch.token)
+        ledger.append("epoch", session="work", epoch=epoch.number)
     with pytest.raises(ConflictError, match="'work' was opened again elsewhere"):
         ledger.append("undoing", fence=old, effect="e1")
     ledger.check(new)
-    ledger.check(Epoch("another", 1, "c"))
+    ledger.check(Epoch("another", 1))
     assert again(ledger).seq == 2
 
 
 def test_epochs_that_are_recorded_in_another_order(ledger: Ledger) -> None:
     for number in (2, 1):
-        ledger.append("epoch", session="work", epoch=number, token="t")
+        ledger.append("epoch", session="work", epoch=number)
     assert again(ledger).epochs["work"].number == 2
 
 
 def test_an_epoch_of_another_process_is_seen(ledger: Ledger) -> None:
-    mine = Epoch("work", 1, "a")
-    again(ledger).append("epoch", session="work", epoch=2, token="b")
+    mine = Epoch("work", 1)
+    again(ledger).append("epoch", session="work", epoch=2)
     with pytest.raises(ConflictError):
         start_with = {"fence": mine}
         ledger.append("undoing", effect="e1", **start_with)  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ def test_threads_that_share_a_ledger_lose_nothing(ledger: Ledger) -> None:
         {"type": "started"},
         {"type": "committed", "effect": "none", "parts": {}},
         {"type": "used", "request": "none"},
-        {"type": "epoch", "session": "work", "epoch": "x", "token": "t"},
+        {"type": "epoch", "session": "work", "epoch": "x"},
         {},
     ],
 )
