@@ -99,7 +99,7 @@ def error_words(error: BaseException) -> str:
         words = str(error)
     except Exception:
         words = "its message cannot be read"
-    return (f"{type(error).__name__}: {words}" if words else safe_repr(error))[:2000]
+    return (f"{type(error).__name__}: {words}" if words else type(error).__name__)[:2000]
 
 
 def _in_order(tree: Any) -> Any:

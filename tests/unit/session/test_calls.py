@@ -191,7 +191,7 @@ def test_an_error_is_recorded_and_passed_on_unchanged(
         assert caught.value is error
         assert error.__cause__ is None
         (row,) = session.calls
-        assert row["error"] == f"{type(error).__name__}: {error}"
+        assert row["error"] == f"{type(error).__name__}: {error}".rstrip(": ")
         assert "result" not in row
         assert session.history()[0]["id"] == session.head
     with Session("work", store=manager) as again:

@@ -226,7 +226,7 @@ def test_the_note_of_a_long_error_is_cut(memory: CheckpointManager) -> None:
             for task in session.tasks(["one"]):
                 with task:
                     raise LookupError("x" * 10**5)
-        assert len(session.tasks["one"].note) == 1000
+        assert len(session.tasks["one"].note) == 2000
 
 
 # -- again from the top --------------------------------------------------------------------------
