@@ -112,7 +112,7 @@ def test_who_catches_the_error_goes_on_with_the_next(memory: CheckpointManager) 
             except LookupError:
                 continue
         assert [task.status for task in session.tasks] == ["completed", "failed", "completed"]
-        assert session.tasks["two"].note == "LookupError()"
+        assert session.tasks["two"].note == "LookupError"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
