@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.listing import list_sessions as list_sessions
     from agent_checkpoint.session.session import Session as Session
     from agent_checkpoint.session.tools import tool as tool
+    from agent_checkpoint.session.trials.backtrack import backtrack as backtrack
+    from agent_checkpoint.session.trials.explore import explore as explore
     from agent_checkpoint.store.retention import KeepBest as KeepBest
     from agent_checkpoint.store.retention import KeepEvery as KeepEvery
     from agent_checkpoint.store.retention import KeepLatest as KeepLatest
@@ -94,6 +96,8 @@ _OWNERS = {
     "session.listing": ("list_sessions",),
     "session.session": ("Session",),
     "session.tools": ("tool",),
+    "session.trials.backtrack": ("backtrack",),
+    "session.trials.explore": ("explore",),
     "store.retention": ("KeepBest", "KeepEvery", "KeepLatest", "KeepNewerThan", "KeepTagged"),
     "workspace.workspace": ("Workspace",),
 }

@@ -15,7 +15,13 @@ from typing import Any
 
 from agent_checkpoint.core.seal import check_seal, make_seal
 from agent_checkpoint.errors import IntegrityError, StateError
-from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
+from agent_checkpoint.records import (
+    Checkpoint,
+    JsonValue,
+    is_stream,
+    parse_checkpoint_id,
+    show,
+)
 from agent_checkpoint.store.reading import whole
 from agent_checkpoint.store.store import Store
 
@@ -31,7 +37,9 @@ class Meta:
     family: str
     """Names the ledger, which a session shares with its forks."""
     lineage: list[list[Any]] = field(default_factory=list)
-    """The sessions it was forked from, each with the last record of the ledger that it has seen."""
+    """The sessions it comes from, each with the last record of the ledger that is of its past."""
+    point: str | None = None
+    """The checkpoint that it was forked from."""
     workspace: str | None = None
     seal: str | None = None
     """Proves that it was this user who said which directory it is."""
@@ -92,12 +100,19 @@ class Meta:
             if value not in ([], None)
         }
 
-    def fork(self, key: str) -> Meta:
-        """Return the notes of a session that goes on from here under another key."""
+    @property
+    def origin(self) -> str | None:
+        """The session that it was forked from, if that is known."""
+        place = None if self.point is None else parse_checkpoint_id(self.point)
+        return None if place is None else place.key
+
+    def fork(self, key: str, point: str | None) -> Meta:
+        """Return the notes of a session that goes on from here, a checkpoint, under another key."""
         return Meta(
             key,
             self.family,
             lineage=[*self.lineage, [self.key, self.ledger]],
+            point=point,
             ledger=self.ledger,
             counts=[list(row) for row in self.counts],
             standing=list(self.standing),
@@ -191,6 +206,7 @@ _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     "key": _is_text,
     "family": lambda value: _is_text(value) and is_stream(f"fx/{value}"),
     "lineage": _is_lineage,
+    "point": _is_text,
     "workspace": lambda value: _is_text(value) and value.startswith("/") and "\0" not in value,
     "seal": _is_text,
     "ledger": _is_number,

@@ -108,7 +108,7 @@ class Opening:
         known = None if noted is None else _notes(noted)
         meta = noted or Meta.new(session.key, None)
         if meta.key != session.key:
-            meta = meta.fork(session.key)
+            meta = meta.fork(session.key, head.parents[0] if head.kind == "fork" else None)
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)
         if given is None and meta.workspace is not None and not meta.is_bound:
@@ -129,7 +129,7 @@ class Opening:
             raise WorkspaceError(
                 f"{place} has changed since the last checkpoint of {show(session.key)}:\n{drift}"
             )
-        there = None if place is None else str(place)
+        there = None if place is None or not session._keeps_place else str(place)
         if meta.workspace != there or not meta.is_bound:
             meta.bind(there)
         meta.in_flight, meta.drift, meta.keep_unseen = [], [], None

@@ -212,6 +212,7 @@ class Rollback:
             present.key,
             present.family,
             lineage=present.lineage,
+            point=present.point,
             workspace=present.workspace,
             seal=present.seal,
             ledger=then.ledger if self._forgets else present.ledger,

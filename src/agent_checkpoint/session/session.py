@@ -6,7 +6,7 @@ Owns the verbs; what they share is in `work`, and each step in a file of its own
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,8 @@ from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger import APPROVED, DENIED, Request
 
 if TYPE_CHECKING:
+    from agent_checkpoint.session.forking import Branch
+    from agent_checkpoint.session.trials.outcome import Trial
     from agent_checkpoint.workspace.workspace import Workspace
 
 Self = TypeVar("Self", bound="Session")
@@ -153,9 +155,70 @@ class Session(Work):
         return way.preview() if dry_run else way.run(effects)
 
     def undo(self) -> RollbackReport:
-        """Take the last rollback back. Raises as `rollback` does."""
+        """Take the last rollback, restore or adopt back. Raises as `rollback` does."""
         self._check_open()
         return Rollback(self, last_move(self)).run("warn")
+
+    # -- fork ------------------------------------------------------------------------------------
+
+    def fork(
+        self,
+        name: str,
+        at: str | None = None,
+        *,
+        effects: str = "refuse",
+        agent: Callable[[], Any] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        driver: str = "auto",
+    ) -> Branch:
+        """Begin another session from one moment of this one, with files of its own.
+
+        Args:
+            name: its key.
+            at: the checkpoint to begin from; the present, which is saved, if not given.
+            effects: whether it may do what cannot be undone: `refuse` or `allow`.
+            agent: makes its agent; this one's is cloned if not given.
+            path: the directory for its files; a private one if not given.
+            driver: how the files are forked; see `Workspace.fork`.
+
+        Raises:
+            ConflictError: the name is taken.
+            NotFoundError: there is no such checkpoint.
+            StateError: the agent cannot be copied.
+            WorkspaceError: the files cannot be forked.
+        """
+        from agent_checkpoint.session.forking import Forking  # which is built on this
+
+        self._check_open()
+        label = f"fork {name}"
+        forking = Forking(self, at=at, label=label, effects=effects, agent=agent)
+        return forking.make(name, path=path, driver=driver)
+
+    def adopt(self, branch: Session | Trial | str, *, merge: str | None = None) -> RollbackReport:
+        """Make the end of a fork the present of this session; `undo` takes that back.
+
+        Args:
+            branch: the fork, which is closed; what explored it; or an id.
+            merge: `files` joins the fork's edits of files with those that were made here since;
+                state, conversation and tasks stay this session's.
+
+        Raises:
+            ConflictError: this session has gone on since, tools are running, or both sides have
+                edited the same files; the message names them.
+            InvalidInputError: it is no fork of this session.
+            NotFoundError: it, or the moment of the fork, is not kept any more.
+        """
+        from agent_checkpoint.session.adopting import adoption  # needed by few
+
+        self._check_open()
+        live = branch if isinstance(branch, Session) and branch._is_open else None
+        if live is not None:
+            live.save(label="adopted")
+        head = branch if isinstance(branch, str) else branch.head
+        report = adoption(self, head, merge).run("warn")
+        if live is not None:
+            live.close()
+        return report
 
     # -- the outside -----------------------------------------------------------------------------
 
@@ -206,8 +269,10 @@ class Session(Work):
     # -- open and close --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the workspace and the store. Twice is fine. Saves nothing."""
+        """Let go of the workspace and the store. Twice is fine. Saves nothing but its forks."""
         if self._is_open:
+            for branch in list(self._branches):
+                branch.close()
             self._is_open = False
             closed(self)
             self._let_go()
@@ -226,13 +291,17 @@ class Session(Work):
         leave(self._tokens.pop())
         try:
             if self._is_open and self.every != "manual":
-                label = None if kind is None else f"stopped by {kind.__name__}"
-                self._save(kind=CLOSE, label=label)
+                self._end(None if kind is None else f"stopped by {kind.__name__}")
         except CheckpointError:
             if error is None:
                 raise
         finally:
             self.close()
+
+    def _end(self, label: str | None = None) -> None:
+        """Save the end of a run."""
+        self._save(kind=CLOSE, label=label)
+        self._is_ended = True
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()

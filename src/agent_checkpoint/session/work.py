@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
+from weakref import WeakSet
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import is_stateful
@@ -46,6 +47,8 @@ class Work:
     _effects: Effects
     _files: Files | None
     _owns_manager: bool
+    _keeps_place: ClassVar[bool] = True
+    """Whether it is opened in the same directory the next time."""
 
     def __init__(
         self, key: str, agent: Any, parts: Mapping[str, Any] | None, every: str | int
@@ -67,7 +70,10 @@ class Work:
         self._new_parts: list[str] = []
         self._troubles: list[str] = []
         self._tokens: list[Any] = []
+        self._branches: WeakSet[Any] = WeakSet()
+        """Forks of it that were made in this process."""
         self._is_open = False
+        self._is_ended = False
         self._pid = os.getpid()
         self._calls = Calls(self)
 
@@ -219,11 +225,15 @@ class Work:
 
     def _start_of(self, began: str | None) -> Checkpoint | None:
         """Return the checkpoint at the start of a task, if it is still there."""
-        entries = self.manager.store.newest_first(self.key)
+        store = self.manager.store
+        entries = store.newest_first(self.key)
         if began is None:  # it is the last that the session itself has saved
             passing = ("open", "drift", "safety", CLOSE, IN_FLIGHT)
             return next((item for item in entries if item.kind not in passing), None)
         place = parse_checkpoint_id(began)
+        if place is not None and place.key != self.key and place.key in dict(self._meta.lineage):
+            found = store.read(place.key, place.seq)
+            return found if found is not None and found.ts_ns == place.ts_ns else None
         # By its time: an import gives other numbers.
         return next((item for item in entries if place and item.ts_ns == place.ts_ns), None)
 

@@ -126,7 +126,7 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> Fork:
     fork = Fork(Path(os.path.realpath(records)) / f"{token}.json", private, target, made)
     text = json.dumps(
         {
-            "owner": _this_process(),
+            "owner": this_process(),
             "private": str(private),
             "target": None if target is None else str(target),
             "made_target": made,
@@ -278,7 +278,7 @@ def _clean_up(record: Path) -> None:
         made = found["made_target"] is True
         fork = Fork(record, private, None if target is None else Path(target), made)
         is_ours = private.is_absolute() and private.name == f"{NAME}-fork-{record.stem}"
-        is_left = is_ours and _is_gone(found["owner"]) and not is_in_view(fork.view_name)
+        is_left = is_ours and is_gone(found["owner"]) and not is_in_view(fork.view_name)
     except (KeyError, TypeError, AttributeError):  # from a later version, or crafted
         return
     if is_left:
@@ -289,7 +289,8 @@ def _age(path: Path) -> float:
     return time.time() - os.lstat(path).st_mtime
 
 
-def _this_process() -> dict[str, str]:
+def this_process() -> dict[str, str]:
+    """Return what tells this process from all others, also of other machines and times."""
     pid = str(os.getpid())
     boot = _text("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
@@ -297,9 +298,9 @@ def _this_process() -> dict[str, str]:
     return {"host": socket.gethostname(), "boot": boot, "pid": pid, "started": _started(pid)}
 
 
-def _is_gone(owner: dict[str, str]) -> bool:
+def is_gone(owner: dict[str, str]) -> bool:
     """Tell whether a process has ended for sure: one of another machine may always be alive."""
-    mine = _this_process()
+    mine = this_process()
     if owner["host"] != mine["host"]:
         return False
     if owner["boot"].split()[:1] != mine["boot"].split()[:1]:

@@ -12,16 +12,14 @@ from agent_checkpoint.backends.places import default_store
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.bases import Base, clean_up_bases, open_base, write_out
+from agent_checkpoint.workspace.bases import Base, clean_up_bases, write_out
 from agent_checkpoint.workspace.copying import can_reflink, copy_tree
 from agent_checkpoint.workspace.drivers import Fork as Places
 from agent_checkpoint.workspace.drivers import begin_fork, best_driver, clean_up, end_fork
-from agent_checkpoint.workspace.folders import Folder
-from agent_checkpoint.workspace.layer import Layer
-from agent_checkpoint.workspace.overlay import changes, mount_overlay, mounts_below, remove_tree
+from agent_checkpoint.workspace.ground import layer_of, open_ground
+from agent_checkpoint.workspace.overlay import mount_overlay, remove_tree
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.staging import BESIDE, STAGING
-from agent_checkpoint.workspace.touched import Touched
 from agent_checkpoint.workspace.workspace import Workspace
 
 DRIVERS = ("auto", "overlay", "reflink", "copy")
@@ -130,9 +128,8 @@ class _Making:
         self._origin = origin
         self._target = target
         self._home = home
-        self._held = origin._held
-        self._present = self._held or origin.snapshot()
-        self._tree = tree or self._present
+        self._tree = tree or origin._held or origin.snapshot()
+        self._was_given = tree is not None
 
     def by(self, driver: str) -> Fork:
         """Make it with a driver. Raises WorkspaceError."""
@@ -143,33 +140,25 @@ class _Making:
         return self._copy(driver)
 
     def _overlay(self) -> Fork:
-        origin = self._origin
-        is_live = self._held is not None and self._tree.id == self._held.id
-        base = None
-        if is_live and not mounts_below(origin.path):
-            lower, folder = origin.path, origin._known
-        else:
-            base = open_base(self._home / "bases", self._tree, self._look)
-            lower, folder = base.files, base.folder
+        ground = open_ground(self._origin, self._tree, self._home / "bases")
         try:
             places = begin_fork(self._home / "forks", self._target.parent, self._target)
         except BaseException:
-            if base is not None:
-                base.release()
+            ground.release()
             raise
+        lower = ground.lower
         try:
             mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
-            fork = self._open("overlay", places=places, base=base)
-            fork._know(folder, Layer(lambda: _touched(places.upper, lower)))
+            fork = self._open("overlay", places=places, base=ground.base)
+            fork._know(ground.folder, layer_of(places.upper, lower))
         except BaseException:
             end_fork(places)
-            if base is not None:
-                base.release()
+            ground.release()
             raise
         return fork
 
     def _copy(self, driver: str) -> Fork:
-        is_present = self._tree.id == self._present.id
+        is_present = self._is_present()
         places = begin_fork(self._home / "forks", self._target.parent)
         try:
             if is_present:
@@ -186,6 +175,14 @@ class _Making:
             fork._know(self._origin._known, None)
         return fork
 
+    def _is_present(self) -> bool:
+        """Tell whether the tree is what the original is now: then its files can be copied."""
+        if not self._was_given:
+            return True
+        held = self._origin._held
+        present = self._origin._look().stored.id if held is None else held.id
+        return present == self._tree.id
+
     def _leaves_out(self, directory: bytes, name: bytes) -> bool:
         """Tell whether something is ours, and no part of the workspace."""
         store = getattr(self._origin.store.backend, "path", None)
@@ -197,14 +194,3 @@ class _Making:
         return Fork(
             self._target, origin.store, origin._options, driver=driver, tree=self._tree, **made
         )
-
-    def _look(self, path: Path) -> Folder:
-        """Look at a base, for forks to know what is in it."""
-        store = self._origin.store
-        with Workspace(path, store, watch=False, limit=None, force=True) as base:
-            return base._look()
-
-
-def _touched(upper: Path, lower: Path) -> Touched:
-    found = changes(upper, lower)
-    return Touched(found.names, found.whole)

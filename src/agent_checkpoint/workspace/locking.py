@@ -7,7 +7,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import WorkspaceError
@@ -41,12 +41,16 @@ class RootLock:
             raise WorkspaceError(
                 f"The workspace {show(str(self.path))} cannot be opened ({error.strerror})."
             ) from error
+        owner = os.getpid()
         try:
             self._lock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, patience)
             self._fd = fd
             yield fd
         finally:
             self._fd = -1
+            if os.getpid() == owner:  # a fork of the process has the lock, too, if it has the file
+                with suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def _lock(self, fd: int, kind: int, patience: float) -> None:

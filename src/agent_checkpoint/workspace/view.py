@@ -150,7 +150,7 @@ def main() -> int:
     try:
         enter_private_view(lower, upper, work, at, name=name)
         if int(parent):
-            _end_with(int(parent))
+            end_with(int(parent))
     except (WorkspaceError, OSError) as error:
         return _say(str(error), NO_VIEW)
     # Python ignores these two, and what it starts would too.
@@ -231,7 +231,13 @@ def _kill(name: str, pid: str) -> None:
         os.close(fd)
 
 
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
+    """Have this process killed when the *thread* that started it ends, where the kernel can.
+
+    Said before a view is entered, it is forgotten there.
+    """
+    if not sys.platform.startswith("linux"):
+        return
     call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
     if os.getppid() != parent:  # it ended before
         os.kill(os.getpid(), signal.SIGKILL)

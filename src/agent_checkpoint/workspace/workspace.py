@@ -279,7 +279,7 @@ class Workspace:
         tree: Tree | ObjectRef,
         held: Held,
         *,
-        exclude: Iterable[str] = (),
+        paths: Iterable[bytes] | None = None,
         keep_unseen: bool = False,
     ) -> Plan:
         """Make the directory what it was, where a checkpoint holds the present already.
@@ -287,7 +287,7 @@ class Workspace:
         Args:
             tree: what to go back to.
             held: what holds the present; what has changed since is left alone.
-            exclude: as for `restore`.
+            paths: what to restore; everything if not given.
             keep_unseen: as for `restore`.
 
         Raises as `restore` does.
@@ -298,7 +298,7 @@ class Workspace:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
             found = tree_of(tree)
-            wish = Wish(None, tuple(exclude), keep_unseen)
+            wish = Wish(None if paths is None else tuple(paths), (), keep_unseen)
             return self._restoring.restore_held(self._store_for(found), found, held, wish)
 
     def fork(
@@ -329,17 +329,20 @@ class Workspace:
             return fork
 
     @contextmanager
-    def hold(self) -> Iterator[Tree]:
+    def hold(self, tree: Tree | None = None) -> Iterator[Tree]:
         """Promise that nothing writes here meanwhile: forks may then read through to it.
 
         Forks that are open at the end are closed, with their last state saved. Gives the tree.
+
+        Args:
+            tree: what the directory is, if a checkpoint has it already.
 
         Raises as `snapshot` does.
         """
         with self._lock:
             if self._held is not None:
                 raise WorkspaceError(f"{self.path} is held already.")
-            tree = self.snapshot(full=True)
+            tree = self.snapshot(full=True) if tree is None else tree
             self._held = tree
         try:
             with self._root.held(exclusive=False):

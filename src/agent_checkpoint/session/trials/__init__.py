@@ -1,0 +1,1 @@
+"""Trying several ways from one moment: forks, strategies, and what came of them."""

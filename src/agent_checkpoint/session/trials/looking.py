@@ -1,0 +1,72 @@
+"""What a trial has changed and done, read from the store when it is asked for. Owns nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.files import PART as FILES
+from agent_checkpoint.session.files import tree_in
+from agent_checkpoint.session.meta import PART
+from agent_checkpoint.session.report import RollbackReport
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.store.ledger import Effect, Ledger
+from agent_checkpoint.store.lookup import find
+
+if TYPE_CHECKING:
+    from agent_checkpoint.core.diff import Changes
+    from agent_checkpoint.workspace.diff import WorkspaceDiff
+
+
+class Look:
+    """Tells about the forks of one session from one moment."""
+
+    def __init__(self, session: Session, point: Checkpoint) -> None:
+        self._session = session
+        self._store = session.manager.store
+        self._family = session._meta.family
+        self._point = point
+
+    def head(self, key: str) -> str | None:
+        """Return the last checkpoint of a fork, if it has any. Raises CheckpointError."""
+        found = self._store.head(key)
+        return None if found is None else found.id
+
+    def state(self, head: str) -> Changes:
+        """Return what changed in the state up to a checkpoint. Raises CheckpointError."""
+        point = self._point
+        found = self._session.manager.diff(
+            point.key, checkpoint_id_a=point.id, checkpoint_id_b=head, deep=True
+        )
+        return {
+            kind: {path: value for path, value in paths.items() if not _is_own(path)}
+            for kind, paths in found.items()
+        }
+
+    def files(self, head: str) -> WorkspaceDiff | None:
+        """Return what changed in the files; None if there are none. Raises CheckpointError."""
+        from agent_checkpoint.workspace.comparing import Side
+        from agent_checkpoint.workspace.diff import compare  # slow to load
+
+        before, after = (tree_in(self._store, item) for item in (self._point, self._at(head)))
+        if before is None or after is None:
+            return None
+        return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
+
+    def effects(self, key: str) -> list[Effect]:
+        """Return what a fork did outside. Raises CheckpointError."""
+        ledger = Ledger(self._store, self._family)
+        ledger.refresh()
+        return [effect for effect in ledger.all_effects() if effect.session == key]
+
+    def adopt(self, head: str, **options: Any) -> RollbackReport:
+        """Have the session adopt a checkpoint. Takes and raises what `Session.adopt` does."""
+        return self._session.adopt(head, **options)
+
+    def _at(self, head: str) -> Checkpoint:
+        return find(self._store, head)
+
+
+def _is_own(path: str) -> bool:
+    """Tell whether a path is not of the user's state: notes of the session, and the files."""
+    return path.partition(".")[0].partition("[")[0] in (PART, FILES)

@@ -1,0 +1,148 @@
+"""Trials in processes of their own, started by the workers of an executor. Owns one's life and end.
+
+A trial that hangs, is killed or eats all memory takes its own process along, not the worker's.
+
+    <private>/job           what to do, as JSON, and the parcel beside it
+    <private>/output        what it wrote to its standard output and error
+    <private>/result        what came of it, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent_checkpoint.errors import CheckpointError, WorkspaceError
+from agent_checkpoint.workspace.apart import is_within_reach, private_place
+from agent_checkpoint.workspace.drivers import begin_fork, end_fork, is_gone
+from agent_checkpoint.workspace.view import end_view
+
+JOB, PARCEL, OUTPUT, RESULT = "job", "parcel", "output", "result"
+_LOOK_EVERY = 0.1
+_TAIL = 4000
+
+_START = """
+import importlib.util, sys
+name = "agent_checkpoint"
+found = importlib.util.spec_from_file_location(name, sys.argv.pop(1))
+sys.modules[name] = importlib.util.module_from_spec(found)
+found.loader.exec_module(sys.modules[name])
+from agent_checkpoint.session.trials.child import main
+sys.exit(main())
+"""
+
+
+class Job(NamedTuple):
+    """One trial, for a worker that may be on another machine."""
+
+    parcel: bytes
+    """The strategy, its variant, the agent and the parts."""
+    told: dict[str, Any]
+    """What the process of the trial is told, as JSON."""
+    owner: dict[str, str]
+    """The process that explores: without it, nobody waits for the result."""
+    timeout: float | None
+
+
+def run_outside(job: Job) -> dict[str, Any]:
+    """Run a trial in a process of its own to its end, and return plain JSON about it."""
+    began = time.monotonic()
+    view = job.told["view"]
+    if view is not None and is_within_reach(view):
+        found = _run(job, job.told, Path(view["private"]), view["name"])
+    else:
+        try:
+            found = _run_elsewhere(job)
+        except CheckpointError as error:
+            found = {"error": f"It has no place for its files: {error}"}
+    found.setdefault("seconds", time.monotonic() - began)
+    return found
+
+
+def _run_elsewhere(job: Job) -> dict[str, Any]:
+    """Run a trial that gets its files from the store."""
+    beside = private_place()
+    places = begin_fork(beside.parent / "forks", beside)
+    try:
+        told = {**job.told, "view": None}
+        if told["has_files"]:
+            places.files.mkdir()
+            told["files"] = str(places.files)
+        return _run(job, told, places.private, None)
+    except OSError as error:
+        raise WorkspaceError(f"{places.private} cannot be written ({error.strerror}).") from error
+    finally:
+        end_fork(places)
+
+
+def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
+    (private / PARCEL).write_bytes(job.parcel)
+    (private / JOB).write_text(json.dumps({**told, "parent": os.getpid()}))
+    package = Path(__file__).resolve().parents[2] / "__init__.py"
+    command = [sys.executable, "-I", "-c", _START, str(package), str(private)]
+    with (private / OUTPUT).open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=told["cwd"] if Path(told["cwd"]).is_dir() else "/",
+            start_new_session=True,
+        )
+    end = None
+    try:
+        end = _wait(process, job)
+    finally:
+        _end_all(process, view)
+    return _result(private, process.returncode, end)
+
+
+def _wait(process: subprocess.Popen[bytes], job: Job) -> str | None:
+    """Wait for the end; return why it has to be ended from outside, if it has."""
+    deadline = None if job.timeout is None else time.monotonic() + job.timeout
+    while True:
+        try:
+            process.wait(_LOOK_EVERY)
+        except subprocess.TimeoutExpired:
+            if deadline is not None and time.monotonic() >= deadline:
+                return f"It was not done after {job.timeout:g} s, and was killed."
+            if is_gone(job.owner):
+                return "The process that explores is gone."
+        else:
+            return None
+
+
+def _end_all(process: subprocess.Popen[bytes], view: str | None) -> None:
+    """End the process and all that it has started and left behind."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if view is not None:
+        end_view(view)
+
+
+def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    with suppress(FileNotFoundError, ValueError):  # then it tells nothing
+        found = dict(json.loads((private / RESULT).read_text()))
+    found["output"] = (private / OUTPUT).read_bytes()[-_TAIL:].decode(errors="replace")
+    if end is None and "error" not in found:
+        end = _how_it_ended(status)
+    if end is not None:
+        found["error"] = end + (f"\n{found['output']}" if found["output"] else "")
+    return found
+
+
+def _how_it_ended(status: int | None) -> str:
+    if status is not None and status < 0:
+        name = signal.Signals(-status).name
+        more = ", as it is when memory runs out" if name == "SIGKILL" else ""
+        return f"Its process was killed by {name}{more}."
+    return f"Its process ended with the status {status} before the strategy did."

@@ -1,0 +1,56 @@
+"""What a trial in another process needs, as bytes. Owns packing and unpacking it.
+
+Functions and classes of the main program are taken along by cloudpickle, if that is installed.
+Without it the main program is loaded once more there, as `multiprocessing` does: it has to guard
+what it does with `if __name__ == "__main__"`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from typing import Any
+
+from agent_checkpoint.errors import InvalidInputError
+
+
+def pack(content: Any) -> bytes:
+    """Return bytes that `unpack` makes the same of, in another process.
+
+    Raises:
+        InvalidInputError: something cannot be taken along.
+    """
+    try:
+        try:
+            import cloudpickle
+        except ImportError:
+            return pickle.dumps((sys.path, _main_program(), pickle.dumps(content)))
+        return pickle.dumps((sys.path, {}, cloudpickle.dumps(content)))
+    except Exception as error:
+        raise InvalidInputError(
+            f"The strategy, a variant or the agent cannot be sent to another process ({error}). "
+            "Define functions and classes at the top of a module, pass agent=, a function that "
+            "makes the agent, or install cloudpickle."
+        ) from error
+
+
+def unpack(parcel: bytes) -> Any:
+    """Return what was packed. Runs code: only for bytes that this user's own process has made.
+
+    Raises whatever a part of it raises when it is loaded.
+    """
+    path, main, content = pickle.loads(parcel)  # noqa: S301 - see above
+    sys.path += [place for place in path if place not in sys.path]
+    if main:
+        from multiprocessing import spawn
+
+        spawn.prepare(main)
+    return pickle.loads(content)  # noqa: S301 - see above
+
+
+def _main_program() -> dict[str, Any]:
+    """Return what loads the main program in another process; nothing if there is no file of it."""
+    from multiprocessing import spawn
+
+    found = spawn.get_preparation_data("trial")
+    return {name: found[name] for name in found if name.startswith("init_main_from")}
