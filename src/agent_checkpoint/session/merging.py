@@ -41,7 +41,8 @@ def merge(base: Tree, ours: Tree, theirs: Tree) -> Merge:
             paths.append(path)
         if not is_agreed:
             conflicts.add(path)
-    conflicts |= {path for path in mine if any(_is_gone(other, up) for up in _above(path))}
+    mine_alone = mine.keys() - other.keys()
+    conflicts |= {path for path in mine_alone if any(_is_gone(other, up) for up in _above(path))}
     return Merge(paths, sorted(conflicts))
 
 

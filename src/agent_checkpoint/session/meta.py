@@ -106,6 +106,12 @@ class Meta:
         place = None if self.point is None else parse_checkpoint_id(self.point)
         return None if place is None else place.key
 
+    def knows(self, session: str, seq: int) -> bool:
+        """Tell whether the state knows of what a session has begun with a record of the ledger."""
+        if session == self.key:
+            return seq <= self.ledger
+        return any(session == key and seq <= seen for key, seen in self.lineage)
+
     def fork(self, key: str, point: str | None) -> Meta:
         """Return the notes of a session that goes on from here, a checkpoint, under another key."""
         return Meta(

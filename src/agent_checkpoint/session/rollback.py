@@ -108,7 +108,7 @@ class Rollback:
         session, then = self._session, self._meta
         learnt = {*then.standing, *then.under_way} - set(session._meta.standing)
         for effect in session._effects.since(0):
-            if effect.seq > then.ledger or effect.id in learnt:
+            if not then.knows(effect.session, effect.seq) or effect.id in learnt:
                 yield effect
 
     def preview(self) -> RollbackReport:

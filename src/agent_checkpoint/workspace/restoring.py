@@ -116,6 +116,7 @@ class Restoring:
                 evidence=evidence,
                 seen=held.seen or tree,
                 keep_unseen=wish.keep_unseen,
+                paths=wish.paths,
                 exclude=Rules.of(wish.exclude),
             )
             plan = planner.plan()

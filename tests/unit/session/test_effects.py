@@ -383,15 +383,19 @@ def test_a_task_that_is_run_again_gets_its_results_again(manager: CheckpointMana
 
 def test_parallel_effects_that_finish_in_another_order(manager: CheckpointManager) -> None:
     @tool(effect="irreversible")
-    async def mail(to: str, seconds: float) -> str:
-        await asyncio.sleep(seconds)
+    async def mail(to: str) -> str:
+        if to == "ann":
+            await bob_has_it[-1].wait()
         done.append(to)
+        bob_has_it[-1].set()
         return f"to {to}"
 
     async def both() -> Any:
-        return await asyncio.gather(mail("ann", 0.03), mail("bob", 0.0))
+        bob_has_it.append(asyncio.Event())
+        return await asyncio.gather(mail("ann"), mail("bob"))
 
     done: list[str] = []
+    bob_has_it: list[asyncio.Event] = []
     with killed("work", manager, every="manual"):
         asyncio.run(both())
         raise Killed
