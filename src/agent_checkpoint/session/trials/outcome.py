@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -146,11 +147,7 @@ class Outcome:
 
     def summary(self, number: int, metric: str = SCORE) -> Summary | None:
         """Return a metric of a variant over its runs; None if no run has it."""
-        values = [
-            trial.metrics[metric]
-            for trial in self.trials
-            if trial.number == number and trial.ok and metric in trial.metrics
-        ]
+        values = [trial.metrics[metric] for trial in self._runs(number, metric)]
         if not values:
             return None
         spread = statistics.stdev(values) if len(values) > 1 else None
@@ -179,12 +176,18 @@ class Outcome:
             errors = "; ".join(sorted({trial.error for trial in self.trials if trial.error}))
             raise NotFoundError(f"No trial has the metric {show(metric)}. {errors}".strip())
         number = max(means, key=lambda name: (means[name], -name))
-        runs = [
+        runs = self._runs(number, metric)
+        return max(runs, key=lambda trial: (sign * trial.metrics[metric], -trial.repeat))
+
+    def _runs(self, number: int, metric: str) -> list[Trial]:
+        """Return the runs of a variant that have a metric; what is no number is none."""
+        return [
             trial
             for trial in self.trials
-            if trial.number == number and trial.ok and metric in trial.metrics
+            if trial.number == number
+            and trial.ok
+            and not math.isnan(trial.metrics.get(metric, math.nan))
         ]
-        return max(runs, key=lambda trial: (sign * trial.metrics[metric], -trial.repeat))
 
     def table(self) -> str:
         """Return a table for people: a line for each variant, with its runs and their spread."""

@@ -1,0 +1,123 @@
+"""Strategies that tests explore with; in a module of their own, for other processes to import."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from agent_checkpoint import tool
+from tests.agents import Agent
+
+
+class Spender(Agent):
+    """An agent that tells what it used."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = 0
+        self.cost = 0.0
+
+
+@tool
+def write(path, text):
+    Path(path).write_text(text)
+    return len(text)
+
+
+@tool(effect="irreversible", key=lambda place, to: to)
+def send(place, to):
+    with open(place, "a") as file:
+        file.write(f"{to}\n")
+    return f"sent {to}"
+
+
+@tool(effect="reversible", key=lambda place, to: to, undo=lambda place, to: None)
+def book(place, to):
+    with open(place, "a") as file:
+        file.write(f"{to}\n")
+    return f"booked {to}"
+
+
+def edit(branch, n):
+    """Change state, conversation, tasks and files; the score is n."""
+    branch.agent.memory.append(f"way {n}")
+    branch.agent.tokens += 10 * n
+    branch.messages.append({"role": "assistant", "content": f"way {n}"})
+    for task in branch.tasks(["write"]):
+        with task:
+            write(str(branch.workspace.path / "src/app.py"), f"way({n})\n")
+            (branch.workspace.path / f"new-{n}").write_text(str(n))
+            (branch.workspace.path / "run.sh").unlink()
+    return {"score": n, "lines": 1}
+
+
+def score(branch, n=0):
+    return n
+
+
+async def awaited(branch, n):
+    import asyncio
+
+    await asyncio.sleep(0)
+    branch.agent.memory.append(n)
+    return n
+
+
+def fail(branch, n):
+    branch.agent.memory.append("before it failed")
+    if n % 2:
+        raise LookupError(f"no way {n}")
+    return n
+
+
+def leave(branch, how):
+    """End in every way that is not an exception."""
+    # Its last argument tells which test it belongs to.
+    sleep = [
+        sys.executable,
+        "-c",
+        "import time; time.sleep(600)",
+        str(branch.manager.store.backend.path),
+    ]
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        sys.exit("enough")
+    if how == "vanish":
+        os._exit(3)
+    if how == "hang":
+        subprocess.Popen(sleep)
+        time.sleep(600)
+    if how == "memory":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        return len(bytearray(8 << 30))
+    if how == "daemon":
+        subprocess.Popen(sleep, start_new_session=True)
+    return 1
+
+
+def tell_place(branch):
+    """Write where things are seen, by absolute path, and look at what others have done."""
+    path = branch.workspace.path
+    (path / "mine").write_text(branch.key)
+    time.sleep(0.2)
+    assert (path / "mine").read_text() == branch.key
+    return {"same_path": float(str(path) == branch.agent.memory[0]), "files": len(os.listdir(path))}
+
+
+def speak(branch):
+    print("to be heard")
+    print("and seen", file=sys.stderr)
+    return 1
+
+
+def act(branch, what, place):
+    return len({"send": send, "book": book}[what](place, "ann"))
+
+
+def nonsense(branch, what):
+    return {"text": "good", "pair": (1, 2), "inner": {"score": "x"}, "none": None}[what]
