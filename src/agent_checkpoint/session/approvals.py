@@ -14,23 +14,28 @@ from typing import Any
 from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.errors import (
     ApprovalDeniedError,
+    CheckpointError,
     ConflictError,
+    FormatError,
+    IntegrityError,
     InvalidInputError,
     NotFoundError,
 )
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.session.arguments import encoded, in_words
 from agent_checkpoint.session.tools import Tool
+from agent_checkpoint.store.families import families
 from agent_checkpoint.store.ledger import (
     APPROVED,
     DENIED,
     PENDING,
+    PREFIX,
+    UNREADABLE,
     VOID,
     Effect,
     Epoch,
     Ledger,
     Request,
-    families,
 )
 from agent_checkpoint.store.store import Store
 
@@ -45,19 +50,27 @@ class Approvals:
     def pending(self, key: str | None = None) -> list[Request]:
         """Return what waits for an answer, of one session or of all, the oldest first.
 
+        For a ledger that cannot be read there is one with the status `unreadable`, at the end:
+        nobody can tell whose requests it has. Its `reason` says why.
+
         Raises:
             StorageError: the medium failed.
         """
-        found = [request for _, request in self._all() if request.is_open]
+        found, unreadable = [], []
+        for family, ledger in self._ledgers():
+            if isinstance(ledger, Ledger):
+                found += [item for item in ledger.requests.values() if item.is_open]
+            else:
+                unreadable.append(_unreadable(family, ledger))
         found = [request for request in found if key in (None, request.session)]
-        return sorted(found, key=lambda request: request.ts)
+        return [*sorted(found, key=lambda request: request.ts), *unreadable]
 
     def get(self, approval_id: str) -> Request:
-        """Return a request, whatever became of it. Raises NotFoundError."""
+        """Return a request, whatever became of it. Raises as `approve` does."""
         return self._find(approval_id)[1]
 
     def arguments(self, approval_id: str) -> dict[str, Any]:
-        """Return the arguments of a call that somebody has to agree to. Raises NotFoundError."""
+        """Return the arguments of a call that somebody has to agree to. Raises as `approve`."""
         ledger, request = self._find(approval_id)
         return arguments_of(ledger, request)
 
@@ -75,6 +88,7 @@ class Approvals:
             NotFoundError: there is no such request.
             InvalidInputError: the call has no such argument.
             ConflictError: it is answered already, or too late.
+            IntegrityError: its ledger is damaged, or that of another, and it is in no sound one.
         """
         parts = {}
         if edit:
@@ -105,16 +119,44 @@ class Approvals:
         ledger.append("answered", guard=guard, request=approval_id, **answer)
 
     def _find(self, approval_id: str) -> tuple[Ledger, Request]:
-        for ledger, request in self._all():
-            if request.id == approval_id:
-                return ledger, request
+        trouble: CheckpointError | None = None
+        for _, ledger in self._ledgers():
+            if not isinstance(ledger, Ledger):
+                trouble = ledger
+            elif approval_id in ledger.requests:
+                return ledger, ledger.requests[approval_id]
+        if trouble is not None:  # it may be in there
+            raise trouble
         raise NotFoundError(f"There is no request {show(approval_id)} in this store.")
 
-    def _all(self) -> Iterator[tuple[Ledger, Request]]:
+    def _ledgers(self) -> Iterator[tuple[str, Ledger | CheckpointError]]:
+        """Iterate over all ledgers, giving the reason instead of one that cannot be read."""
         for family in families(self._store):
             ledger = Ledger(self._store, family)
-            ledger.refresh()
-            yield from ((ledger, request) for request in list(ledger.requests.values()))
+            try:
+                ledger.refresh()
+            except (IntegrityError, FormatError) as error:
+                yield family, error
+            else:
+                yield family, ledger
+
+
+def _unreadable(family: str, error: CheckpointError) -> Request:
+    """Return what stands in a list for all requests of a ledger that cannot be read."""
+    name, why = PREFIX + family, str(error)
+    texts = dict.fromkeys(("session", "tool", "module", "identity", "digest", "at"), "")
+    return Request(
+        id=name,
+        **texts,
+        seq=0,
+        ts=0.0,
+        task=None,
+        expires=None,
+        parts={},
+        words=f"the requests in {name}",
+        status=UNREADABLE,
+        reason=why,
+    )
 
 
 def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Request | None:
@@ -199,6 +241,21 @@ def void(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
     return open_ones
 
 
+def void_unusable(ledger: Ledger, request: Request, epoch: Epoch, why: CheckpointError) -> None:
+    """Make an answer void by which nothing can be done: whoever gave it has to be asked anew.
+
+    Raises:
+        ConflictError: it was used meanwhile, or the session was opened elsewhere.
+    """
+    ledger.append(
+        VOID,
+        guard=lambda: check_unused(ledger, request),
+        fence=epoch,
+        requests=[request.id],
+        reason=f"it cannot be carried out: {why}"[:500],
+    )
+
+
 def denied(request: Request) -> ApprovalDeniedError:
     """Return the error that tells an agent that a call was refused."""
     why = f": {request.reason}" if request.reason else ""
@@ -210,10 +267,16 @@ def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
 
     Raises:
         InvalidInputError: they were purged.
+        IntegrityError: they are none.
         StateError: they cannot be decoded here.
     """
     name = "edited" if "edited" in record.parts else "arguments"
-    found: dict[str, Any] = decoded(ledger, record.parts, name)
+    found = decoded(ledger, record.parts, name)
+    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+        raise IntegrityError(
+            f"The arguments that belong to record {record.seq} of the ledger "
+            f"{show(ledger.family, 300)} are none of a call."
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Effects on the outside: whether one may be made now. Owns the rules; runs `verify` and `undo`.
+"""Effects on the outside: whether one may be made now. Owns the rules, and which are whose.
 
 What a session has done is given back and never done twice. What a relative has done is in the way
 and is not given back: it belongs to another line of events. What nobody knows, a person decides.
@@ -16,21 +16,16 @@ from agent_checkpoint.errors import (
     EffectError,
     EffectUnknownError,
     InvalidInputError,
-    NotFoundError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.session.approvals import arguments_of, check_unused, decoded
-from agent_checkpoint.session.arguments import encoded, in_words, recorded
-from agent_checkpoint.session.deed import Deed
-from agent_checkpoint.session.fitting import fitted, settled, wants_owner
+from agent_checkpoint.session.approvals import check_unused, void_unusable
+from agent_checkpoint.session.arguments import encoded, in_words
 from agent_checkpoint.session.identity import Numbers, Slot, identity_of
 from agent_checkpoint.session.meta import Meta
-from agent_checkpoint.session.tools import IDEMPOTENT, IRREVERSIBLE, Tool, check_same_tool, tool_of
+from agent_checkpoint.session.outcomes import Outcomes
+from agent_checkpoint.session.tools import IDEMPOTENT, IRREVERSIBLE, Tool, check_same_tool
 from agent_checkpoint.store.ledger import (
-    BEFORE,
     COMMITTED,
-    FAILED,
-    UNDOING,
     UNDONE,
     UNKNOWN,
     Effect,
@@ -48,17 +43,14 @@ class Decision(NamedTuple):
     result: Any = None
 
 
-class Effects:
+class Effects(Outcomes):
     """The effects of one session, and what stands in their way."""
 
     def __init__(
         self, ledger: Ledger, meta: Meta, epoch: Epoch, owner: Callable[[Tool, str | None], Any]
     ) -> None:
         """Keep account of a session; `owner` gives the part that a method is called on."""
-        self._owner = owner
-        self.ledger = ledger
-        self.meta = meta
-        self.epoch = epoch
+        super().__init__(ledger, meta, epoch, owner)
         self._under_way: dict[str, Any] = {}
         """By which call each is made."""
         self._numbers = Numbers()
@@ -111,11 +103,17 @@ class Effects:
             EffectConflictError: it was made with other arguments, or by a relative.
             EffectUnknownError: nobody knows whether it was made.
             EffectError: a fork may not make it.
+            InvalidInputError: the arguments that the approver wants have no key; their answer is
+                void then.
             ConflictError: the session was opened elsewhere.
         """
         also = None
         if request is not None and tool.key is not None:
-            also = identity_of(tool, arguments, digest, task, part=part)
+            try:
+                also = identity_of(tool, arguments, digest, task, part=part)
+            except InvalidInputError as error:
+                void_unusable(self.ledger, request, self.epoch, error)
+                raise
         found = self.look(tool, identity, digest, call)
         if found is not None:
             return found
@@ -162,8 +160,11 @@ class Effects:
                 generation=len(before),
                 request=None if request is None else request.id,
             )
-        except BaseException:
+        except BaseException as error:
             self._under_way.pop(effect_id, None)
+            is_edited = request is not None and also not in (None, identity)
+            if request is not None and is_edited and isinstance(error, EffectConflictError):
+                void_unusable(self.ledger, request, self.epoch, error)
             raise
         return Decision(self.ledger.effects[effect_id], False)
 
@@ -216,134 +217,11 @@ class Effects:
             f"say so: session.resolve({effect.id!r}, happened=True or False)."
         )
 
-    # -- what became of it -----------------------------------------------------------------------
-
-    def commit(self, effect: Effect, result: Any) -> None:
-        """Note that an effect was made. Also who was replaced meanwhile must say so.
-
-        A result that cannot be kept is described.
-
-        Raises:
-            EffectConflictError: it was undone meanwhile, by another holder of the session.
-            StorageError: the medium failed.
-        """
-        described = False
-        try:
-            tree = encoded(result, "The result")
-        except InvalidInputError:  # it has happened all the same
-            tree, described = encoded(recorded(result), "The result"), True
-        self._become(COMMITTED, effect, described=described, parts={"result": tree})
-        if effect.status != COMMITTED:
-            raise EffectConflictError(
-                f"{effect.words} was done, and another holder of the session has undone it before "
-                f"that, so it says: it is {effect.status}. Look whether it stands."
-            )
-
-    def fail(self, effect: Effect, note: str) -> None:
-        """Note that an effect was not made, if nobody knows better. Raises StorageError."""
-        self._become(FAILED, effect, note=note[:500])
-
-    def _become(self, status: str, effect: Effect, **record: Any) -> bool:
-        """Add the record that says so; tell whether it did not come too late."""
-
-        def guard() -> None:
-            if effect.status not in BEFORE[status]:
-                raise _TooLate
-
-        fence = self.epoch if status == UNDOING else None
-        try:
-            self.ledger.append(status, guard=guard, fence=fence, effect=effect.id, **record)
-        except _TooLate:
-            return False
-        return True
-
     def over(self, effect: Effect) -> None:
         """Note that the call is over, however it went."""
         self._under_way.pop(effect.id, None)
 
-    def verify(self, effect: Effect, tool: Tool | None = None) -> None:
-        """Ask the tool whether an effect happened, if it can tell, and note the answer.
-
-        Not about one of the session that this was forked from: it may be doing it right now.
-
-        Raises:
-            EffectUnknownError: asking failed.
-        """
-        tool = tool or tool_of(effect)
-        self.ledger.refresh()
-        if effect.status != UNKNOWN or effect.session != self.meta.key:
-            return
-        if tool is None or tool.verify is None:
-            return
-        try:
-            outcome = self._ask(tool, tool.verify, effect)
-        except Exception as error:
-            raise EffectUnknownError(
-                f"{effect.words} was begun before, and its verify= failed ({error!r}): nobody "
-                "knows whether it happened."
-            ) from error
-        if outcome is None:
-            self.fail(effect, "verify= says that it did not happen")
-        else:
-            self.commit(effect, outcome)
-
-    def resolve(
-        self, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
-    ) -> None:
-        """Say what a person found out about an effect of which nothing was known.
-
-        Raises:
-            NotFoundError: there is no such effect.
-            EffectError: it is known what became of it.
-        """
-
-        def guard() -> None:
-            effect = self.ledger.effects.get(effect_id)
-            if effect is None:
-                raise NotFoundError(f"There is no effect {show(effect_id)}.")
-            if effect.status not in (UNKNOWN, UNDOING):
-                raise EffectError(f"{effect.words} is known to be {effect.status} already.")
-
-        self.ledger.refresh()
-        known = getattr(self.ledger.effects.get(effect_id), "parts", {})
-        parts = {}
-        if happened and (result is not None or "result" not in known):  # else it was being undone
-            parts = {"result": encoded(result, "The result")}
-        self.ledger.append(
-            "resolved", guard=guard, effect=effect_id, happened=happened, note=note, parts=parts
-        )
-
-    def undo(self, effect: Effect) -> None:
-        """Undo an effect that can be undone.
-
-        Raises:
-            EffectError: it cannot be, here and now, or its `undo` failed: then nobody knows.
-        """
-        tool = tool_of(effect)
-        if tool is None or tool.undo is None:
-            raise EffectError(f"{effect.words} cannot be undone here: no tool has an undo= for it.")
-        if not self._become(UNDOING, effect):
-            raise EffectError(f"{effect.words} cannot be undone: it is {effect.status}.")
-        try:
-            result = None if effect.described else self.result(effect)
-            self._ask(tool, tool.undo, effect, result=result)
-        except Exception as error:
-            raise EffectError(f"undo= of {effect.words} failed: {error!r}.") from error
-        self._become(UNDONE, effect)
-
-    def _ask(self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any) -> Any:
-        """Call a function of a tool that is about one effect. Raises what it raises."""
-        arguments = tool.offered(self.arguments(effect))
-        if tool.is_method and wants_owner(function):
-            arguments = {**arguments, "self": self._owner(tool, effect.part)}
-        return settled(fitted(function, arguments, effect=Deed(effect, self.family), **more))
-
     # -- which there are -------------------------------------------------------------------------
-
-    @property
-    def family(self) -> str:
-        """The name of the ledger."""
-        return self.ledger.family
 
     def is_ours(self, effect: Effect) -> bool:
         """Tell whether an effect is of this session's own past."""
@@ -368,27 +246,6 @@ class Effects:
         for effect in list(self.unknown()):
             with suppress(EffectUnknownError):  # it stays in the list, which is shown
                 self.verify(effect)
-
-    def arguments(self, effect: Effect) -> dict[str, Any]:
-        """Return the arguments with which an effect is to be made. Raises CheckpointError."""
-        return arguments_of(self.ledger, effect)
-
-    def result(self, effect: Effect) -> Any:
-        """Return what an effect gave.
-
-        Raises:
-            EffectError: that could not be kept, or was purged.
-        """
-        if effect.described:
-            raise EffectError(
-                f"{effect.words} was done, and what it returned could not be kept: "
-                f"{decoded(self.ledger, effect.parts, 'result')}. Let the tool return plain data."
-            )
-        return decoded(self.ledger, effect.parts, "result") if "result" in effect.parts else None
-
-
-class _TooLate(Exception):
-    """What became of an effect is known already."""
 
 
 def _done(effect: Effect) -> str:

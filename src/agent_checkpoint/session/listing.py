@@ -66,12 +66,7 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
     meta = read_meta(store, head)
     if meta is not None:
         row.workspace, row.is_fork = meta.workspace, bool(meta.lineage)
-        ledger = Ledger(store, meta.family)
-        ledger.refresh()
-        requests = [item for item in list(ledger.requests.values()) if item.session == head.key]
-        row.pending = [item.id for item in requests if item.is_open]
-        effects = [item for item in ledger.all_effects() if item.session == head.key]
-        row.unknown = [item.words for item in effects if item.status in (UNKNOWN, UNDOING)]
+        _add_from_ledger(row, Ledger(store, meta.family))
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     tasks = whole(head.parts.get("tasks", {}), reader)
@@ -85,6 +80,18 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
         except StateError:
             row.not_imported.append(name)
     return row
+
+
+def _add_from_ledger(row: SessionRow, ledger: Ledger) -> None:
+    try:
+        ledger.refresh()
+    except (IntegrityError, FormatError) as error:
+        row.trouble = str(error)
+        return
+    requests = [item for item in ledger.requests.values() if item.session == row.key]
+    row.pending = [item.id for item in requests if item.is_open]
+    effects = [item for item in ledger.all_effects() if item.session == row.key]
+    row.unknown = [item.words for item in effects if item.status in (UNKNOWN, UNDOING)]
 
 
 def _trouble(name: str, state: Any) -> str | None:

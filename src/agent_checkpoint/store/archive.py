@@ -23,10 +23,10 @@ from typing import Any, BinaryIO, NamedTuple
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
 from agent_checkpoint.records import Checkpoint, Entry, check_key, show
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
+from agent_checkpoint.store.families import family_of
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.ledger_archive import (
     LedgerRecord,
-    family_of,
     ledger_entries,
     names_needed,
     read_packed,

@@ -21,9 +21,10 @@ from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
+from agent_checkpoint.store.families import family_of
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
 from agent_checkpoint.store.json_text import indented_size
-from agent_checkpoint.store.ledger_archive import add_records, family_of
+from agent_checkpoint.store.ledger_archive import add_records
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reachability import Seen, mark
 from agent_checkpoint.store.reading import Reader, names_in, whole

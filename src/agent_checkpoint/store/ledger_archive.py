@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
 from agent_checkpoint.store.entries import open_entry
-from agent_checkpoint.store.ledger import PREFIX
+from agent_checkpoint.store.ledger_account import check_records
+from agent_checkpoint.store.ledger_records import OF_ANY, PREFIX, LedgerStream, check_record
 from agent_checkpoint.store.reading import ObjectSource, Reader, names_in, whole
-from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.references import with_references
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.varints import read_varint, write_varint
 
-_SESSION = "session"
-_OWN = frozenset({"agent_checkpoint", "sha256", "parts"})
+_MOST_GAPS = 10_000
+"""How many more numbers than two a record a ledger may have: what was purged leaves gaps, but a
+crafted file must not fill a store with them."""
 
 
 class LedgerRecord(NamedTuple):
@@ -52,35 +53,23 @@ def read_packed(content: bytes) -> LedgerRecord:
 
 def record_of(packed: LedgerRecord) -> dict[str, Any]:
     """Return the record itself. Raises IntegrityError, FormatError."""
-    return open_entry(packed.entry, f"Record {packed.seq} of {show(PREFIX + packed.family)}")
+    record = open_entry(packed.entry, f"Record {packed.seq} of {show(PREFIX + packed.family)}")
+    check_record(packed.family, packed.seq, record)
+    return record
 
 
 def names_needed(packed: LedgerRecord) -> list[str]:
     """Return the names of the objects that a record needs. Raises IntegrityError."""
-    return list(names_in(dict(record_of(packed).get("parts", {})).values()))
-
-
-def family_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
-    """Return the name of the ledger of a checkpoint's session; None if it is of none.
-
-    Raises:
-        IntegrityError: the part is damaged.
-        StorageError: the medium failed.
-    """
-    tree = checkpoint.parts.get(_SESSION)
-    if tree is None:
-        return None
-    if source is not None:
-        source.fetch([tree])
-    found = whole(tree, source)
-    family = found.get("family") if isinstance(found, dict) else None
-    return family if isinstance(family, str) and is_stream(PREFIX + family) else None
+    return list(names_in(record_of(packed)["parts"].values()))
 
 
 def ledger_entries(store: Store, family: str) -> Iterator[LedgerRecord]:
-    """Iterate over the records of a ledger, in order. Raises StorageError."""
-    for entry in store.backend.read(PREFIX + family):
-        yield LedgerRecord(family, entry.seq, entry.data)
+    """Iterate over the records of a ledger, in order. Raises IntegrityError, StorageError."""
+    found = [
+        LedgerRecord(family, entry.seq, entry.data) for entry in store.backend.read(PREFIX + family)
+    ]
+    check_records(family, [(packed.seq, record_of(packed)) for packed in found])
+    yield from found
 
 
 def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource) -> None:
@@ -96,18 +85,21 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
 
     Raises:
         ConflictError: the store has a ledger of that name, which says less, or other things.
-        IntegrityError: a record is damaged.
+        IntegrityError: a record is damaged, or they are no ledger.
         StorageError: the medium failed.
     """
     if not records:
         return
-    stream = RecordStream(store, PREFIX + records[0].family)
+    family = records[0].family
+    _check_numbers(records)
+    check_records(family, [(packed.seq, record_of(packed)) for packed in records])
+    stream = LedgerStream(store, family)
     there = dict(stream.read())
     last = max(there, default=0)
     is_there = last > 0
     for packed in records:
         record = record_of(packed)
-        plain = {name: value for name, value in record.items() if name not in _OWN}
+        plain = {name: value for name, value in record.items() if name not in OF_ANY}
         if is_there:
             known = there.get(packed.seq)
             if packed.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
@@ -118,10 +110,19 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
             continue
         while last < packed.seq - 1:  # a number that was purged stays one that says nothing
             last = stream.append({"type": "nothing"}, {}, after=last)
-        parts = _whole_parts(dict(record.get("parts", {})), source)
+        parts = _whole_parts(record["parts"], source)
         last = stream.append(plain, with_references(parts, store.backend), after=last)
     if not is_there:
         stream.append({"type": "imported", "ts_ns": time.time_ns()}, {}, after=last)
+
+
+def _check_numbers(records: list[LedgerRecord]) -> None:
+    numbers = [packed.seq for packed in records]
+    is_rising = all(one < other for one, other in zip([0, *numbers], numbers))
+    if not is_rising or numbers[-1] > _MOST_GAPS + 2 * len(numbers):
+        raise IntegrityError(
+            f"The ledger {show(records[0].family)} has numbers that no ledger has."
+        )
 
 
 def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[str, JsonValue]:

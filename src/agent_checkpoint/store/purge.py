@@ -90,7 +90,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         bury(store, [item.id for item in found.checkpoints])
     for item in found.checkpoints:
         store.remove(item.key, [item.seq])
-    replace_records(store, tainted, BLOT)
+    replace_records(store, tainted, lambda text: _without(text, needles))
     gc(store, ignore_clock=True)
     # Also if nothing was found: an earlier purge may have been killed before this.
     if isinstance(store.backend, Scrubs):
@@ -233,6 +233,12 @@ def _needles(secret: str | bytes) -> list[bytes]:
 
 def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
     return any(needle in data for needle in needles)
+
+
+def _without(text: str, needles: Sequence[bytes]) -> str:
+    """Return a text without the secret, in whatever form it stands there."""
+    left = text.replace(needles[0].decode("utf-8", "replace"), BLOT)
+    return left if left and not _holds(left.encode(), needles) else BLOT
 
 
 def _said(checkpoint: Checkpoint) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agent_checkpoint.errors import MissingObjectsError
+from agent_checkpoint.errors import IntegrityError, MissingObjectsError
 from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, show
 from agent_checkpoint.store.entries import open_entry, seal_entry
 from agent_checkpoint.store.json_text import read_json
@@ -77,9 +77,20 @@ class RecordStream:
         while page := self.store.backend.read(self.name, after=after, limit=_PAGE):
             for entry in page:
                 where = f"Record {entry.seq} of {show(self.name)}"
-                found.append((entry.seq, open_entry(entry.data, where)))
+                record = open_entry(entry.data, where)
+                self.check(entry.seq, record)
+                found.append((entry.seq, record))
             after = page[-1].seq
         return found
+
+    def check(self, seq: int, record: dict[str, Any]) -> None:
+        """Refuse a record that is none of this stream: who writes one can hash it, too.
+
+        Raises:
+            IntegrityError: it is not.
+        """
+        if not isinstance(record.get("parts"), dict):
+            raise IntegrityError(f"Record {seq} of {show(self.name)} has no parts.")
 
     def reader(self, parts: Mapping[str, JsonValue]) -> Reader:
         """Return a reader of what stands outside of the parts of a record.

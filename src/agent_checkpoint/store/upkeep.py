@@ -11,7 +11,7 @@ from typing import Any
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.ledger import held_checkpoints
+from agent_checkpoint.store.families import held_checkpoints
 from agent_checkpoint.store.reachability import Seen, mark, reach
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.retention import Policy
@@ -81,6 +81,7 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
     Raises:
         NotFoundError: there is no such key.
         InvalidInputError: `policy` is not a policy.
+        IntegrityError: the ledger of the session is damaged, so nobody can tell what is needed.
         StorageError: the medium failed.
     """
     if not isinstance(policy, Policy):
@@ -96,7 +97,8 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
     if not entries:
         raise unknown(key, store)
     kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
-    kept |= held_checkpoints(store, key) | _way_back(readable)
+    kept |= _way_back(readable)
+    kept |= held_checkpoints(store, [item for item in readable if item.seq not in kept])
     doomed = [checkpoint for checkpoint in readable if checkpoint.seq not in kept]
     if not dry_run:
         store.remove(key, [checkpoint.seq for checkpoint in doomed])

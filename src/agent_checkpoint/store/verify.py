@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import open_entry, read_checkpoint
+from agent_checkpoint.store.ledger_account import check_records
+from agent_checkpoint.store.ledger_records import PREFIX
 from agent_checkpoint.store.reachability import read_whole, roots_of
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.store import Store
@@ -106,6 +108,7 @@ class _Verifier:
         return [name for prefix in OTHERS for name in self.store.backend.streams(prefix)]
 
     def _records(self, stream: str) -> None:
+        found, before = [], len(self.problems)
         for entry in self.store.backend.read(stream):
             where = f"{stream}@{entry.seq}"
             try:
@@ -116,6 +119,12 @@ class _Verifier:
                 continue
             if reason is not None:
                 self.problems.append(Problem(where, reason))
+            found.append((entry.seq, record))
+        if stream.startswith(PREFIX) and len(self.problems) == before:
+            try:
+                check_records(stream[len(PREFIX) :], found)
+            except IntegrityError as error:
+                self._problem(stream, error)
 
     def _trouble_below(self, roots: list[str]) -> str | None:
         """Return why something that can be reached from the roots cannot be read, if so."""

@@ -624,6 +624,97 @@ def test_an_async_approve_awaits_on_the_loop_of_the_caller(memory: CheckpointMan
     assert asyncio.run(main()) == ["done", None]
 
 
+# -- answers that cannot be carried out ----------------------------------------------------------
+
+
+BAD = [
+    (lambda to, **_: to["name"], {"to": "bob"}, "key= of the tool mail failed"),
+    (lambda to, **_: to, {"to": object}, "could only be pickled"),
+]
+
+
+@pytest.mark.parametrize(("key", "edit", "why"), BAD)
+@pytest.mark.parametrize("how", ["call", "carry_out"])
+def test_an_edit_that_has_no_key_is_told_once_and_void(
+    manager: CheckpointManager, key: Any, edit: Any, why: str, how: str
+) -> None:
+    done: list[Any] = []
+
+    @tool(effect="irreversible", approve=True, key=key, name="mail")
+    def mail(to: Any) -> str:
+        done.append(to)
+        return "done"
+
+    def ask() -> str:
+        with pytest.raises(Suspended) as caught:
+            mail({"name": "ann"})
+        return caught.value.approval_id
+
+    with Session("work", store=manager) as session:
+        name = ask()
+        session.approvals.approve(name, edit=edit, by="eve")
+        if how == "call":
+            with pytest.raises(InvalidInputError, match=why):
+                mail({"name": "ann"})
+        else:
+            (row,) = session.carry_out()
+            assert row["approval_id"] == name
+            assert why in row["error"]
+        assert session.carry_out() == []
+    with Session("work", store=manager) as session:
+        request = session.approvals.get(name)
+        assert (request.status, request.by) == ("void", "eve")
+        assert str(request.reason).startswith("it cannot be carried out: ")
+        assert why in str(request.reason)
+        with pytest.raises(ConflictError, match="void"):
+            session.approvals.approve(name)
+        again = ask()
+        assert again != name
+        session.approvals.approve(again)
+        assert [row["result"] for row in session.carry_out()] == ["done"]
+    assert done == [{"name": "ann"}]
+
+
+def test_an_edit_into_what_was_done_already_is_told_once_and_void(
+    manager: CheckpointManager,
+) -> None:
+    outside = Outside()
+    with Session("work", store=manager) as session:
+        session.approvals.approve(outside.ask("bob"))
+        outside.mail("bob")
+        name = outside.ask("ann")
+        session.approvals.approve(name, edit={"to": "bob"})
+        assert "it is not done twice" in session.carry_out()[0]["error"]
+        assert session.carry_out() == []
+        assert "it is not done twice" in str(session.approvals.get(name).reason)
+        assert outside.ask("ann") != name
+    assert len(outside.done) == 1
+
+
+def test_the_reason_of_a_refusal_stays_when_it_is_void(memory: CheckpointManager) -> None:
+    outside = Outside()
+    with Session("work", store=memory) as session:
+        start = session.save()
+        name = outside.ask("ann")
+        session.approvals.deny(name, "too rude")
+        session.rollback(to=start)
+        request = session.approvals.get(name)
+        assert (request.status, request.reason) == ("void", "too rude")
+
+
+@pytest.mark.parametrize("by", [5, ["eve"], object(), "\ud800"])
+def test_who_answers_is_named_by_text(memory: CheckpointManager, by: Any) -> None:
+    outside = Outside()
+    with Session("work", store=memory) as session:
+        name = outside.ask("ann")
+        for verb in (session.approvals.approve, session.approvals.deny):
+            with pytest.raises(InvalidInputError, match="by is "):
+                verb(name, by=by)
+        with pytest.raises(InvalidInputError, match="reason is 5"):
+            session.approvals.deny(name, 5)  # type: ignore[arg-type]
+        assert [request.id for request in session.approvals.pending()] == [name]
+
+
 # -- inline --------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, ConflictError, IntegrityError, StorageError
 from agent_checkpoint.core.encode import encode
-from agent_checkpoint.store.ledger import Epoch, Ledger, families
+from agent_checkpoint.store.families import families
+from agent_checkpoint.store.ledger import Epoch, Ledger
 from agent_checkpoint.store.record_stream import RecordStream
 from tests.unit.session.stores import BACKENDS, manager_on
 

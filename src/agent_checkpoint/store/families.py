@@ -1,0 +1,67 @@
+"""Families: sessions and their forks, which share a ledger. Owns which ledger is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id
+from agent_checkpoint.store.ledger import Ledger
+from agent_checkpoint.store.ledger_records import PREFIX
+from agent_checkpoint.store.reading import Reader, whole
+from agent_checkpoint.store.store import Store
+
+_SESSION = "session"
+
+
+def families(store: Store) -> list[str]:
+    """Return the names of all ledgers of a store. Raises StorageError."""
+    return sorted(name[len(PREFIX) :] for name in store.backend.streams(PREFIX))
+
+
+def family_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
+    """Return the name of the ledger of a checkpoint's session; None if it is of none.
+
+    Raises:
+        IntegrityError: the part is damaged.
+        StorageError: the medium failed.
+    """
+    tree = checkpoint.parts.get(_SESSION)
+    if tree is None:
+        return None
+    if source is not None:
+        source.fetch([tree])
+    found = whole(tree, source)
+    family = found.get("family") if isinstance(found, dict) else None
+    return family if isinstance(family, str) and is_stream(PREFIX + family) else None
+
+
+def held_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:
+    """Return the numbers of a key's checkpoints that a request or an unknown outcome needs.
+
+    Args:
+        store: where.
+        checkpoints: those of the key that are not to be removed if they are needed.
+
+    Raises:
+        IntegrityError: the ledger of one is damaged, so nobody can tell.
+        StorageError: the medium failed.
+    """
+    found: set[int] = set()
+    seen: set[str] = set()
+    for checkpoint in checkpoints:
+        try:
+            family = family_of(store.reader(checkpoint), checkpoint)
+        except (IntegrityError, FormatError):
+            found.add(checkpoint.seq)  # left for a person to look at
+            continue
+        if family is None or family in seen:
+            continue
+        seen.add(family)
+        ledger = Ledger(store, family)
+        ledger.refresh()
+        for name in ledger.held_checkpoints():
+            place = parse_checkpoint_id(name)
+            if place is not None and place.key == checkpoint.key:
+                found.add(place.seq)
+    return found

@@ -1,0 +1,148 @@
+"""The form of a ledger's records. Owns which members each type has; draws no conclusions.
+
+    epoch       a session was opened; who holds an older epoch may begin nothing
+    started     an effect is about to be made; durable before it is
+    committed   it was made; failed: it was not; resolved: a person says which
+    undoing     it is about to be undone; undone: it is
+    asked       somebody has to agree to a call; answered, used, void: what became of that
+    finished    a rollback is carried out to its end
+    imported    all before it comes from elsewhere: nobody holds the session, and no answer counts
+
+A record that held a secret is purged: one without it, which says `instead` of which it stands.
+Those of types that we do not know are of a later version, and are passed over.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.store.record_stream import RecordStream
+from agent_checkpoint.store.store import Store
+
+PREFIX = "fx/"
+OF_ANY = frozenset({"agent_checkpoint", "parts", "sha256"})
+"""Members that the stream gives a record, and not who writes it."""
+
+_NO_UTF8 = re.compile("[\ud800-\udfff]")
+
+
+class LedgerStream(RecordStream):
+    """The records of one ledger: what is read has the form that it must have."""
+
+    def __init__(self, store: Store, family: str) -> None:
+        super().__init__(store, PREFIX + family)
+        self.family = family
+
+    def check(self, seq: int, record: dict[str, Any]) -> None:
+        """Refuse a record that is none of a ledger. Raises IntegrityError."""
+        check_record(self.family, seq, record)
+
+
+def place_of(seq: int, record: dict[str, Any]) -> int:
+    """Return the number at which a record stands: its own, or of the one that it replaces."""
+    return record.get("instead") or seq
+
+
+def check_record(family: str, seq: int, record: dict[str, Any]) -> None:
+    """Refuse a record that is none of a ledger. Raises IntegrityError."""
+    wrong = wrong_members(record)
+    if not wrong and place_of(seq, record) > seq:
+        wrong = ["instead"]
+    if wrong:
+        raise damaged(family, seq, f"wrong or missing: {', '.join(wrong)}")
+
+
+def damaged(family: str, seq: int, why: str) -> IntegrityError:
+    """Return the error for a record that no ledger can have."""
+    return IntegrityError(
+        f"Record {seq} of the ledger {show(family, 300)} is not one of ours ({why})."
+    )
+
+
+def wrong_members(record: dict[str, JsonValue]) -> list[str]:
+    """Return the names of what a record lacks, or has in another form than it must."""
+    what = record.get("type")
+    if not _is_text(what):
+        return ["type"]
+    rules = {**_RULES_OF_ALL, **_RULES.get(str(what), {})}
+    return [name for name, is_right in rules.items() if not is_right(record.get(name))]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and _NO_UTF8.search(value) is None
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or _is_text(value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 10**20
+
+
+def _is_end(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+
+
+Rules = dict[str, Callable[[Any], bool]]
+
+# A record can have a right hash and still not be ours: whoever writes one can hash it too.
+_RULES_OF_ALL: Rules = {
+    "parts": lambda value: isinstance(value, dict),
+    "instead": lambda value: value is None or (_is_count(value) and value > 0),
+}
+_ABOUT_EFFECT: Rules = {"ts_ns": _is_time, "effect": _is_text}
+_ABOUT_REQUEST: Rules = {"ts_ns": _is_time, "request": _is_text}
+_CALL: Rules = {
+    "ts_ns": _is_time,
+    **dict.fromkeys(("session", "tool", "module", "identity", "digest", "at", "words"), _is_text),
+    **dict.fromkeys(("task", "part"), _is_text_or_none),
+}
+_RULES: dict[str, Rules] = {
+    "epoch": {"ts_ns": _is_time, "session": _is_text, "epoch": _is_count},
+    "started": {
+        **_CALL,
+        "effect": _is_text,
+        "kind": _is_text,
+        "also": _is_text_or_none,
+        "epoch": _is_count,
+        "generation": _is_count,
+        "request": _is_text_or_none,
+    },
+    "committed": {**_ABOUT_EFFECT, "described": lambda value: value is None or _is_bool(value)},
+    "failed": {**_ABOUT_EFFECT, "note": _is_text},
+    "resolved": {**_ABOUT_EFFECT, "happened": _is_bool, "note": _is_text},
+    "undoing": _ABOUT_EFFECT,
+    "undone": _ABOUT_EFFECT,
+    "asked": {**_CALL, "request": _is_text, "expires": _is_end},
+    "answered": {
+        **_ABOUT_REQUEST,
+        "approved": _is_bool,
+        "reason": _is_text_or_none,
+        "by": _is_text_or_none,
+    },
+    "used": _ABOUT_REQUEST,
+    "void": {"ts_ns": _is_time, "requests": _are_texts, "reason": _is_text_or_none},
+    "finished": {"ts_ns": _is_time, "checkpoint": _is_text},
+    "imported": {"ts_ns": _is_time},
+}
+
+OURS = frozenset(_RULES)
+"""The types that mean something to us."""
