@@ -17,6 +17,8 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
+from threading import enumerate as enumerate_threads
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
@@ -26,7 +28,9 @@ from agent_checkpoint.workspace.view import end_view
 
 JOB, PARCEL, OUTPUT, RESULT = "job", "parcel", "output", "result"
 _LOOK_EVERY = 0.1
+_LAST_BREATH = 5.0
 _TAIL = 4000
+_WATCH = "agent-checkpoint: watches who explores"
 
 _START = """
 import importlib.util, sys
@@ -53,6 +57,7 @@ class Job(NamedTuple):
 
 def run_outside(job: Job) -> dict[str, Any]:
     """Run a trial in a process of its own to its end, and return plain JSON about it."""
+    _end_with(job.owner)
     began = time.monotonic()
     view = job.told["view"]
     if view is not None and is_within_reach(view):
@@ -64,6 +69,24 @@ def run_outside(job: Job) -> dict[str, Any]:
             found = {"error": f"It has no place for its files: {error}"}
     found.setdefault("seconds", time.monotonic() - began)
     return found
+
+
+def _end_with(owner: dict[str, str]) -> None:
+    """Have this worker end if the one who explores is killed, and it was started by that.
+
+    Those of a `ProcessPoolExecutor` would wait for ever for their next job.
+    """
+    is_ours = str(os.getppid()) == owner["pid"] and not is_gone(owner)
+    if not is_ours or any(thread.name == _WATCH for thread in enumerate_threads()):
+        return
+
+    def watch() -> None:
+        while not is_gone(owner):
+            time.sleep(_LOOK_EVERY)
+        time.sleep(_LAST_BREATH)  # for a trial that is under way to be ended in order
+        os._exit(1)
+
+    Thread(target=watch, name=_WATCH, daemon=True).start()
 
 
 def _run_elsewhere(job: Job) -> dict[str, Any]:

@@ -1,0 +1,122 @@
+"""The process that explores is killed: nothing of it is left once the workspace is opened again."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, Session
+
+WAYS = 3
+PROGRAM = Path(__file__).with_name("explore_program.py")
+
+
+def processes_of(place):
+    """Return the processes that name a directory on their command line or in their environment."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            words += Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if os.fsencode(place) in words and int(pid) != os.getpid():
+            found.append(int(pid))
+    return found
+
+
+def trials_in(place):
+    """Return the processes of trials, and what they have started."""
+    own = b"agent_checkpoint/__init__.py"
+    return [pid for pid in processes_of(place) if own in _command(pid)]
+
+
+def _command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    place = tmp_path / "work"
+    place.mkdir()
+    (place / "file").write_text("as it was")
+    return place
+
+
+def rounds(full):
+    """Return after how many seconds it is killed; None: when all are at work."""
+    draw = random.Random(6)
+    return [None, *(draw.uniform(0.05, 2.5) for _ in range(19 if full else 3))]
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_it(workspace, tmp_path, own_home, full_faults, tried):
+    store = tmp_path / "store"
+    for after in rounds(full_faults):
+        command = [sys.executable, str(PROGRAM), str(workspace), str(store), str(WAYS)]
+        environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+        explorer = subprocess.Popen(command, env=environment, start_new_session=True)
+        try:
+            if after is None:
+                wait_until(lambda: len(list(tmp_path.glob("at-work-*"))) == WAYS)
+            else:
+                time.sleep(after)
+        finally:
+            explorer.kill()  # and nobody else: its workers and their trials are on their own
+            explorer.wait()
+        with Session("work", workspace=workspace, store=store) as session:
+            assert session.drift is None
+            wait_until(lambda: trials_in(own_home) == [])
+            session.save()
+        # A worker may have ended its own after the first look.
+        Session("work", workspace=workspace, store=store).close()
+        assert (workspace / "file").read_text() == "as it was"
+        assert str(own_home) not in Path("/proc/self/mountinfo").read_text()
+        for name in ("forks", "bases", "branches"):
+            left = own_home / "store" / name
+            assert not left.exists() or not list(left.iterdir()), name
+        with CheckpointManager(backend="sqlite", path=store) as manager:
+            assert manager.verify().ok
+        for file in tmp_path.glob("at-work-*"):
+            file.unlink()
+        if after is None:
+            wait_until(lambda: processes_of(own_home) == [])
+        # Workers of a pool that never had a job wait for one for ever: Python leaves them.
+        for pid in processes_of(own_home):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    tried("explorers killed", len(rounds(full_faults)))
+
+
+def test_what_was_saved_in_time_is_there(workspace, tmp_path, own_home):
+    store = tmp_path / "store"
+    command = [sys.executable, str(PROGRAM), str(workspace), str(store), "1"]
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[2])}
+    explorer = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        wait_until(lambda: (tmp_path / "at-work-0").exists())
+    finally:
+        os.kill(explorer.pid, signal.SIGKILL)
+        explorer.wait()
+    with Session("work", workspace=workspace, store=store) as session:
+        (key,) = session.manager.list_keys("work/")
+        session.adopt(key)
+        assert (workspace / "file").read_text() == "way 0"
+        session.undo()
+    wait_until(lambda: processes_of(own_home) == [])
