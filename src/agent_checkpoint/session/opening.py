@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -43,11 +44,7 @@ def manager_of(store: Any) -> tuple[CheckpointManager, bool]:
     """
     if isinstance(store, CheckpointManager):
         return store, False
-    if store is None:
-        return CheckpointManager(backend="sqlite"), True
-    if isinstance(store, os.PathLike) or (isinstance(store, str) and "://" not in store):
-        return CheckpointManager(backend="sqlite", path=store), True
-    return CheckpointManager(store), True
+    return CheckpointManager(open_named(store)), True
 
 
 class Opening:

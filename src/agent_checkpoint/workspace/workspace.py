@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.opening import open_backend
+from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.errors import (
     InvalidInputError,
     StateMismatchError,
@@ -115,7 +115,7 @@ class Workspace:
     def store(self) -> Store:
         """Where its own snapshots go. Raises InvalidInputError."""
         if self._store is None:
-            self._store = Store(open_backend("sqlite"))
+            self._store = Store(open_named(None))
         return self._store
 
     @property
