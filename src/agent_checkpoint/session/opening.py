@@ -18,13 +18,14 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, again, show
 from agent_checkpoint.session.effects import Effects
-from agent_checkpoint.session.files import PART as FILES
-from agent_checkpoint.session.files import Files, is_empty, place_of, tree_in
+from agent_checkpoint.session.files import Files, is_empty, place_of
 from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import Saving
 from agent_checkpoint.session.targets import unfinished
 from agent_checkpoint.store.ledger import COMMITTED, Epoch, Ledger
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 

@@ -20,12 +20,12 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan, Planner
 from agent_checkpoint.workspace.restore import CHANGED, Restore
 from agent_checkpoint.workspace.sight import Sight
@@ -37,7 +37,7 @@ from agent_checkpoint.workspace.staging import (
     read_journal,
     remove_staging,
 )
-from agent_checkpoint.workspace.taking import PART, Taking
+from agent_checkpoint.workspace.taking import Taking
 
 _LOOKED_THROUGH = 1000
 
@@ -234,9 +234,8 @@ class Restoring:
     def _last_seen(self, store: Store) -> Tree | None:
         """Return the tree of the last ordinary checkpoint of the workspace's own key."""
         for found in islice(store.newest_first(self._key), _LOOKED_THROUGH):
-            tag = found.parts.get(PART)
-            if found.kind != SAFETY and isinstance(tag, dict):
-                return read_record(str(tag.get(OBJECT)), store.backend)
+            if found.kind != SAFETY and (tree := tree_in(store, found)) is not None:
+                return tree
         return None
 
     def _holds(self, backend: Backend) -> bool:

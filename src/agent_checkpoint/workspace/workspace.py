@@ -29,12 +29,12 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
-from agent_checkpoint.workspace.naming import tree_named, within
+from agent_checkpoint.workspace.naming import PART, tree_named, within
 from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from, tree_of
 from agent_checkpoint.workspace.staging import has_staging
-from agent_checkpoint.workspace.taking import PART, Taking
+from agent_checkpoint.workspace.taking import Taking
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.diff import WorkspaceDiff
