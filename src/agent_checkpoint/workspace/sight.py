@@ -95,31 +95,14 @@ class Sight:
             WorkspaceError: it cannot be listed.
             StorageError: the store failed.
         """
-        self._face(writer)
-        known = self._memory.folder
-        events = self._events(full) if known is not None else None
-        if events is None and not full and known is not None and touched is not None:
-            events = Touched({path: set(names) for path, names in touched.items()}, set())
-        self._meter.begin(is_limited=touched is None)
-        with collection_paused(), Contents(writer, self._meter, ahead=ahead) as contents:
-            folder = None
-            try:
-                if known is not None and events is not None:
-                    folder = self._look_at_some(root, writer, contents, known, events)
-                if folder is not None and self._is_due:  # for what no event tells
-                    self._memory.folder, folder = folder, None
-                if folder is None:
-                    folder = self._look_at_all(root, writer, contents)
-            except IntegrityError:  # of what is remembered something is gone: look with new eyes
-                self._memory.folder = None
-                folder = self._look_at_all(root, writer, contents)
-            try:
-                contents.finish()
-            except BaseException:
-                self.close()  # what was told of changes is lost: the next look is at everything
-                raise
-        self._memory.keep(folder, writer, read=contents.count)
-        return folder
+        try:
+            self._face(writer)
+            return self._look(root, writer, full=full, ahead=ahead, touched=touched)
+        except BaseException:
+            # What was told of changes is lost, and what is watched was never compared with what is
+            # known: the next look is at everything.
+            self.close()
+            raise
 
     def close(self) -> None:
         """Stop watching. Twice is fine."""
@@ -149,6 +132,30 @@ class Sight:
     def folder(self) -> Folder | None:
         """What was seen last."""
         return self._memory.folder
+
+    def _look(
+        self, root: int, writer: Writer, *, full: bool, ahead: bool, touched: Touches | None
+    ) -> Folder:
+        known = self._memory.folder
+        events = self._events(full) if known is not None else None
+        if events is None and not full and known is not None and touched is not None:
+            events = Touched({path: set(names) for path, names in touched.items()}, set())
+        self._meter.begin(is_limited=touched is None)
+        with collection_paused(), Contents(writer, self._meter, ahead=ahead) as contents:
+            folder = None
+            try:
+                if known is not None and events is not None:
+                    folder = self._look_at_some(root, writer, contents, known, events)
+                if folder is not None and self._is_due:  # for what no event tells
+                    self._memory.folder, folder = folder, None
+                if folder is None:
+                    folder = self._look_at_all(root, writer, contents)
+            except IntegrityError:  # of what is remembered something is gone: look with new eyes
+                self._memory.folder = None
+                folder = self._look_at_all(root, writer, contents)
+            contents.finish()
+        self._memory.keep(folder, writer, read=contents.count)
+        return folder
 
     # -- how to look -----------------------------------------------------------------------------
 
@@ -201,9 +208,6 @@ class Sight:
         except (OSError, Changing, WatchError):  # it changes as we look: then look at everything
             self.close()
             return None
-        except BaseException:
-            self.close()  # what it told is lost: the next look is at everything
-            raise
 
     def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
         if self._watch and self._watcher is None:
@@ -230,11 +234,7 @@ class Sight:
                 scan = self._scan(root, writer, contents, None)
                 folder = scan.full(self._memory.folder, is_copy=self._memory.is_copy)
         except OSError as error:
-            self.close()
             raise WorkspaceError(f"{show(str(self._path))} cannot be listed ({error}).") from error
-        except BaseException:
-            self.close()
-            raise
         self._looked_at_all = now
         self._memory.is_copy = False
         self._watches_all = self._watcher is not None
