@@ -3,7 +3,7 @@
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,30 +29,6 @@ THINGS = {
     b"link": Link(b"a"),
     b"empty": Folder(),
 }
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    make(root, THINGS)
-    return root
-
-
-@pytest.fixture
-def manager() -> CheckpointManager:
-    return CheckpointManager()
-
-
-@pytest.fixture
-def ws(root: Path, manager: CheckpointManager) -> Iterator[Workspace]:
-    with Workspace(root, manager.store) as workspace:
-        yield workspace
-
-
-@pytest.fixture
-def tree(ws: Workspace) -> Tree:
-    return ws.snapshot()
 
 
 def left_over(root: Path) -> "list[str]":
