@@ -151,6 +151,7 @@ class Sight:
                 if folder is None:
                     folder = self._look_at_all(root, writer, contents)
             except IntegrityError:  # of what is remembered something is gone: look with new eyes
+                self.close()
                 self._memory.folder = None
                 folder = self._look_at_all(root, writer, contents)
             contents.finish()
