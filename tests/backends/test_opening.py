@@ -5,7 +5,9 @@ import sys
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, MemoryBackend
-from agent_checkpoint.backends.opening import open_backend, open_url
+from agent_checkpoint.backends.opening import open_backend, open_named, open_url
+from agent_checkpoint.backends.places import default_store
+from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.errors import InvalidInputError
 
 
@@ -183,3 +185,19 @@ def test_a_manager_opens_a_registered_scheme():
     assert manager.state_dict("a") == {"x": 1}
     with pytest.raises(InvalidInputError):
         open_url("shelves://top")
+
+
+def test_a_store_in_one_word(tmp_path):
+    backend = MemoryBackend()
+    assert open_named(backend) is backend
+    assert isinstance(open_named("memory://"), MemoryBackend)
+    for path in (tmp_path / "store", str(tmp_path / "store"), f"sqlite://{tmp_path}/store"):
+        assert isinstance(open_named(path), SQLiteBackend)
+        assert open_named(path).path == tmp_path / "store"
+    assert open_named(None).path == default_store()
+
+
+@pytest.mark.parametrize("store", [7, b"store", ["store"], object()])
+def test_what_is_no_store(store):
+    with pytest.raises(InvalidInputError, match="neither a backend's name, a URL nor a Backend"):
+        open_named(store)

@@ -191,13 +191,13 @@ def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
     table.write_text(
         "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /mnt/with\\040space rw - nfs4 host:/x rw\n"
     )
-    monkeypatch.setattr("agent_checkpoint.backends.mounts._MOUNT_TABLE", table)
+    monkeypatch.setattr("agent_checkpoint.backends.mounts.TABLE", table)
     assert network_file_system(Path("/mnt/with space/store")) == "nfs4"
     assert network_file_system(Path("/mnt/other")) is None
     monkeypatch.setattr(sqlite_module, "network_file_system", lambda path: "nfs4")
     with pytest.raises(InvalidInputError, match=r"network file system \(nfs4\)"):
         SQLiteBackend(tmp_path / "store")
-    monkeypatch.setattr("agent_checkpoint.backends.mounts._MOUNT_TABLE", tmp_path / "none")
+    monkeypatch.setattr("agent_checkpoint.backends.mounts.TABLE", tmp_path / "none")
     assert network_file_system(Path("/mnt/with space/store")) is None
 
 

@@ -9,7 +9,7 @@ import agent_checkpoint
 
 PACKAGE = Path(agent_checkpoint.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES = 400
+MOST_LINES = 355
 SAYS_NOTHING = {"common", "helper", "helpers", "misc", "util", "utils"}
 
 

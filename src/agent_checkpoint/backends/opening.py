@@ -56,6 +56,21 @@ def open_store(
     return open_url(chosen)
 
 
+def open_named(store: str | os.PathLike[str] | Backend | None) -> Backend:
+    """Open what a user calls a store in one word: a path, a store URL, a Backend.
+
+    A path is that of an SQLite store; None is the user's own.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    if store is None or isinstance(store, os.PathLike):
+        return open_backend("sqlite", store)
+    if isinstance(store, str) and "://" not in store:
+        return open_backend("sqlite", store)
+    return open_store(store, None, None)
+
+
 def open_backend(
     name: str,
     path: str | os.PathLike[str] | None = None,

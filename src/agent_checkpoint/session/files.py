@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
-from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.records import show
 from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.restoring import Held
-from agent_checkpoint.workspace.snapshots import Tree, read_record
 from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
-
-PART = "workspace"
-"""The name of the part."""
 
 
 class Files:
@@ -56,19 +50,6 @@ class Files:
     def undo_load(self, plan: Plan) -> None:
         """Take that back. Raises as `Workspace.restore` does."""
         self.workspace.undo_load(plan)
-
-
-def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
-    """Return the files of a checkpoint; None if it has none.
-
-    Raises:
-        IntegrityError: the snapshot is missing or damaged.
-        StorageError: the medium failed.
-    """
-    tag = checkpoint.parts.get(PART)
-    if not isinstance(tag, dict) or OBJECT not in tag:
-        return None
-    return read_record(str(tag[OBJECT]), store.backend)
 
 
 def is_empty(place: Path) -> bool:

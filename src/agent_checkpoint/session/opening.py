@@ -11,19 +11,21 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, again, show
 from agent_checkpoint.session.effects import Effects
-from agent_checkpoint.session.files import PART as FILES
-from agent_checkpoint.session.files import Files, is_empty, place_of, tree_in
+from agent_checkpoint.session.files import Files, is_empty, place_of
 from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import Saving
 from agent_checkpoint.session.targets import unfinished
 from agent_checkpoint.store.ledger import COMMITTED, Epoch, Ledger
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
@@ -43,11 +45,7 @@ def manager_of(store: Any) -> tuple[CheckpointManager, bool]:
     """
     if isinstance(store, CheckpointManager):
         return store, False
-    if store is None:
-        return CheckpointManager(backend="sqlite"), True
-    if isinstance(store, os.PathLike) or (isinstance(store, str) and "://" not in store):
-        return CheckpointManager(backend="sqlite", path=store), True
-    return CheckpointManager(store), True
+    return CheckpointManager(open_named(store)), True
 
 
 class Opening:

@@ -26,14 +26,14 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, Draft, again, show
 from agent_checkpoint.session.approvals import void
-from agent_checkpoint.session.files import PART as FILES
-from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import RollbackReport, standing_notice
 from agent_checkpoint.store.ledger import Effect
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Kept, ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.snapshots import Tree
 

@@ -19,7 +19,6 @@ from agent_checkpoint.session.approvals import Approvals
 from agent_checkpoint.session.calls import Calls
 from agent_checkpoint.session.current import enter, leave
 from agent_checkpoint.session.effects import Effects
-from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import Files
 from agent_checkpoint.session.meta import PART, Meta
 from agent_checkpoint.session.report import standing_notice
@@ -27,6 +26,7 @@ from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT, Saving
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.store.ledger import Effect, Epoch, Ledger
+from agent_checkpoint.workspace.naming import PART as FILES
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.diff import WorkspaceDiff

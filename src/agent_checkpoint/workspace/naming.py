@@ -1,4 +1,4 @@
-"""What users say when they mean a tree or a path of a workspace. Owns telling what it is."""
+"""What is meant by a tree or a path of a workspace. Owns telling it, also of a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,15 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.snapshots import Tree, read_record, tree_of
-from agent_checkpoint.workspace.taking import PART
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace
+
+PART = "workspace"
+"""The name of the part that the files of a checkpoint are."""
+
+
+def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
+    """Return the files of a checkpoint; None if it has none.
+
+    Raises:
+        IntegrityError: the snapshot is missing or damaged.
+        StorageError: the medium failed.
+    """
+    tag = checkpoint.parts.get(PART)
+    if not isinstance(tag, dict) or OBJECT not in tag:
+        return None
+    return read_record(str(tag[OBJECT]), store.backend)
 
 
 def tree_named(workspace: Workspace, tree: Any) -> Tree:
@@ -24,12 +40,14 @@ def tree_named(workspace: Workspace, tree: Any) -> Tree:
     Raises:
         InvalidInputError: it is none.
         NotFoundError: there is no such checkpoint.
+        IntegrityError: the snapshot is missing or damaged.
+        StorageError: the medium failed.
     """
     if isinstance(tree, str):
-        tag = find(workspace.store, tree).parts.get(PART)
-        if not isinstance(tag, dict) or OBJECT not in tag:
+        found = tree_in(workspace.store, find(workspace.store, tree))
+        if found is None:
             raise InvalidInputError(f"The checkpoint {show(tree, 120)} has no workspace.")
-        return read_record(str(tag[OBJECT]), workspace.store.backend)
+        return found
     if not isinstance(tree, (Tree, ObjectRef)):
         raise InvalidInputError(
             "A tree is what snapshot() returned, or the id of a checkpoint with one, not "

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_checkpoint.backends.mounts import Mount, mount_table
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.copying import DIRECTORY, Reach
 
@@ -27,7 +27,6 @@ _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 _OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,xino=auto"
 _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
-_OCTAL = re.compile(rb"\\([0-7]{3})")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -115,7 +114,7 @@ def is_mounted(target: Path, *, name: str = NAME) -> bool:
             found = mount  # later ones cover earlier ones
     if found is None or (name == NAME and found.source.startswith(os.fsencode(NAME + "-"))):
         return found is not None and found.kind == b"overlay"
-    return found.is_called(name)
+    return is_called(found, name)
 
 
 def mounts_below(directory: Path) -> list[Path]:
@@ -124,29 +123,15 @@ def mounts_below(directory: Path) -> list[Path]:
     return [Path(os.fsdecode(mount.place)) for mount in mounts() if mount.place.startswith(prefix)]
 
 
-class Mount(NamedTuple):
-    """A line of the mount table."""
-
-    place: bytes
-    kind: bytes
-    source: bytes
-
-    def is_called(self, name: str) -> bool:
-        """Tell whether it is an overlay of that name."""
-        return self.kind == b"overlay" and self.source == os.fsencode(name)
+def is_called(mount: Mount, name: str) -> bool:
+    """Tell whether a mount is an overlay of that name."""
+    return mount.kind == b"overlay" and mount.source == os.fsencode(name)
 
 
 def mounts(process: str = "self") -> Iterator[Mount]:
     """Iterate over the mounts that a process sees, in their order; none where nobody tells."""
-    try:
-        table = Path(f"/proc/{process}/mountinfo").read_bytes()
-    except OSError:
-        return
-    for line in table.split(b"\n"):
-        left, _, right = line.partition(b" - ")
-        fields, kinds = left.split(b" "), right.split(b" ")
-        if len(fields) > 4 and len(kinds) > 1:
-            yield Mount(_unescape(fields[4]), kinds[0], _unescape(kinds[1]))
+    with suppress(OSError):
+        yield from mount_table(Path(f"/proc/{process}/mountinfo"))
 
 
 def changes(upper: Path, lower: Path | None = None) -> Changes:
@@ -301,10 +286,6 @@ def _check_apart(*directories: Path) -> None:
 
 def _failure(action: str, path: Path, error: OSError) -> WorkspaceError:
     return WorkspaceError(f"Cannot {action} {str(path)!r}: {error.strerror or error}.")
-
-
-def _unescape(field: bytes) -> bytes:
-    return _OCTAL.sub(lambda octal: bytes([int(octal[1], 8)]), field)
 
 
 def _remove(root: int, name: str) -> list[str]:

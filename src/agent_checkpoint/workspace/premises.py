@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.opening import open_backend, open_url
+from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.backends.places import default_store
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.records import show
@@ -32,10 +32,8 @@ def opened_store(store: Any) -> Store:
     Raises:
         InvalidInputError: it is none of these.
     """
-    if isinstance(store, os.PathLike) or (isinstance(store, str) and "://" not in store):
-        return Store(open_backend("sqlite", store))
-    if isinstance(store, str):
-        return Store(open_url(store))
+    if isinstance(store, (str, os.PathLike)):
+        return Store(open_named(store))
     found = getattr(store, "store", store)  # a manager has its store by that name
     if not isinstance(found, Store):
         raise InvalidInputError(

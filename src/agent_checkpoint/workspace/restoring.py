@@ -6,6 +6,7 @@ checkpoint that it names is the evidence by which files may still be overwritten
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable
 from itertools import islice
@@ -20,12 +21,13 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.comparing import Side
+from agent_checkpoint.workspace.folders import UNREADABLE, Folder
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan, Planner
 from agent_checkpoint.workspace.restore import CHANGED, Restore
 from agent_checkpoint.workspace.sight import Sight
@@ -37,9 +39,11 @@ from agent_checkpoint.workspace.staging import (
     read_journal,
     remove_staging,
 )
-from agent_checkpoint.workspace.taking import PART, Taking
+from agent_checkpoint.workspace.taking import Taking
 
 _LOOKED_THROUGH = 1000
+_SHORTAGES = frozenset(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
+"""Why a file cannot be read with which nothing is wrong: another process, or later, it can be."""
 
 
 class Wish(NamedTuple):
@@ -169,6 +173,7 @@ class Restoring:
             safety = read_record(journal.safety, store.backend)
             sight = self._sight.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
             present = sight.look(root, store.writer(), full=True, ahead=True)
+            _refuse_shortage(present)
             planner = Planner(
                 Side(present, get),
                 tree,
@@ -235,9 +240,8 @@ class Restoring:
     def _last_seen(self, store: Store) -> Tree | None:
         """Return the tree of the last ordinary checkpoint of the workspace's own key."""
         for found in islice(store.newest_first(self._key), _LOOKED_THROUGH):
-            tag = found.parts.get(PART)
-            if found.kind != SAFETY and isinstance(tag, dict):
-                return read_record(str(tag.get(OBJECT)), store.backend)
+            if found.kind != SAFETY and (tree := tree_in(store, found)) is not None:
+                return tree
         return None
 
     def _holds(self, backend: Backend) -> bool:
@@ -265,6 +269,21 @@ class Restoring:
             f"({trouble}). Open the workspace with that store, or remove the directory "
             ".agent-checkpoint-restore in it to leave the files as they are."
         )
+
+
+def _refuse_shortage(present: Folder) -> None:
+    """See to it that nothing is taken for unreadable, and left alone for good, that is not.
+
+    Raises:
+        WorkspaceError: the process lacks what it takes to read a file.
+    """
+    for path, note in present.all_notes():
+        if note.kind == UNREADABLE and note.text in _SHORTAGES:
+            raise WorkspaceError(
+                "A restore was interrupted here, and cannot be finished now: "
+                f"{show(os.fsdecode(path))} cannot be read ({note.text}). The next who opens the "
+                "workspace goes on."
+            )
 
 
 def _paths(journal: Journal) -> Iterable[bytes] | None:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from agent_checkpoint.backends.mounts import pseudo_devices
 from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.admission import Admission, Excluded
 from agent_checkpoint.workspace.beneath import directory_below, open_directory
 from agent_checkpoint.workspace.contents import Contents, Found, Wanted
 from agent_checkpoint.workspace.folders import (
-    IGNORED,
     READ_AGAIN,
-    SPECIAL,
     STAMP,
     UNREADABLE,
     Folder,
@@ -37,12 +35,6 @@ from agent_checkpoint.workspace.tree import Get
 _TRIES = 3
 _TYPE = 0o170000
 _MOST_OPEN = 128
-_SPECIALS = {
-    stat.S_IFIFO: "a fifo",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 class Watches(Protocol):
@@ -50,13 +42,6 @@ class Watches(Protocol):
 
     def add(self, fd: int, path: bytes) -> None:
         """Watch a directory."""
-
-
-class Excluded(NamedTuple):
-    """What is never looked at: names of our own, and directories by device and inode."""
-
-    names: Collection[bytes]
-    places: Collection[tuple[int, int]]
 
 
 class _Frame:
@@ -107,13 +92,13 @@ class Scan:
         self._get = get
         self._contents = contents
         self._rules = rules
-        self._excluded = excluded
+        self._own_names = excluded.names
         self._watches = watches
         self._device = os.fstat(root).st_dev
-        self._pseudo: frozenset[int] | None = None
         self._by_stamp = True
         self._is_copy = False
         self.links = links or Links()
+        self._take = Admission(self._device, excluded, self.links).take
         self.lost = {} if lost is None else lost
         """What could not be read, or not in one piece: names by directory."""
 
@@ -197,7 +182,7 @@ class Scan:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
         rules = rules_in(node.path, fd, rules)
         folders: list[bytes] = []
-        own, device = self._excluded.names, self._device
+        own, device = self._own_names, self._device
         for name, entry in rows:
             try:
                 found = entry.stat(follow_symlinks=False)
@@ -292,39 +277,6 @@ class Scan:
                     yield from self._walk(child, below, rules)
                 finally:
                     os.close(below)
-
-    def _take(self, node: Node, name: bytes, found: os.stat_result, rules: Rules) -> bool:
-        """Add an entry to a node if it is one that is captured; else say why not."""
-        mode = found.st_mode
-        is_folder = stat.S_ISDIR(mode)
-        # What excludes is itself kept: who restores has to know what was left out.
-        if (
-            rules
-            and rules.excludes(node.path, name, is_folder)
-            and name not in rules.files(node.path)
-        ):
-            node.notes[name] = Note(IGNORED, type=stat.S_IFMT(mode))
-        elif not (is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            kind = stat.S_IFMT(mode)
-            node.notes[name] = Note(SPECIAL, _SPECIALS.get(kind, "no file"), kind)
-        elif name in self._excluded.names or (
-            is_folder and (found.st_dev, found.st_ino) in self._excluded.places
-        ):
-            node.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
-        elif found.st_dev != self._device and self._is_pseudo(found.st_dev):
-            node.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")
-        else:
-            node.names.append(name)
-            node.stamps.append(stamp_of(found))
-            if found.st_nlink > 1 and not is_folder:
-                self.links.add(found, node.path, name)
-            return True
-        return False
-
-    def _is_pseudo(self, device: int) -> bool:
-        if self._pseudo is None:
-            self._pseudo = pseudo_devices()
-        return device in self._pseudo
 
     def _want(self, node: Node, fd: int, touched: Collection[bytes] = ()) -> None:
         """Have everything read that was touched, or has not its old stamp."""

@@ -11,11 +11,9 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.workspace.naming import PART
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, put_record
-
-PART = "workspace"
-"""The name of the part in a checkpoint of a workspace alone."""
 
 
 class Taking:

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
-from agent_checkpoint.workspace.overlay import NAME, call, mount_overlay, mounts
+from agent_checkpoint.workspace.overlay import NAME, call, is_called, mount_overlay, mounts
 
 VIEW = f"{NAME}-view"
 """How the names of views begin in the mount table: whoever sees one was started in it."""
@@ -118,7 +118,7 @@ def view_command(
 
 def is_in_view(name: str, process: str = "self") -> bool:
     """Tell whether a process is in a view of that name."""
-    return any(mount.is_called(name) for mount in mounts(process))
+    return any(is_called(mount, name) for mount in mounts(process))
 
 
 def end_view(name: str) -> None:

@@ -13,15 +13,15 @@ import ctypes
 import errno
 import fcntl
 import os
-import re
 import select
 import struct
 import termios
 import weakref
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
+from agent_checkpoint.backends.mounts import open_table
+from agent_checkpoint.workspace.file_systems import Root, look_at_root, mounts_around
 from agent_checkpoint.workspace.touched import Touched as Touched
 from agent_checkpoint.workspace.touched import WatchError as WatchError
 
@@ -44,33 +44,10 @@ _INT = struct.Struct("=i")
 _READ_AFTER = 1024
 """After so many removed watches the queue is read: each removal is an event, 16,384 overflow it."""
 
-_MOUNTS = Path("/proc/self/mountinfo")
-_MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
-_ESCAPE = re.compile(rb"\\([0-7]{3})")
-_LOCAL = frozenset(
-    b"bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus iso9660 jfs nilfs2 ntfs ntfs3"
-    b" overlay ramfs reiserfs rootfs squashfs tmpfs ubifs udf vfat xfs zfs".split()
-)
-"""Where every change comes by way of this kernel. Not on a network, in FUSE, /proc, shared folders
-of a virtual machine; nor on what is not known, for a change that is not told would be lost."""
-
 _ADVICE = {
     errno.ENOSPC: "Raise fs.inotify.max_user_watches.",
     errno.EMFILE: "Raise fs.inotify.max_user_instances, or the limit of open files.",
 }
-
-
-class _Mount(NamedTuple):
-    line: bytes
-    id: bytes
-    point: bytes
-    kind: bytes
-
-
-class _Root(NamedTuple):
-    path: bytes
-    found: os.stat_result
-    mounts: frozenset[_Mount]
 
 
 class Watcher:
@@ -92,7 +69,7 @@ class Watcher:
         # One that is lost sight of is closed too: a user has 128 of them.
         self._closing = weakref.finalize(self, _close, fds)
         try:
-            fds.append(os.open(_MOUNTS, os.O_RDONLY | os.O_CLOEXEC))
+            fds.append(open_table())
             fds.append(_checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)))
         except OSError as error:
             self._closing()
@@ -101,7 +78,7 @@ class Watcher:
         self._mount_poll = select.poll()
         self._mount_poll.register(self._mounts, select.POLLPRI)
         self._process = _process()
-        self._root: _Root | None = None
+        self._root: Root | None = None
         # One directory may be at two paths: bound to both, or moved before that was read.
         self._paths: dict[int, tuple[bytes, ...]] = {}
         self._watches: dict[bytes, int] = {}
@@ -128,14 +105,14 @@ class Watcher:
             raise WatchError("The watcher is closed, or belongs to another process.")
         try:
             if not path:
-                self._root = _look(fd)
+                self._root = look_at_root(fd)
             watch = self._watch(fd)
             if self._watches.get(path, watch) != watch:
                 self.forget(path)
                 watch = self._watch(fd)  # it may have been one of those below
         except OSError as error:
             self._in_doubt = True
-            raise _failure(_shown(path) if path else "The workspace", error) from error
+            raise _failure(repr(os.fsdecode(path)) if path else "The workspace", error) from error
         self._added.add(path)
         known = self._paths.get(watch, ())
         if path not in known:
@@ -267,7 +244,7 @@ class Watcher:
         try:
             self._in_doubt |= not os.path.samestat(os.lstat(path), found)
             # Mounts elsewhere come and go: of containers, of our own forks.
-            self._in_doubt |= have_changed and _mounts_around(path) != mounts
+            self._in_doubt |= have_changed and mounts_around(path) != mounts
         except OSError:
             self._in_doubt = True
         if have_changed:
@@ -292,50 +269,12 @@ def can_watch(root: Path) -> bool:
         _libc()
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _look(fd)
+            look_at_root(fd)
         finally:
             os.close(fd)
     except (OSError, WatchError):
         return False
     return True
-
-
-def _look(fd: int) -> _Root:
-    """Return what there is to know of an open root.
-
-    Raises:
-        OSError: it may change unseen, there or below, or that cannot be told.
-    """
-    path = os.readlink(b"/proc/self/fd/%d" % fd)
-    # By its number: of several mounts at one place, one hides the others.
-    number = _MOUNT_ID.search(Path(f"/proc/self/fdinfo/{fd}").read_bytes())
-    own = number and number[1]
-    mounts = _mounts_around(path)
-    if not any(mount.id == own for mount in mounts):
-        raise OSError(f"it is not known what kind of file system {_shown(path)} is on")
-    for mount in mounts:
-        is_seen = mount.id == own or mount.point.startswith(_with_slash(path))
-        if is_seen and mount.kind not in _LOCAL:
-            raise OSError(f"{_shown(mount.point)} is {_shown(mount.kind)}, which may change unseen")
-    return _Root(path, os.fstat(fd), mounts)
-
-
-def _mounts_around(path: bytes) -> frozenset[_Mount]:
-    """Return what is mounted at a path, above it and below it. Raises OSError."""
-    inside = _with_slash(path)
-    found = []
-    for line in _MOUNTS.read_bytes().split(b"\n")[:-1]:  # a carriage return is not escaped
-        left, _, right = line.partition(b" - ")
-        fields = left.split(b" ")
-        point = _ESCAPE.sub(lambda octal: bytes([int(octal[1], 8)]), fields[4])
-        around = _with_slash(point)
-        if around.startswith(inside) or inside.startswith(around):
-            found.append(_Mount(line, fields[0], point, right.split(b" ")[0]))
-    return frozenset(found)
-
-
-def _with_slash(path: bytes) -> bytes:
-    return path if path.endswith(b"/") else path + b"/"
 
 
 def _checked(result: int) -> int:
@@ -350,10 +289,6 @@ def _failure(what: str, error: OSError) -> WatchError:
     advice = _ADVICE.get(error.errno or 0, "")
     reason = error.strerror or error
     return WatchError(f"{what} cannot be watched: {reason}. {advice}".strip())
-
-
-def _shown(path: bytes) -> str:
-    return repr(os.fsdecode(path))
 
 
 def _close(fds: list[int]) -> None:

@@ -2,135 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from threading import RLock
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.opening import open_backend
 from agent_checkpoint.errors import (
     InvalidInputError,
     StateMismatchError,
     WorkspaceError,
 )
-from agent_checkpoint.records import MAX_KEY_BYTES
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
 from agent_checkpoint.store.safety import SAFETY
-from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
-from agent_checkpoint.workspace.folders import Folder
-from agent_checkpoint.workspace.ignoring import Rules
-from agent_checkpoint.workspace.layer import Layer
-from agent_checkpoint.workspace.locking import RootLock
-from agent_checkpoint.workspace.meter import Meter, Progress
-from agent_checkpoint.workspace.naming import tree_named, within
-from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
-from agent_checkpoint.workspace.sight import Sight
+from agent_checkpoint.workspace.naming import PART, tree_named, within
+from agent_checkpoint.workspace.open_directory import OpenDirectory
 from agent_checkpoint.workspace.snapshots import Tree, objects_from, tree_of
-from agent_checkpoint.workspace.staging import has_staging
-from agent_checkpoint.workspace.taking import PART, Taking
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.diff import WorkspaceDiff
     from agent_checkpoint.workspace.forks import Fork
     from agent_checkpoint.workspace.plan import Plan
-    from agent_checkpoint.workspace.restoring import Held, Restoring
-
-_LIMIT = 10 << 30
-
-Self = TypeVar("Self", bound="Workspace")
+    from agent_checkpoint.workspace.restoring import Held
 
 
-class Workspace:
+class Workspace(OpenDirectory):
     """A directory with all that is in it; a Stateful. Safe to use from several threads."""
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        store: Store | str | os.PathLike[str] | None = None,
-        *,
-        ignore: Iterable[str] = (),
-        gitignore: bool = False,
-        watch: bool = True,
-        limit: int | None = _LIMIT,
-        progress: Progress | None = None,
-        force: bool = False,
-    ) -> None:
-        """Open a directory; a restore that was interrupted there is finished.
-
-        Args:
-            path: the directory.
-            store: where its own snapshots go: `manager.store`, a path or a URL; the user's own if
-                not given. As a part of a checkpoint, it goes where the checkpoint goes.
-            ignore: patterns of what to leave out, as in `.checkpointignore`.
-            gitignore: leave out what `.gitignore` files say, too.
-            watch: learn from the kernel what changes, where it tells.
-            limit: how many bytes of new files one snapshot may read; any number if None.
-            progress: called with the numbers of files and bytes read so far, as a snapshot goes on.
-            force: take also `/`, a home directory, or one that holds it.
-
-        Raises:
-            InvalidInputError: a pattern makes no sense.
-            UnsafeWorkspaceError: the directory is `/`, a home directory, or holds one.
-            WorkspaceError: there is no such directory, or an interrupted restore needs another
-                store.
-        """
-        self.path = checked_place(path, force=force)
-        self._held: Tree | None = None
-        """What it is while it is held."""
-        self._options: dict[str, Any] = {
-            "ignore": tuple(ignore),
-            "gitignore": gitignore,
-            "watch": watch,
-            "limit": limit,
-            "progress": progress,
-        }
-        """What was said when it was opened; forks have the same."""
-        self._forks: set[Fork] = set()
-        self._store: Store | None = None if store is None else opened_store(store)
-        patterns = self._options["ignore"]
-        rules = Rules.of(patterns, gitignore=gitignore)
-        self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
-        self._root = RootLock(self.path)
-        self._take = partial(Taking, self._root, self._sight, ignore=patterns, gitignore=gitignore)
-        self._lock = RLock()
-        self.recovered: Plan | None = None
-        """What was done last to finish a restore that was interrupted here."""
-        self._finish_restore()
-        clean_up_forks()
-
-    def __repr__(self) -> str:
-        return f"Workspace({str(self.path)!r})"
-
-    def __deepcopy__(self: Self, memo: object) -> Self:
-        return self  # it is a place, and there is but one of it
-
-    @property
-    def store(self) -> Store:
-        """Where its own snapshots go. Raises InvalidInputError."""
-        if self._store is None:
-            self._store = Store(open_backend("sqlite"))
-        return self._store
-
-    @property
-    def key(self) -> str:
-        """The key of its own snapshots and safety checkpoints."""
-        path = os.fsencode(self.path)
-        key = f"workspace:{path.decode(errors='backslashreplace')}"
-        if len(key.encode()) > MAX_KEY_BYTES:
-            key = f"workspace:{hashlib.sha256(path).hexdigest()}"
-        return key
-
-    @property
-    def watch_trouble(self) -> str | None:
-        """Why every snapshot looks at all files; None if only at what has changed."""
-        return self._sight.watch_trouble
 
     def snapshot(self, *, label: str | None = None, full: bool = False) -> Tree:
         """Capture everything, as a checkpoint of the workspace's own key; return the tree.
@@ -181,27 +79,6 @@ class Workspace:
             present = self._sight.look(root, store.writer(), ahead=True)
         now = Side(present, objects_from(store.backend))
         return compare(Side(before.root.ref, before.get), now)
-
-    def _look(self) -> Folder:
-        """Return the directory as it is now, without a checkpoint. Raises as `snapshot` does."""
-        with self._ready(), self._root.held(exclusive=False) as root:
-            return self._sight.look(root, self.store.writer(), ahead=True)
-
-    def _know(self, folder: Folder | None, layer: Layer | None) -> None:
-        """Take for known what was seen in the directory that this one was made from.
-
-        Args:
-            folder: what was seen there; nothing if it is None.
-            layer: tells what has changed since, if this is no copy.
-        """
-        with self._lock:
-            if folder is not None:
-                self._sight.adopt(folder, self.store.backend, layer)
-
-    @property
-    def _known(self) -> Folder | None:
-        """What was seen last."""
-        return self._sight.folder
 
     def checkpoint_to(self, writer: Writer, *, full: bool = False) -> str:
         """Hand what a store does not have yet to a writer; return the name of the snapshot.
@@ -352,47 +229,3 @@ class Workspace:
                 self._held = None
                 for fork in list(self._forks):
                     fork.close()
-
-    def _finish_restore(self) -> None:
-        """Finish what another, or this one, was interrupted in: half of it is never captured."""
-        with self._root.held(exclusive=False) as root:
-            if not has_staging(root):
-                return
-        plan = self._restoring.recover(self._store)
-        if plan is not None:
-            self.recovered = plan
-
-    @property
-    def _restoring(self) -> Restoring:
-        from agent_checkpoint.workspace.restoring import Restoring  # slow to load
-
-        return Restoring(self._root, self._sight, self._take, self.key)
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Have the workspace for one thread, with no restore half done."""
-        with self._lock:
-            self._finish_restore()
-            yield
-
-    def close(self) -> None:
-        """Stop watching the directory. Twice is fine."""
-        with self._lock:
-            self._sight.close()
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _store_for(self, tree: Tree) -> Store:
-        """Return where a safety checkpoint goes: its own store, else the one of the tree."""
-        if self._store is None and isinstance(tree.source, Backend):
-            return Store(tree.source)
-        return self.store

@@ -7,6 +7,7 @@ import pytest
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session import current
+from tests.unit.session.stores import BACKENDS, manager_on
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +27,19 @@ def store(request, tmp_path):
     if request.param == "file":
         return f"file://{tmp_path}/json"
     return tmp_path / "store"
+
+
+@pytest.fixture(params=BACKENDS)
+def manager(request, tmp_path):
+    """A store that outlives its sessions, on each backend."""
+    with manager_on(request.param, tmp_path) as manager:
+        yield manager
+
+
+@pytest.fixture
+def memory():
+    """A store in memory, where the backend makes no difference."""
+    return CheckpointManager()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, Thread
@@ -25,18 +24,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.session.approvals import Approvals
 from tests.agents import Agent
-from tests.unit.session.stores import BACKENDS, DURABLE, Killed, killed, manager_on, statuses
-
-
-@pytest.fixture(params=BACKENDS)
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    with manager_on(request.param, tmp_path) as manager:
-        yield manager
-
-
-@pytest.fixture
-def memory() -> CheckpointManager:
-    return CheckpointManager()
+from tests.unit.session.stores import DURABLE, Killed, killed, manager_on, statuses
 
 
 class Outside:

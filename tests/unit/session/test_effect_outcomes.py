@@ -1,8 +1,6 @@
 """Effects of which it is not known whether they happened, and effects that are undone."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,18 +17,7 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.core.encode import encode
-from tests.unit.session.stores import BACKENDS, Killed, killed, ledger_of, manager_on, statuses
-
-
-@pytest.fixture(params=BACKENDS)
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    with manager_on(request.param, tmp_path) as manager:
-        yield manager
-
-
-@pytest.fixture
-def memory() -> CheckpointManager:
-    return CheckpointManager()
+from tests.unit.session.stores import Killed, killed, ledger_of, statuses
 
 
 class Outside:

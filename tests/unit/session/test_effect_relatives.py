@@ -1,7 +1,5 @@
 """Effects of other sessions: of forks, and of who held the session before."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,18 +13,7 @@ from agent_checkpoint import (
     Session,
     tool,
 )
-from tests.unit.session.stores import BACKENDS, Killed, killed, ledger_of, manager_on, statuses
-
-
-@pytest.fixture(params=BACKENDS)
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    with manager_on(request.param, tmp_path) as manager:
-        yield manager
-
-
-@pytest.fixture
-def memory() -> CheckpointManager:
-    return CheckpointManager()
+from tests.unit.session.stores import Killed, killed, ledger_of, statuses
 
 
 class Outside:

@@ -1,8 +1,6 @@
 """Effects: recorded before and after they are made, given back and never made twice."""
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 from threading import Barrier, Event, Lock, Thread
 from typing import Any
 
@@ -22,20 +20,9 @@ from agent_checkpoint import (
 from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.store.ledger import Ledger
 from tests.agents import Agent
-from tests.unit.session.stores import BACKENDS, Killed, killed, ledger_of, manager_on, statuses
+from tests.unit.session.stores import Killed, killed, ledger_of, statuses
 
 OUTSIDE = ["idempotent", "reversible", "irreversible"]
-
-
-@pytest.fixture(params=BACKENDS)
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    with manager_on(request.param, tmp_path) as manager:
-        yield manager
-
-
-@pytest.fixture
-def memory() -> CheckpointManager:
-    return CheckpointManager()
 
 
 class Outside:

@@ -1,6 +1,5 @@
 """The ledger: records of one family, in order, whoever writes them."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -12,13 +11,6 @@ from agent_checkpoint.core.encode import encode
 from agent_checkpoint.store.families import families
 from agent_checkpoint.store.ledger import Epoch, Ledger
 from agent_checkpoint.store.record_stream import RecordStream
-from tests.unit.session.stores import BACKENDS, manager_on
-
-
-@pytest.fixture(params=BACKENDS)
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    with manager_on(request.param, tmp_path) as manager:
-        yield manager
 
 
 @pytest.fixture

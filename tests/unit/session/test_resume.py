@@ -28,10 +28,7 @@ from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.workspace.staging import STAGING
 from tests.agents import Agent, Planner, TorchLike
 from tests.unit.session.places import files_of
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing of ours may run after it but what a new process would."""
+from tests.unit.session.stores import Killed
 
 
 @tool

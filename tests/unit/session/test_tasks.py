@@ -1,7 +1,6 @@
 """Tasks: their states, their attempts, and where a session that goes on begins."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -20,18 +19,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.session import progress
 from tests.agents import Agent
-from tests.unit.session.stores import BACKENDS, Killed, killed, manager_on
-
-
-@pytest.fixture(params=BACKENDS)
-def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
-    with manager_on(request.param, tmp_path) as manager:
-        yield manager
-
-
-@pytest.fixture
-def memory() -> CheckpointManager:
-    return CheckpointManager()
+from tests.unit.session.stores import Killed, killed
 
 
 @pytest.fixture

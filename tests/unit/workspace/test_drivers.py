@@ -21,6 +21,7 @@ from agent_checkpoint.workspace.drivers import (
     end_fork,
 )
 from agent_checkpoint.workspace.overlay import (
+    is_called,
     is_mounted,
     mount_overlay,
     mounts,
@@ -388,7 +389,7 @@ def test_views_of_a_killed_process_end_with_all_in_them(tmp_path):
         assert clean_up(tmp_path / "records") == []
         assert not is_running(pid)
         for process in filter(str.isdigit, os.listdir("/proc")):
-            assert not any(mount.is_called(name) for mount in mounts(process))
+            assert not any(is_called(mount, name) for mount in mounts(process))
         assert bystander.poll() is None
     finally:
         for process in (owner, bystander):

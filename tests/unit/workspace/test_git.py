@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,12 +57,6 @@ def repository(place: Path) -> Path:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     return repository(tmp_path / "root")
-
-
-@pytest.fixture
-def ws(root: Path) -> Iterator[Workspace]:
-    with Workspace(root, CheckpointManager().store) as workspace:
-        yield workspace
 
 
 # -- everything that projects have ---------------------------------------------------------------

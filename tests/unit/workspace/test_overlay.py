@@ -16,6 +16,7 @@ from agent_checkpoint.workspace.overlay import (
     NAME,
     Changes,
     changes,
+    is_called,
     is_mounted,
     mount_overlay,
     mounts,
@@ -362,8 +363,8 @@ def test_the_mount_table_is_read_as_it_is_written(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "read_bytes", lambda path: table)
     found = list(mounts())
     assert [mount.place for mount in found] == [b"/mnt1", b"/with space\n\\", b"/a\x85b"]
-    assert [mount.is_called("agent-checkpoint-x") for mount in found] == [False, True, False]
-    assert not found[1].is_called(NAME)
+    assert [is_called(mount, "agent-checkpoint-x") for mount in found] == [False, True, False]
+    assert not is_called(found[1], NAME)
 
 
 def test_removing_follows_no_link(tmp_path):

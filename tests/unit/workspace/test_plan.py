@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +19,6 @@ THINGS = {
     b"run": File(b"#!/bin/sh\n", 0o755),
     b"empty": Folder(),
 }
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    make(root, THINGS)
-    return root
-
-
-@pytest.fixture
-def manager() -> CheckpointManager:
-    return CheckpointManager()
-
-
-@pytest.fixture
-def ws(root: Path, manager: CheckpointManager) -> Iterator[Workspace]:
-    with Workspace(root, manager.store) as workspace:
-        yield workspace
-
-
-@pytest.fixture
-def tree(ws: Workspace) -> Tree:
-    return ws.snapshot()
 
 
 def edit(root: Path) -> None:

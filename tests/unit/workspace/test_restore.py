@@ -1,9 +1,10 @@
 """Restores: exact, undone by their safety checkpoint, and careful with what others do meanwhile."""
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from agent_checkpoint import (
     Workspace,
     WorkspaceError,
 )
+from agent_checkpoint.workspace import contents
 from agent_checkpoint.workspace import restore as module
+from agent_checkpoint.workspace.restore import Restore
 from agent_checkpoint.workspace.snapshots import Tree
 from tests.unit.workspace.disk import File, Folder, Link, clear, describe, make
 from tests.unit.workspace.nobody import as_nobody, place_of_nobody
@@ -29,30 +32,6 @@ THINGS = {
     b"link": Link(b"a"),
     b"empty": Folder(),
 }
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    make(root, THINGS)
-    return root
-
-
-@pytest.fixture
-def manager() -> CheckpointManager:
-    return CheckpointManager()
-
-
-@pytest.fixture
-def ws(root: Path, manager: CheckpointManager) -> Iterator[Workspace]:
-    with Workspace(root, manager.store) as workspace:
-        yield workspace
-
-
-@pytest.fixture
-def tree(ws: Workspace) -> Tree:
-    return ws.snapshot()
 
 
 def left_over(root: Path) -> "list[str]":
@@ -374,3 +353,30 @@ def test_a_file_in_our_place_keeps_nobody_from_taking_snapshots(
     ws.restore(tree)
     del before[b".agent-checkpoint-restore"]
     assert describe(root) == before
+
+
+# -- finishing what was interrupted --------------------------------------------------------------
+
+
+def test_who_has_no_more_files_to_open_leaves_the_finishing_to_the_next(
+    ws: Workspace, tree: Tree, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    def no_more_files(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = describe(ws.path)
+    for name in ("file", "a/x"):
+        (ws.path / name).write_text("changed")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Restore, "_put", stop)
+        ws.restore(tree)
+    with monkeypatch.context() as patch, pytest.raises(WorkspaceError, match="The next who opens"):
+        patch.setattr(contents, "read_whole", no_more_files)
+        Workspace(ws.path, manager.store)
+    with Workspace(ws.path, manager.store) as again:
+        assert again.recovered is not None
+        assert again.recovered.leave == {}
+    assert describe(ws.path) == before

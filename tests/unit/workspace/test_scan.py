@@ -11,6 +11,7 @@ import pytest
 from agent_checkpoint import CheckpointManager, InvalidInputError, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.workspace import contents, sight
+from agent_checkpoint.workspace.memory import Memory
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.watch import can_watch
 from tests.unit.workspace.disk import describe
@@ -175,17 +176,23 @@ def test_a_look_that_met_bad_rules_loses_no_change(ws: Workspace) -> None:
     assert sees_everything(ws)
 
 
+@pytest.mark.parametrize("at", ["what was touched", "everything", "handing over"])
 @pytest.mark.parametrize("error", [StorageError("no"), KeyboardInterrupt(), MemoryError()])
 def test_a_look_that_was_broken_off_loses_no_change(
-    ws: Workspace, error: BaseException, monkeypatch: pytest.MonkeyPatch
+    ws: Workspace, error: BaseException, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise error
 
+    if at == "everything":
+        ws.close()  # as when the watcher is in doubt: what is known is compared with what is there
     (ws.path / "a" / "x").write_text("changed")
     (ws.path / "a" / "b").rename(ws.path / "moved")
     with monkeypatch.context() as patch, pytest.raises(type(error)):
-        patch.setattr(contents, "read_whole", fail)
+        if at == "handing over":
+            patch.setattr(Memory, "_put_again", fail)
+        else:
+            patch.setattr(contents, "read_whole", fail)
         ws.snapshot()
     assert sees_everything(ws)
 

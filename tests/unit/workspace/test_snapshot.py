@@ -30,17 +30,6 @@ def root(tmp_path: Path) -> Path:
     return root
 
 
-@pytest.fixture
-def manager() -> CheckpointManager:
-    return CheckpointManager()
-
-
-@pytest.fixture
-def ws(root: Path, manager: CheckpointManager) -> Iterator[Workspace]:
-    with Workspace(root, manager.store) as workspace:
-        yield workspace
-
-
 # -- where it may be -----------------------------------------------------------------------------
 
 

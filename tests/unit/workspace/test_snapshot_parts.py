@@ -37,14 +37,6 @@ THINGS = {
 WIDE = {b"wide/%04d" % number: File(b"%d" % number) for number in range(600)}
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    root = tmp_path / "root"
-    root.mkdir()
-    make(root, THINGS)
-    return root
-
-
 @pytest.fixture(params=BACKENDS)
 def manager(request: pytest.FixtureRequest, tmp_path: Path) -> "Iterator[CheckpointManager]":
     every = managers(tmp_path)

@@ -19,8 +19,9 @@ from typing import Callable, Optional
 
 import pytest
 
-from agent_checkpoint.backends.mounts import NETWORK
+from agent_checkpoint.backends import mounts
 from agent_checkpoint.workspace import watch as module
+from agent_checkpoint.workspace.file_systems import LOCAL
 from agent_checkpoint.workspace.watch import Touched, Watcher, WatchError, can_watch
 
 pytestmark = pytest.mark.skipif(
@@ -68,7 +69,7 @@ def no_mounts_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """Leave out mounts that other tests make meanwhile: a file that is a copy never changes."""
     table = tmp_path / "mounted"
     table.write_bytes(MOUNTED.read_bytes())
-    monkeypatch.setattr(module, "_MOUNTS", table)
+    monkeypatch.setattr(mounts, "TABLE", table)
 
 
 @pytest.fixture
@@ -705,7 +706,7 @@ def test_no_inotify(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_no_mount_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(module, "_MOUNTS", tmp_path / "nothing")
+    monkeypatch.setattr(mounts, "TABLE", tmp_path / "nothing")
     with pytest.raises(WatchError, match="Changes cannot be watched: No such file"):
         Watcher()
     assert not can_watch(tmp_path)
@@ -714,7 +715,7 @@ def test_no_mount_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
 
 def refuses(root: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Tell whether a root is not watched, given a mount table."""
-    monkeypatch.setattr(module, "_MOUNTS", table)
+    monkeypatch.setattr(mounts, "TABLE", table)
     watcher = Watcher()
     message = ""
     try:
@@ -780,7 +781,7 @@ def test_a_mount_that_is_not_in_the_table(
 ) -> None:
     table = tmp_path / "table"
     table.write_bytes(text)
-    monkeypatch.setattr(module, "_MOUNTS", table)
+    monkeypatch.setattr(mounts, "TABLE", table)
     assert not can_watch(root)
 
 
@@ -793,7 +794,7 @@ def test_what_can_be_watched(root: Path) -> None:
 
 
 def test_no_network_is_taken_for_local() -> None:
-    assert not {kind.encode() for kind in NETWORK} & module._LOCAL
+    assert not {kind.encode() for kind in mounts.NETWORK} & LOCAL
 
 
 # -- in namespaces of their own, where mounts and limits disturb nobody --------------------------
@@ -801,7 +802,7 @@ def test_no_network_is_taken_for_local() -> None:
 BEGINNING = """
 import os, subprocess, sys
 from pathlib import Path
-from agent_checkpoint.workspace import watch as module
+from agent_checkpoint.backends import mounts
 from agent_checkpoint.workspace.watch import Watcher, WatchError
 from tests.unit.workspace.test_watch import watch, watch_all
 root = Path(sys.argv[1])
@@ -935,8 +936,8 @@ def test_a_file_system_that_is_unmounted(root: Path, told_by: str) -> None:
 run("mount", "-t", "tmpfs", "none", root / "d")
 if {told_by!r} == "event":
     table = root.with_name("table")
-    table.write_bytes(module._MOUNTS.read_bytes())
-    module._MOUNTS = table
+    table.write_bytes(mounts.TABLE.read_bytes())
+    mounts.TABLE = table
 watcher = Watcher()
 watch_all(watcher, root)
 assert watcher.drain() == ({{}}, set())
