@@ -17,12 +17,12 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.records import Checkpoint, Draft, show
-from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.merging import merge
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import standing_notice
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.store.lookup import find
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.snapshots import Tree
 

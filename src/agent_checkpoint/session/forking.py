@@ -14,11 +14,11 @@ from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import CheckpointError, ConflictError, InvalidInputError, StateError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
-from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.targets import find_target
 from agent_checkpoint.workspace.apart import private_place
 from agent_checkpoint.workspace.forks import Fork
+from agent_checkpoint.workspace.naming import tree_in
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace

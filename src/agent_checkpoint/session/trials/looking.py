@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.files import PART as FILES
-from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.meta import PART
 from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.store.ledger import Effect, Ledger
 from agent_checkpoint.store.lookup import find
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
 
 if TYPE_CHECKING:
     from agent_checkpoint.core.diff import Changes
