@@ -57,6 +57,8 @@ class Memory:
         self._backend: Any = None
         self._index_read: Index | None = None
         self._not_in_index = 0
+        self._has_index = True
+        """Whether it is written down: of a layer it is not, which may be seen at another's path."""
 
     def is_for(self, writer: Writer) -> bool:
         """Tell whether it is about the store of a writer."""
@@ -79,6 +81,7 @@ class Memory:
         self.folder = folder
         self.is_copy = is_copy
         self._backend = backend
+        self._has_index = is_copy
 
     def keep(self, folder: Folder, writer: Writer, *, read: int) -> None:
         """Remember what was seen; the writer gets what its store lacks of it.
@@ -139,7 +142,7 @@ class Memory:
             if not below.is_stored:
                 below.is_stored = True
                 stack += below.folders.values()
-        if self._not_in_index < _WORTH_AN_INDEX:
+        if self._not_in_index < _WORTH_AN_INDEX or not self._has_index:
             return
         index = self._index()
         if index is not None:

@@ -153,9 +153,11 @@ def _end_all(process: subprocess.Popen[bytes], view: str | None) -> None:
 
 def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    with suppress(FileNotFoundError, ValueError):  # then it tells nothing
+    output = b""
+    with suppress(FileNotFoundError, ValueError):  # it told nothing, or all of it is taken away
+        output = (private / OUTPUT).read_bytes()
         found = dict(json.loads((private / RESULT).read_text()))
-    found["output"] = (private / OUTPUT).read_bytes()[-_TAIL:].decode(errors="replace")
+    found["output"] = output[-_TAIL:].decode(errors="replace")
     if end is None and "error" not in found:
         end = _how_it_ended(status)
     if end is not None:

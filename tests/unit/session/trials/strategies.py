@@ -121,3 +121,10 @@ def act(branch, what, place):
 
 def nonsense(branch, what):
     return {"text": "good", "pair": (1, 2), "inner": {"score": "x"}, "none": None}[what]
+
+
+def many_files(branch, n):
+    for number in range(n):
+        (branch.workspace.path / f"file-{number}").write_text(str(number))
+    branch.save()
+    return n

@@ -499,3 +499,10 @@ def test_a_closed_session(session):
     session.close()
     with pytest.raises(InvalidInputError, match="closed"):
         explore(session, strategies.score, [{}])
+
+
+def test_the_index_of_the_original_is_not_touched(session, processes, place, own_home):
+    index = own_home / "store/index"
+    before = {path: path.read_bytes() for path in index.iterdir()}
+    explore(session, strategies.many_files, [{"n": 1500}], executor=processes)
+    assert {path: path.read_bytes() for path in index.iterdir()} == before
