@@ -3,7 +3,7 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 session changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 session forks changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_checkpoint
-from bench import changes, conversation, import_time, million, session
+from bench import changes, conversation, explore, import_time, million, session
 from bench.figures import summary_ms
 from bench.ours import has_log
 from bench.rows import Row
@@ -40,7 +40,7 @@ STEPS = 1_000
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
 PACKAGES += ["langgraph-checkpoint-sqlite", "langgraph-checkpoint", "ormsgpack"]
-SUBJECTS = (*workspace_rows.SUBJECTS, "P6", "P7", "P8", "P9", "P10", "session", "changes")
+SUBJECTS = (*workspace_rows.SUBJECTS, "P6", "P7", "P8", "P9", "P10", "session", "forks", "changes")
 
 
 def installed() -> dict[str, str | None]:
@@ -117,6 +117,12 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["session"] = session.measure(place, quick=quick)
         shutil.rmtree(place)
         rows += session.rows(results["session"])
+    if "forks" in only:
+        say("forks of a session with many files …")
+        place = directory / "forks"
+        place.mkdir()
+        results["forks"] = explore.measure(place, quick=quick)
+        rows += explore.rows(results["forks"])
     if "changes" in only:
         rows += changes.change_rows(results["conversations"][0])
     results["changed_meanwhile"] = installed() != results["machine"]["versions"]
