@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import MAX_KEY_BYTES, Checkpoint, show
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 
 PART = "workspace"
 """The name of the part that the files of a checkpoint are."""
+
+
+def key_of(place: Path) -> str:
+    """Return the key of a directory's own snapshots and safety checkpoints."""
+    path = os.fsencode(place)
+    key = f"workspace:{path.decode(errors='backslashreplace')}"
+    if len(key.encode()) > MAX_KEY_BYTES:
+        key = f"workspace:{hashlib.sha256(path).hexdigest()}"
+    return key
 
 
 def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:

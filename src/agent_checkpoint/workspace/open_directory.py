@@ -6,7 +6,6 @@ done.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.opening import open_named
-from agent_checkpoint.records import MAX_KEY_BYTES
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
+from agent_checkpoint.workspace.naming import key_of
 from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree
@@ -114,11 +113,7 @@ class OpenDirectory:
     @property
     def key(self) -> str:
         """The key of its own snapshots and safety checkpoints."""
-        path = os.fsencode(self.path)
-        key = f"workspace:{path.decode(errors='backslashreplace')}"
-        if len(key.encode()) > MAX_KEY_BYTES:
-            key = f"workspace:{hashlib.sha256(path).hexdigest()}"
-        return key
+        return key_of(self.path)
 
     @property
     def watch_trouble(self) -> str | None:

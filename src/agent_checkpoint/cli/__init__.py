@@ -1,0 +1,1 @@
+"""The command `agent-checkpoint`: what people type, and what they see."""
