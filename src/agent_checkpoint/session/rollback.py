@@ -183,15 +183,11 @@ class Rollback:
         session._ledger.refresh()
         standing = [effect.id for effect in self._since()]
         fresh = self._new_meta(standing if self._forgets else [])
-        moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
         try:
+            moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
             self._set_back(safety)
         except BaseException as error:
-            # Nothing is half-applied: the session goes on from what it was.
-            if isinstance(error, WorkspaceError):  # files are set one by one
-                self._take_files_back(safety)
-            session._saving.write(again(safety, session.key, ROLLBACK), parents=(safety.id,))
-            self.finish(session._saving.head)
+            self._stay(safety, error)
             raise
         fresh.keep_unseen = None
         session._take_meta(fresh)
@@ -200,6 +196,20 @@ class Rollback:
         self.report.notices = [
             standing_notice(session._ledger.effects[name]) for name in fresh.standing
         ]
+
+    def _stay(self, safety: Checkpoint, error: BaseException) -> None:
+        """Have the session go on from what it was: nothing is half-applied."""
+        saving = self._session._saving
+        saving.look()  # an interrupt leaves open whether it was written
+        if saving.head_id == safety.id:
+            return
+        is_interrupt = not isinstance(error, Exception)
+        if is_interrupt or isinstance(error, WorkspaceError):  # files are set one by one
+            self._take_files_back(safety)
+        if is_interrupt:  # which may have come after the last step
+            self._take_objects_back(safety)
+        saving.write(again(safety, self._session.key, ROLLBACK), parents=(safety.id,))
+        self.finish(saving.head)
 
     def _new_meta(self, standing: list[str]) -> Meta:
         """Return the notes of the session after this: those of the target, in the present."""
@@ -266,6 +276,12 @@ class Rollback:
         if files is not None and tree is not None:
             with suppress(WorkspaceError):  # the first one is raised, and what is left is drift
                 files.workspace.restore(tree)
+
+    def _take_objects_back(self, safety: Checkpoint) -> None:
+        live = self._session._live_parts()
+        chosen = [name for name in self._names if name in live and name != FILES]
+        targets = {name: live[name] for name in chosen if name in safety.parts}
+        restore_parts(safety.parts, targets, reader=self._store.reader(safety))
 
     def _last_seen(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last ordinary checkpoint before a safety one."""

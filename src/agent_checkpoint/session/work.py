@@ -188,11 +188,14 @@ class Work:
         if self._is_due(nested):
             self._save(label=label)
 
+    async def _asave(self, **options: Any) -> str:
+        with self._saving.lock:
+            future = self._saving.submit(self._draft(**options))
+        return await wait_for(future)
+
     async def _asave_after_call(self, label: str, *, nested: bool) -> None:
         if self._is_due(nested):
-            with self._saving.lock:
-                future = self._saving.submit(self._draft(label=label))
-            await wait_for(future)
+            await self._asave(label=label)
 
     @contextmanager
     def _looking_at_all_files(self, full: bool = True) -> Iterator[None]:
