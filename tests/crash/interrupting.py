@@ -10,7 +10,7 @@ import dis
 import faulthandler
 import sys
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -39,7 +39,7 @@ class Agent:
         self.n = state["n"]
 
 
-@lru_cache(maxsize=None)
+@cache
 def quiet_places(code: CodeType) -> frozenset[int]:
     """Return where `with` blocks are left: a line for the tracer, but no signal comes in there.
 

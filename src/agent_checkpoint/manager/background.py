@@ -74,6 +74,12 @@ class BackgroundWriter:
     which every Future and every executor has, can leave it held for ever.
     """
 
+    _queue: deque[Callable[[], None]]
+    """What is not written yet; the first may be under way."""
+    _newest: _Worker | None
+    _writing: int | None
+    """The thread that writes."""
+
     def __init__(self) -> None:
         self._failures: list[BaseException] = []
         self._begin_anew()
@@ -179,11 +185,8 @@ class BackgroundWriter:
 
     def _begin_anew(self) -> None:
         # After a fork threads stay behind in the parent, and what they write, and what they held.
-        self._queue: deque[Callable[[], None]] = deque()
-        """What is not written yet; the first may be under way."""
-        self._newest: _Worker | None = None
-        self._writing: int | None = None
-        """The thread that writes."""
+        self._queue = deque()
+        self._newest = self._writing = None
         self._turn = Lock()
 
 

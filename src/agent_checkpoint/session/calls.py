@@ -338,7 +338,7 @@ class Calls:
         with self._session._saving.lock:
             self._session.calls.append(row)
             if "error" not in outcome and call.slot is not None:  # the checkpoint to come knows
-                self._session._meta.count(*call.slot)
+                self._session._meta.counts.count(*call.slot)
             self._in_flight.remove(call)
             self.finished += 1
 

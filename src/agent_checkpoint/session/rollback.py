@@ -225,7 +225,7 @@ class Rollback:
             workspace=present.workspace,
             seal=present.seal,
             ledger=then.ledger if self._forgets else present.ledger,
-            counts=[list(row) for row in (then.counts if self._forgets else present.counts)],
+            counts=(then if self._forgets else present).counts.copy(),
             standing=still if self._forgets else list(present.standing),
             pending=[] if self._voids else list(present.pending),
             irreversible=present.irreversible,
