@@ -41,6 +41,8 @@ class Meta:
     """How often a call without a key of its own was made."""
     standing: list[str] = field(default_factory=list)
     """Effects that a rollback has left standing, and the state does not know of."""
+    gone: list[str] = field(default_factory=list)
+    """Effects whose results the state has, and that were undone outside."""
     pending: list[str] = field(default_factory=list)
     """Requests that wait for an answer."""
     under_way: list[str] = field(default_factory=list)
@@ -97,6 +99,7 @@ class Meta:
             ledger=self.ledger,
             counts=self.counts.copy(),
             standing=list(self.standing),
+            gone=list(self.gone),
             irreversible=False,
         )
 
@@ -171,6 +174,7 @@ _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     "ledger": _is_number,
     "counts": _are_counts,
     "standing": _are_texts,
+    "gone": _are_texts,
     "pending": _are_texts,
     "under_way": _are_texts,
     "in_flight": _are_texts,

@@ -29,8 +29,13 @@ from agent_checkpoint.session.approvals import void
 from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import tree_in
 from agent_checkpoint.session.meta import PART, Meta, read_meta
-from agent_checkpoint.session.report import RollbackReport, standing_notice
-from agent_checkpoint.store.ledger import Effect
+from agent_checkpoint.session.report import (
+    RollbackReport,
+    gone_notice,
+    standing_notice,
+    still_gone,
+)
+from agent_checkpoint.store.ledger import UNDONE, Effect
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Kept, ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
@@ -85,7 +90,12 @@ class Rollback:
         effects = list(self._since())
         self.report.sort(effects)
         if self._forgets:
-            self.report.notices = [standing_notice(effect) for effect in effects]
+            self.report.gone = self._gone()
+            self.report.notices = self._notices(effects)
+
+    def _notices(self, standing: Iterable[Effect]) -> list[str]:
+        told = [standing_notice(effect) for effect in standing]
+        return told + [gone_notice(effect) for effect in self.report.gone]
 
     def _notes_of_then(self) -> Meta:
         """Return the notes of the target; it knows of no effect if it is not of the past."""
@@ -110,6 +120,23 @@ class Rollback:
         for effect in session._effects.since(0):
             if effect.seq > then.ledger or effect.id in learnt:
                 yield effect
+
+    def _gone(self) -> list[Effect]:
+        """Return the effects that the state of then knows of, and that were undone since."""
+        session, then = self._session, self._meta
+        undone = [
+            str(record.get("effect"))
+            for seq, record in session._ledger.stream.read(then.ledger)
+            if record["type"] in (UNDONE, "resolved")
+            and (record.get("instead") or seq) > then.ledger
+        ]
+        unlearnt = {*then.standing, *then.under_way}
+        found = [name for name in dict.fromkeys([*then.gone, *undone]) if name not in unlearnt]
+        return [
+            effect
+            for effect in still_gone(session._ledger, found)
+            if effect.seq <= then.ledger and session._effects.is_ours(effect)
+        ]
 
     def preview(self) -> RollbackReport:
         """Return the report, with what would be done to the files. Raises as `run` does."""
@@ -167,7 +194,9 @@ class Rollback:
             except EffectError as error:
                 report.failure = str(error)
                 report.unknown = [effect]
-                report.notices = [standing_notice(item) for item in self._since()]
+                report.gone = list(report.compensated)
+                report.notices = self._notices(self._since())
+                self._session._meta.gone += [item.id for item in report.compensated]
                 raise RollbackRefusedError(
                     f"The session has not gone back: {error} {len(report.compensated)} of "
                     f"{len(report.compensable)} effects were undone before that, the newest "
@@ -193,9 +222,9 @@ class Rollback:
         session._take_meta(fresh)
         self.finish(moved)
         self.report.id = moved.id
-        self.report.notices = [
-            standing_notice(session._ledger.effects[name]) for name in fresh.standing
-        ]
+        self.report.notices = self._notices(
+            session._ledger.effects[name] for name in fresh.standing
+        )
 
     def _stay(self, safety: Checkpoint, error: BaseException) -> None:
         """Have the session go on from what it was: nothing is half-applied."""
@@ -227,6 +256,7 @@ class Rollback:
             ledger=then.ledger if self._forgets else present.ledger,
             counts=(then if self._forgets else present).counts.copy(),
             standing=still if self._forgets else list(present.standing),
+            gone=[effect.id for effect in self.report.gone] if self._forgets else present.gone,
             pending=[] if self._voids else list(present.pending),
             irreversible=present.irreversible,
             keep_unseen=self._keep_unseen or None,

@@ -21,7 +21,7 @@ from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import PART as FILES
 from agent_checkpoint.session.files import Files
 from agent_checkpoint.session.meta import PART, Meta
-from agent_checkpoint.session.report import standing_notice
+from agent_checkpoint.session.report import gone_notice, standing_notice, still_gone
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT, Saving
 from agent_checkpoint.session.tasks import Tasks
@@ -100,6 +100,7 @@ class Work:
         told = {name: effects[name] for name in self._meta.standing if name in effects}
         told.update({effect.id: effect for effect in self._effects.unknown()})
         found = [standing_notice(effect) for effect in told.values() if effect.stands]
+        found += map(gone_notice, still_gone(self._ledger, self._meta.gone))
         found += self._troubles
         found += [
             f"{effect.words} was done after all, although it had been declared not done, and may "
