@@ -11,6 +11,9 @@ from agent_checkpoint.store.ledger import Ledger
 from agent_checkpoint.store.ledger_archive import family_of
 from agent_checkpoint.store.store import Store, unknown
 
+_SESSION = "session"
+"""The part in which a session notes where its ledger is."""
+
 
 def delete_key(store: Store, key: str) -> None:
     """Remove all checkpoints of a key, for good.
@@ -39,7 +42,8 @@ def _end_session(store: Store, key: str, newest: Entry) -> None:
     right now, after the newest entry, has this epoch: that opening is not deleted.
     """
     checkpoint = read_checkpoint(key, newest.seq, newest.data)
-    family = family_of(store.reader(checkpoint), checkpoint)
+    has_session = _SESSION in checkpoint.parts
+    family = family_of(store.reader(checkpoint), checkpoint) if has_session else None
     if family is None:
         return
     ledger = Ledger(store, family)
