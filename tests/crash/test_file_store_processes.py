@@ -212,8 +212,8 @@ from agent_checkpoint import CheckpointManager
 manager = CheckpointManager(backend="file", path=sys.argv[1])
 held, forked = threading.Event(), threading.Event()
 
-def saver():  # is just where every save passes through
-    with manager._background._lock:
+def saver():  # is just where every save behind the caller passes through
+    with manager._background._turn:
         held.set()
         forked.wait()
 
@@ -223,7 +223,7 @@ held.wait()
 pid = os.fork()
 if pid == 0:
     signal.alarm(20)  # a child that waits for a lock of its parent's thread waits for ever
-    manager.save("Key", {"by": "child"})
+    manager.save_in_background("Key", {"by": "child"}).result()
     os._exit(0)
 forked.set()
 thread.join()

@@ -1,32 +1,88 @@
 """Saves that go on behind the caller.
 
-Owns the one writer thread and the failures nobody has seen yet; knows nothing of what is written.
+Owns the queue, the threads that write, and the failures that nobody has seen yet; knows nothing of
+what is written.
 """
 
 from __future__ import annotations
 
 import os
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from agent_checkpoint.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from concurrent.futures import Future
+
+_STAYS = 0.01
+"""Seconds that a thread waits for more."""
+
+
+class _Worker(Thread):
+    """Writes all that is queued when it gets its turn, stays for a moment, and is gone."""
+
+    def __init__(self, writer: BackgroundWriter) -> None:
+        super().__init__(name="agent-checkpoint-writer")
+        self._of = writer
+        self.is_coming = True
+        """Whether it has yet to look at the queue."""
+        self.is_over = _taken()
+        """Held until it has looked at the queue once, and has written what it saw."""
+        self._sleeps = _taken()
+
+    def wake(self) -> None:
+        """Have it look at the queue again."""
+        with suppress(RuntimeError):  # somebody else has woken it
+            self._sleeps.release()
+
+    def run(self) -> None:
+        """Write."""
+        try:
+            self._look()
+        finally:
+            self.is_over.release()
+        is_woken = True
+        while is_woken:
+            # To begin a thread takes as long as a write: there may be more to come.
+            self.is_coming = True
+            is_woken = self._sleeps.acquire(timeout=_STAYS)
+            self._look()
+
+    def _look(self) -> None:
+        with self._of._turn:
+            self.is_coming = False
+            self._of._write_all()
+
+
+def _taken() -> Lock:
+    lock = Lock()
+    lock.acquire()
+    return lock
 
 
 class BackgroundWriter:
-    """Runs writes one after another on a thread of its own."""
+    """Runs writes one after another, on threads of its own that live as long as there is work.
+
+    A caller may be interrupted at any instruction. What it had queued stays in the queue, and
+    whoever comes next has it written: nothing is left behind, to be written after something newer.
+    Callers share only locks that Python lets go of by itself: an interrupt within a `Condition`,
+    which every Future and every executor has, can leave it held for ever.
+    """
+
+    _queue: deque[Callable[[], None]]
+    """What is not written yet; the first may be under way."""
+    _newest: _Worker | None
+    _writing: int | None
+    """The thread that writes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
-        self._newest: Future[None] | None = None
-        self._writer: int | None = None
-        self._failure: BaseException | None = None
+        self._failures: list[BaseException] = []
+        self._begin_anew()
         _WRITERS.add(self)
 
     def submit(self, write: Callable[[], str], *, awaited: bool = False) -> Future[str]:
@@ -39,13 +95,16 @@ class BackgroundWriter:
         Raises:
             CheckpointError: an earlier write failed and nobody was told yet.
         """
-        from concurrent.futures import Future, ThreadPoolExecutor  # slow to load
+        from concurrent.futures import Future  # slow to load
 
         outcome: Future[str] = Future()
         outcome.set_running_or_notify_cancel()
 
+        is_dropped = False
+
         def run() -> None:
-            self._writer = threading.get_ident()
+            if is_dropped:
+                return
             try:
                 result = write()
             except BaseException as error:
@@ -55,11 +114,13 @@ class BackgroundWriter:
             else:
                 outcome.set_result(result)
 
-        with self._lock:
-            self._raise_failure()
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, "agent-checkpoint-writer")
-            self._newest = self._executor.submit(run)
+        self._raise_failure()
+        self._queue.append(run)
+        try:
+            self._have_written()
+        except Exception:  # no thread can be had: the caller is told that nothing is written
+            is_dropped = True
+            raise
         return outcome
 
     def settle(self) -> None:
@@ -69,17 +130,13 @@ class BackgroundWriter:
             CheckpointError: a write failed and nobody was told yet.
         """
         self.wait()
-        with self._lock:
-            self._raise_failure()
+        self._raise_failure()
 
     def wait(self) -> None:
         """Wait until all that was queued is written or has failed."""
-        with self._lock:
-            newest = self._newest
-        # The writes run in order: the newest is the last. A callback of a future runs on the
-        # writer's own thread, which must not wait for itself.
-        if newest is not None and not self._on_writer():
-            newest.result()
+        # A callback of a future runs on the thread that writes, which must not wait for itself.
+        if self._queue and get_ident() != self._writing:
+            self._start().is_over.acquire()
 
     @contextmanager
     def failure_kept(self) -> Iterator[None]:
@@ -90,31 +147,47 @@ class BackgroundWriter:
             self._keep(error)
 
     def close(self) -> None:
-        """Settle and stop the thread. Raises as `settle` does."""
+        """Settle. Raises as `settle` does."""
+        self.settle()
+
+    def _have_written(self) -> None:
+        newest = self._newest
+        if newest is not None and newest.is_coming:
+            newest.wake()
+        else:
+            self._start()
+
+    def _start(self) -> _Worker:
+        worker = _Worker(self)
+        worker.start()
+        self._newest = worker  # not before it runs: an interrupt may have kept it from that
+        return worker
+
+    def _write_all(self) -> None:
+        """Write what is queued by now; only for who has its turn."""
+        self._writing = get_ident()
         try:
-            self.settle()
+            for _ in range(len(self._queue)):
+                try:
+                    self._queue[0]()
+                finally:
+                    self._queue.popleft()
         finally:
-            with self._lock:
-                executor, self._executor, self._newest = self._executor, None, None
-            if executor is not None:
-                executor.shutdown(wait=not self._on_writer())
+            self._writing = None  # the next thread of the process may have the same number
 
     def _keep(self, error: BaseException) -> None:
-        with self._lock:
-            self._failure = self._failure or error
-
-    def _on_writer(self) -> bool:
-        return threading.get_ident() == self._writer
+        if not self._failures:
+            self._failures.append(error)
 
     def _raise_failure(self) -> None:
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        if self._failures:
+            raise self._failures.pop()
 
     def _begin_anew(self) -> None:
-        # Threads stay behind in the parent, and one of them may have held the lock.
-        self._lock = threading.Lock()
-        self._executor = self._newest = self._writer = None
+        # After a fork threads stay behind in the parent, and what they write, and what they held.
+        self._queue = deque()
+        self._newest = self._writing = None
+        self._turn = Lock()
 
 
 _WRITERS: WeakSet[BackgroundWriter] = WeakSet()

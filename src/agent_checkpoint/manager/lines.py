@@ -23,6 +23,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.aio import in_thread
 from agent_checkpoint.manager.background import BackgroundWriter
+from agent_checkpoint.manager.deleting import delete_key
 from agent_checkpoint.records import Checkpoint, again, check_key, show
 from agent_checkpoint.store import upkeep
 from agent_checkpoint.store.archive import export_archive
@@ -102,6 +103,8 @@ class LineVerbs:
     def delete(self, key: str, checkpoint_id: str | None = None) -> None:
         """Delete one checkpoint, or the key with all of its checkpoints, for good.
 
+        Whoever has the key open as a session can neither save nor do anything outside from then on.
+
         Raises:
             NotFoundError: there is no such key or checkpoint.
         """
@@ -110,10 +113,7 @@ class LineVerbs:
         if checkpoint_id is not None:
             self.store.remove(key, [find_seq(self.store, checkpoint_id, key=key)])
             return
-        seqs = [entry.seq for entry in self.store.entries(key)]
-        if not seqs:
-            raise unknown(key, self.store)
-        self.store.remove(key, seqs)
+        delete_key(self.store, key)
 
     def prune(self, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
         """Delete what a policy does not keep and return the ids; the head is always kept.

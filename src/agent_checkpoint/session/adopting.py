@@ -14,7 +14,6 @@ from agent_checkpoint.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
-    WorkspaceError,
 )
 from agent_checkpoint.records import Checkpoint, Draft, show
 from agent_checkpoint.session.merging import merge
@@ -107,8 +106,9 @@ class Adoption(Rollback):
             workspace=present.workspace,
             seal=present.seal,
             ledger=max(present.ledger, then.ledger),
-            counts=then.counts,
+            counts=then.counts.copy(),
             standing=[name for name in told if name in effects and effects[name].stands],
+            gone=list(dict.fromkeys([*present.gone, *then.gone])),
             irreversible=present.irreversible,
         )
 
@@ -143,7 +143,7 @@ class FileAdoption(Adoption):
         held = Held(ours, safety.id, self._last_seen(safety))
         try:
             self.report.files = files.workspace.restore_held(theirs, held, paths=merged.paths)
-        except WorkspaceError:
+        except BaseException:  # also an interrupt: nothing is half-applied
             self._take_files_back(safety)
             raise
         session._ledger.refresh()
@@ -160,7 +160,8 @@ class FileAdoption(Adoption):
     def _new_meta(self, standing: list[str]) -> Meta:
         present = self._session._meta
         fresh = super()._new_meta(standing)
-        fresh.counts, fresh.ledger = present.counts, present.ledger
+        fresh.counts, fresh.ledger = present.counts.copy(), present.ledger
+        fresh.gone = list(present.gone)
         fresh.pending = list(present.pending)
         return fresh
 

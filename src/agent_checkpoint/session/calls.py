@@ -6,35 +6,23 @@ what waits for a disk or a server is moved off the event loop.
 
 from __future__ import annotations
 
-import inspect
 import time
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.errors import (
-    ApprovalDeniedError,
-    CheckpointError,
-    ConflictError,
-    NotFoundError,
-    Suspended,
-)
+from agent_checkpoint.errors import CheckpointError, NotFoundError
 from agent_checkpoint.manager.aio import to_its_end
 from agent_checkpoint.records import safe_repr, show
-from agent_checkpoint.session.approvals import (
-    arguments_of,
-    ask,
-    denied,
-    find_request,
-    new_request_id,
-    use,
-)
-from agent_checkpoint.session.arguments import error_words, fingerprint, in_words, recorded
+from agent_checkpoint.session.approvals import arguments_of, use
+from agent_checkpoint.session.arguments import error_words, fingerprint, recorded
+from agent_checkpoint.session.asking import agreed
 from agent_checkpoint.session.current import current_task, is_nested, nesting
-from agent_checkpoint.session.deed import Call, Deed, Question
+from agent_checkpoint.session.deed import Call, Deed
 from agent_checkpoint.session.effects import Decision
 from agent_checkpoint.session.fitting import awaiting_here, settled
 from agent_checkpoint.session.identity import identity_of
-from agent_checkpoint.session.tools import IDEMPOTENT, Tool, check_same_tool, tool_of
-from agent_checkpoint.store.ledger import APPROVED, DENIED, PENDING, Request
+from agent_checkpoint.session.owners import owner_of, part_of
+from agent_checkpoint.session.tools import IDEMPOTENT, Tool, tool_of
+from agent_checkpoint.store.ledger import Request
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
@@ -54,6 +42,10 @@ class Calls:
         """The names of the tools that are running."""
         return [call.tool.name for call in list(self._in_flight)]
 
+    def owner(self, tool: Tool, part: str | None = None) -> Any:
+        """Return what a method was called on. Raises NotFoundError."""
+        return owner_of(self._session, tool, part)
+
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what it raises, and what stands in its way."""
         call = Call(tool, *tool.bind(args, kwargs))
@@ -70,13 +62,14 @@ class Calls:
         """Do as `run` does, for coroutine functions."""
         call = Call(tool, *tool.bind(args, kwargs))
         try:
-            if tool.approve is not True and (tool.is_outside or tool.approve):
+            if tool.is_outside or tool.approve:
+                call.is_awaited = True
                 with awaiting_here():  # what its verify= and approve= await is of this loop
                     _, stopped = await to_its_end(self._begin, call)
                 if stopped is not None:
                     self._withdraw(call)
                     raise stopped
-            else:  # it may have to save the state, which is captured here
+            else:
                 self._begin(call)
             result = await self._arun(call)
             self._session._effects.release(call)
@@ -174,7 +167,7 @@ class Calls:
             call.identity, call.digest = request.identity, request.digest
             self._decide(call)
         elif tool.is_outside or tool.approve is not False:
-            call.part = self._part_of(tool, call.owner)
+            call.part = part_of(session, tool, call.owner)
             given: Any = call.arguments if call.part is None else [call.part, call.arguments]
             with session._saving.lock:
                 call.digest = fingerprint(given, f"{tool.name}'s arguments")
@@ -202,7 +195,7 @@ class Calls:
             call.decision = session._effects.look(tool, identity, digest, call)
         request = None
         if call.decision is None and tool.approve is not False:
-            request = self._agreed(call)
+            request = agreed(session, call)
         if tool.is_outside and call.decision is None:
             call.decision = session._effects.decide(
                 tool,
@@ -219,62 +212,6 @@ class Calls:
             use(session._ledger, request, session._epoch)
         if call.decision is not None and not call.is_replay:
             call.deed = Deed(call.decision.effect, session._ledger.family)
-
-    def _agreed(self, call: Call) -> Request | None:
-        """Return the answer to be used, or None if an inline function agreed.
-
-        Raises:
-            ApprovalDeniedError: somebody refused.
-            Suspended: nobody has answered yet.
-            ConflictError: the answer was used elsewhere.
-        """
-        session, tool = self._session, call.tool
-        if callable(tool.approve):
-            words = in_words(tool.name, call.arguments)
-            if settled(tool.approve(Question(tool.name, dict(call.arguments), call.task, words))):
-                return None
-            raise ApprovalDeniedError(f"{words} was denied by the tool's approve= function.")
-        ledger = session._ledger
-        ledger.refresh()
-        identity, digest = str(call.identity), str(call.digest)
-        request = call.request or find_request(ledger, session.key, identity, digest)
-        if request is not None:
-            check_same_tool(tool, request, request.words)
-        status = None if request is None else request.status
-        if request is None:
-            self._suspend(call, new_request_id(), is_new=True)
-        elif status == PENDING:
-            self._suspend(call, request.id, is_new=False)
-        elif status == DENIED:
-            use(ledger, request, session._epoch)
-            session._meta.pending = [name for name in session._meta.pending if name != request.id]
-            raise denied(request)
-        elif status != APPROVED:
-            raise ConflictError(f"The answer to {request.id} cannot be used: it is {status}.")
-        else:
-            call.arguments = arguments_of(ledger, request)
-            session._meta.pending = [name for name in session._meta.pending if name != request.id]
-        return request
-
-    def _suspend(self, call: Call, request_id: str, *, is_new: bool) -> None:
-        session, tool = self._session, call.tool
-        if request_id not in session._meta.pending:
-            session._meta.pending.append(request_id)
-        saved = session._save(label=f"waits for {request_id}")
-        if is_new:
-            ask(
-                session._ledger,
-                request_id,
-                tool,
-                call.arguments,
-                epoch=session._epoch,
-                identity=str(call.identity),
-                digest=str(call.digest),
-                task=call.task,
-                at=saved,
-                part=call.part,
-            )
-        raise Suspended(request_id, in_words(tool.name, call.arguments))
 
     def _replay(self, call: Call, decision: Decision) -> Any:
         self._learn(decision)
@@ -338,37 +275,9 @@ class Calls:
         with self._session._saving.lock:
             self._session.calls.append(row)
             if "error" not in outcome and call.slot is not None:  # the checkpoint to come knows
-                self._session._meta.count(*call.slot)
+                self._session._meta.counts.count(*call.slot)
             self._in_flight.remove(call)
             self.finished += 1
-
-    def owner(self, tool: Tool, part: str | None = None) -> Any:
-        """Return the part of the session that a method was called on; None is any, if only one.
-
-        Raises:
-            NotFoundError: there is none, or several have the method.
-        """
-        found: dict[int, Any] = {}
-        for name, item in self._session._live_parts().items():
-            method = getattr(type(item), tool.function.__name__, None)
-            of_class = inspect.ismethod(method)
-            if getattr(method, "tool", None) is tool and (of_class or part in (None, name)):
-                one = type(item) if of_class else item
-                found[id(one)] = one
-        if len(found) == 1:
-            return next(iter(found.values()))
-        which = "Several parts" if found else f"The part {show(part)}" if part else "No part"
-        raise NotFoundError(
-            f"{which} of the session can be what the method {show(tool.name)} was called on: pass "
-            "that object as agent= or in parts=, by the name that it had."
-        )
-
-    def _part_of(self, tool: Tool, owner: Any) -> str | None:
-        """Return the name of the part that a method is called on; None if the tool is none."""
-        if not tool.is_method:
-            return None
-        parts = self._session._live_parts()
-        return next((name for name, part in parts.items() if part is owner), "")
 
 
 def _add_note(error: BaseException, note: str) -> None:

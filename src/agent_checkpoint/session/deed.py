@@ -58,6 +58,8 @@ class Call:
     deed: Deed | None = None
     request: Request | None = None
     """What somebody agreed to, if it is carried out for that."""
+    is_awaited: bool = False
+    """Whether it is made on an event loop, which another thread does some of the steps for."""
     began: float = 0.0
     given: Any = None
     """The arguments as they are recorded: the tool may change them."""

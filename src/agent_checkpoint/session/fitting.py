@@ -97,7 +97,7 @@ def settled(value: Any) -> Any:
         return await value
 
     loop = _loop.get()
-    if loop is not None:
+    if loop is not None and not _runs_here(loop):
         return asyncio.run_coroutine_threadsafe(wait(), loop).result()
     found: list[Any] = []
     errors: list[BaseException] = []
@@ -114,3 +114,13 @@ def settled(value: Any) -> Any:
     if errors:
         raise errors[0]
     return found[0]
+
+
+def _runs_here(loop: AbstractEventLoop) -> bool:
+    """Tell whether this is the thread of a loop, which must not wait for itself."""
+    import asyncio
+
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False

@@ -39,7 +39,7 @@ class Numbers:
             return None
         kind = f"{tool.name} {digest[:16]}"
         taken = {slot.number for slot in list(self._held.values()) if slot[:2] == (task, kind)}
-        slot = Slot(task, kind, meta.next_number(task, kind, taken))
+        slot = Slot(task, kind, meta.counts.next_number(task, kind, taken))
         self._held[holder] = slot
         return slot
 
@@ -51,19 +51,8 @@ class Numbers:
         """Have the next call of the kind get the number again: nobody has got the result."""
         slot = slot or self._held.get(holder)
         if slot is not None:
-            _uncount(meta, slot)
+            meta.counts.uncount(*slot)
         self.release(holder)
-
-
-def _uncount(meta: Meta, slot: Slot) -> None:
-    task, kind, number = slot
-    for at, row in enumerate(meta.counts):
-        if row[:2] == [task, kind]:
-            last, ahead = int(row[2]), row[3:]
-            used = {*ahead, *range(number, last + 1)} - {number}
-            changed = [task, kind, min(last, number - 1), *sorted(used)]
-            meta.counts = [*meta.counts[:at], changed, *meta.counts[at + 1 :]]
-            return
 
 
 def identity_of(

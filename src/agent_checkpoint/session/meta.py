@@ -1,27 +1,21 @@
-"""What a session notes about itself in each checkpoint. Owns that part; knows no storage.
+"""What a session notes about itself in each checkpoint. Owns that part, and reading it.
 
 It is plain JSON, so that a page or a command can read it without any of the session's code.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.core.seal import check_seal, make_seal
 from agent_checkpoint.errors import IntegrityError, StateError
-from agent_checkpoint.records import (
-    Checkpoint,
-    JsonValue,
-    is_stream,
-    parse_checkpoint_id,
-    show,
-)
+from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, show
+from agent_checkpoint.session.counts import Counts
 from agent_checkpoint.store.reading import whole
 from agent_checkpoint.store.store import Store
 
@@ -45,13 +39,12 @@ class Meta:
     """Proves that it was this user who said which directory it is."""
     ledger: int = 0
     """The last record of the ledger that the state knows of."""
-    counts: list[list[Any]] = field(default_factory=list)
-    """How often a call without a key of its own was made: [task, name, number].
-
-    Numbers after that are of calls that came to their end before one of the same kind that had
-    been begun earlier."""
+    counts: Counts = field(default_factory=Counts)
+    """How often a call without a key of its own was made."""
     standing: list[str] = field(default_factory=list)
     """Effects that a rollback has left standing, and the state does not know of."""
+    gone: list[str] = field(default_factory=list)
+    """Effects whose results the state has, and that were undone outside."""
     pending: list[str] = field(default_factory=list)
     """Requests that wait for an answer."""
     under_way: list[str] = field(default_factory=list)
@@ -92,13 +85,12 @@ class Meta:
     def _said(self) -> bytes:
         return json.dumps(["workspace of a session", self.family, self.workspace]).encode()
 
-    def dump(self) -> dict[str, JsonValue]:
-        """Return the part; what says nothing is left out."""
-        return {
-            name: list(value) if isinstance(value, list) else value
-            for name, value in vars(self).items()
-            if value not in ([], None)
-        }
+    def dump(self) -> dict[str, Any]:
+        """Return the part, ready to be written; what says nothing is left out."""
+        said = {name: value for name, value in vars(self).items() if value not in ([], None)}
+        part = {name: list(item) if isinstance(item, list) else item for name, item in said.items()}
+        part.pop("counts")
+        return {**part, "counts": self.counts.frozen()} if self.counts else part
 
     @property
     def origin(self) -> str | None:
@@ -120,36 +112,15 @@ class Meta:
             lineage=[*self.lineage, [self.key, self.ledger]],
             point=point,
             ledger=self.ledger,
-            counts=[list(row) for row in self.counts],
+            counts=self.counts.copy(),
             standing=list(self.standing),
+            gone=list(self.gone),
             irreversible=False,
         )
 
-    def next_number(self, task: str | None, name: str, taken: Collection[int]) -> int:
-        """Return the lowest number of a call among its like, from 1, that is not used up."""
-        _, _, last, *ahead = self._counted(task, name)
-        return next(
-            number
-            for number in itertools.count(int(last) + 1)
-            if number not in ahead and number not in taken
-        )
-
-    def count(self, task: str | None, name: str, number: int) -> None:
-        """Use a number up: the call has come to its end."""
-        old = self._counted(task, name)
-        last, ahead = old[2], {number, *old[3:]}
-        while last + 1 in ahead:
-            last += 1
-        rest = sorted(n for n in ahead if n > last)
-        self.counts = [row for row in self.counts if row is not old]
-        self.counts.append([task, name, last, *rest])
-
-    def _counted(self, task: str | None, name: str) -> list[Any]:
-        return next((row for row in self.counts if row[:2] == [task, name]), [task, name, 0])
-
     def forget_counts(self, task: str) -> None:
         """Count the calls of a task from 1 again: it is run from its top."""
-        self.counts = [row for row in self.counts if row[0] != task]
+        self.counts.forget(task)
 
 
 def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
@@ -170,6 +141,7 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
     wrong = [name for name, value in known.items() if not _IS_RIGHT[name](value)]
     if wrong or "key" not in known or "family" not in known:
         raise IntegrityError(f"The checkpoint {show(checkpoint.id, 120)} has a damaged session.")
+    known["counts"] = Counts(known.get("counts", ()))
     return Meta(**known)
 
 
@@ -218,6 +190,7 @@ _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     "ledger": _is_number,
     "counts": _are_counts,
     "standing": _are_texts,
+    "gone": _are_texts,
     "pending": _are_texts,
     "under_way": _are_texts,
     "in_flight": _are_texts,

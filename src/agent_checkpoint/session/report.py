@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.session.tools import IDEMPOTENT, REVERSIBLE, tool_of
-from agent_checkpoint.store.ledger import COMMITTED, UNDOING, Effect
+from agent_checkpoint.store.ledger import COMMITTED, UNDOING, UNDONE, Effect, Ledger
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.plan import Plan
@@ -37,6 +37,8 @@ class RollbackReport:
     """Nobody knows whether they happened."""
     compensated: list[Effect] = field(default_factory=list)
     """They were undone by this rollback."""
+    gone: list[Effect] = field(default_factory=list)
+    """They were undone outside, although the state has their results again."""
     failure: str | None = None
     """Why the compensation stopped half-way."""
     void: list[str] = field(default_factory=list)
@@ -73,6 +75,7 @@ class RollbackReport:
             ("Cannot be undone:", self.irreversible),
             ("Nobody knows whether it stands:", self.unknown),
             ("Was undone:", self.compensated),
+            ("Was undone outside, although the state has its result again:", self.gone),
             ("Stands, and could be undone:", self._left()),
             ("Stands, and gives its result again when it is asked for:", self.replayable),
         ]
@@ -124,6 +127,32 @@ def standing_notice(effect: Effect) -> str:
     return (
         f"{effect.words} was done at {when} and stands, although the session's state knows nothing "
         "of it. Do not do it again: the same call gives the result of the first time."
+    )
+
+
+def still_gone(ledger: Ledger, names: Iterable[str]) -> list[Effect]:
+    """Return those of the effects that were undone, and were not made again since."""
+    known = (ledger.effects[name] for name in names if name in ledger.effects)
+    undone = [item for item in sorted(known, key=lambda item: item.seq) if item.status == UNDONE]
+    standing = [effect for effect in ledger.all_effects() if effect.stands] if undone else []
+    return [effect for effect in undone if not any(_is_again(item, effect) for item in standing)]
+
+
+def _is_again(later: Effect, effect: Effect) -> bool:
+    """Tell whether an effect is another one made anew; without a key it has another identity."""
+    is_alike = (later.tool, later.module, later.digest) == (
+        effect.tool,
+        effect.module,
+        effect.digest,
+    )
+    return later.seq > effect.seq and (is_alike or later.identity == effect.identity)
+
+
+def gone_notice(effect: Effect) -> str:
+    """Return what an agent is told about an effect that only its state has."""
+    return (
+        f"{effect.words} was done at {_when(effect.ts)} and was undone since: it does not stand, "
+        "although the session's state has its result. The same call does it again."
     )
 
 

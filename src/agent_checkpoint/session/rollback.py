@@ -27,8 +27,13 @@ from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, Draft, again, show
 from agent_checkpoint.session.approvals import void
 from agent_checkpoint.session.meta import PART, Meta, read_meta
-from agent_checkpoint.session.report import RollbackReport, standing_notice
-from agent_checkpoint.store.ledger import Effect
+from agent_checkpoint.session.report import (
+    RollbackReport,
+    gone_notice,
+    standing_notice,
+    still_gone,
+)
+from agent_checkpoint.store.ledger import UNDONE, Effect
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Kept, ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
@@ -85,7 +90,12 @@ class Rollback:
         effects = list(self._since())
         self.report.sort(effects)
         if self._forgets:
-            self.report.notices = [standing_notice(effect) for effect in effects]
+            self.report.gone = self._gone()
+            self.report.notices = self._notices(effects)
+
+    def _notices(self, standing: Iterable[Effect]) -> list[str]:
+        told = [standing_notice(effect) for effect in standing]
+        return told + [gone_notice(effect) for effect in self.report.gone]
 
     def _notes_of_then(self) -> Meta:
         """Return the notes of the target; it knows of no effect if it is not of the past."""
@@ -110,6 +120,23 @@ class Rollback:
         for effect in session._effects.since(0):
             if not then.knows(effect.session, effect.seq) or effect.id in learnt:
                 yield effect
+
+    def _gone(self) -> list[Effect]:
+        """Return the effects that the state of then knows of, and that were undone since."""
+        session, then = self._session, self._meta
+        undone = [
+            str(record.get("effect"))
+            for seq, record in session._ledger.stream.read(then.ledger)
+            if record["type"] in (UNDONE, "resolved")
+            and (record.get("instead") or seq) > then.ledger
+        ]
+        unlearnt = {*then.standing, *then.under_way}
+        found = [name for name in dict.fromkeys([*then.gone, *undone]) if name not in unlearnt]
+        return [
+            effect
+            for effect in still_gone(session._ledger, found)
+            if effect.seq <= then.ledger and session._effects.is_ours(effect)
+        ]
 
     def preview(self) -> RollbackReport:
         """Return the report, with what would be done to the files. Raises as `run` does."""
@@ -167,7 +194,9 @@ class Rollback:
             except EffectError as error:
                 report.failure = str(error)
                 report.unknown = [effect]
-                report.notices = [standing_notice(item) for item in self._since()]
+                report.gone = list(report.compensated)
+                report.notices = self._notices(self._since())
+                self._session._meta.gone += [item.id for item in report.compensated]
                 raise RollbackRefusedError(
                     f"The session has not gone back: {error} {len(report.compensated)} of "
                     f"{len(report.compensable)} effects were undone before that, the newest "
@@ -183,23 +212,33 @@ class Rollback:
         session._ledger.refresh()
         standing = [effect.id for effect in self._since()]
         fresh = self._new_meta(standing if self._forgets else [])
-        moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
         try:
+            moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
             self._set_back(safety)
         except BaseException as error:
-            # Nothing is half-applied: the session goes on from what it was.
-            if isinstance(error, WorkspaceError):  # files are set one by one
-                self._take_files_back(safety)
-            session._saving.write(again(safety, session.key, ROLLBACK), parents=(safety.id,))
-            self.finish(session._saving.head)
+            self._stay(safety, error)
             raise
         fresh.keep_unseen = None
         session._take_meta(fresh)
         self.finish(moved)
         self.report.id = moved.id
-        self.report.notices = [
-            standing_notice(session._ledger.effects[name]) for name in fresh.standing
-        ]
+        self.report.notices = self._notices(
+            session._ledger.effects[name] for name in fresh.standing
+        )
+
+    def _stay(self, safety: Checkpoint, error: BaseException) -> None:
+        """Have the session go on from what it was: nothing is half-applied."""
+        saving = self._session._saving
+        saving.look()  # an interrupt leaves open whether it was written
+        if saving.head_id == safety.id:
+            return
+        is_interrupt = not isinstance(error, Exception)
+        if is_interrupt or isinstance(error, WorkspaceError):  # files are set one by one
+            self._take_files_back(safety)
+        if is_interrupt:  # which may have come after the last step
+            self._take_objects_back(safety)
+        saving.write(again(safety, self._session.key, ROLLBACK), parents=(safety.id,))
+        self.finish(saving.head)
 
     def _new_meta(self, standing: list[str]) -> Meta:
         """Return the notes of the session after this: those of the target, in the present."""
@@ -216,8 +255,9 @@ class Rollback:
             workspace=present.workspace,
             seal=present.seal,
             ledger=then.ledger if self._forgets else present.ledger,
-            counts=[list(row) for row in (then.counts if self._forgets else present.counts)],
+            counts=(then if self._forgets else present).counts.copy(),
             standing=still if self._forgets else list(present.standing),
+            gone=[effect.id for effect in self.report.gone] if self._forgets else present.gone,
             pending=[] if self._voids else list(present.pending),
             irreversible=present.irreversible,
             keep_unseen=self._keep_unseen or None,
@@ -267,6 +307,12 @@ class Rollback:
         if files is not None and tree is not None:
             with suppress(WorkspaceError):  # the first one is raised, and what is left is drift
                 files.workspace.restore(tree)
+
+    def _take_objects_back(self, safety: Checkpoint) -> None:
+        live = self._session._live_parts()
+        chosen = [name for name in self._names if name in live and name != FILES]
+        targets = {name: live[name] for name in chosen if name in safety.parts}
+        restore_parts(safety.parts, targets, reader=self._store.reader(safety))
 
     def _last_seen(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last ordinary checkpoint before a safety one."""

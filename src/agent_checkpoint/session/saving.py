@@ -6,6 +6,7 @@ head is not the one it knows.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ class Saving:
         self.manager = manager
         self.meta = meta
         self.head = head
+        self._begun: Checkpoint | None = None
+        """What was to become the head, if nobody has seen whether it did."""
         self.lock = RLock()
         """Held from the capture of a state until its place in the order is certain."""
 
@@ -67,9 +70,7 @@ class Saving:
         }
         taken = {**carried, **taken, PART: self.meta.dump()}
         draft = make_draft(self.meta.key, taken, label=label, tags=tags, metrics=metrics)
-        return Draft(
-            draft.key, draft.parts, kind=kind, label=label, tags=draft.tags, metrics=draft.metrics
-        )
+        return draft._replace(kind=kind)
 
     def write(self, draft: Draft, parents: tuple[str, ...] | None = None) -> Checkpoint:
         """Write a checkpoint after the last one.
@@ -86,17 +87,56 @@ class Saving:
         """Have a checkpoint written behind the caller, in order, and return the id's future."""
         return self.manager._background.submit(lambda: self._write(draft, None).id, awaited=True)
 
+    def look(self) -> None:
+        """Find out what became of a write that was interrupted: what was appended is ours.
+
+        Raises:
+            CheckpointError: the head cannot be read.
+        """
+        begun = self._begun
+        if begun is not None:
+            found = self.manager.store.head(begun.key)
+            if found is not None and found.seq > begun.seq and _is_same(found, begun):
+                self.head = found
+            self._begun = None
+
     def _write(self, draft: Draft, parents: tuple[str, ...] | None) -> Checkpoint:
+        self.look()
         head = self.head
         if parents is None:
             parents = () if head is None else (head.id,)
+        after = 0 if head is None else head.seq
+        begun = _begun(draft, after, parents)
+        self._begun = begun  # first: an interrupt may come when it is written, and before we know
         try:
-            after = 0 if head is None else head.seq
-            self.head = self.manager.store.write(draft, parents=parents, after=after)
+            self.head = self.manager.store.write(
+                draft, parents=parents, after=after, ts_ns=begun.ts_ns
+            )
         except ConflictError as error:
+            self._begun = None
             raise ConflictError(
                 f"The session {show(draft.key)} was opened again elsewhere, or somebody saved to "
                 "its key: this holder of it may save nothing more. Close it; all that it had saved "
                 "is there."
             ) from error
+        self._begun = None
         return self.head
+
+
+def _begun(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:
+    """Return a checkpoint that is to be written, by which it is known again; its place is not."""
+    return Checkpoint(
+        draft.key,
+        after,
+        time.time_ns(),
+        draft.kind,
+        draft.label,
+        draft.tags,
+        draft.metrics,
+        parents,
+        {},
+    )
+
+
+def _is_same(found: Checkpoint, begun: Checkpoint) -> bool:
+    return found._replace(seq=0, parts={}, size=0) == begun._replace(seq=0, parts={}, size=0)

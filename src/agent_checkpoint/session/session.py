@@ -18,7 +18,6 @@ from agent_checkpoint.errors import (
     StorageError,
     Suspended,
 )
-from agent_checkpoint.manager.aio import wait_for
 from agent_checkpoint.records import show
 from agent_checkpoint.session.current import closed, enter, leave, opened
 from agent_checkpoint.session.opening import Opening, manager_of
@@ -114,9 +113,7 @@ class Session(Work):
     async def asave(self, **options: Any) -> str:
         """Do as `save` does, for asyncio: the state is taken at the call, the rest awaited."""
         self._check_open()
-        with self._saving.lock:
-            future = self._saving.submit(self._draft(**options))
-        return await wait_for(future)
+        return await self._asave(**options)
 
     # -- go back ---------------------------------------------------------------------------------
 

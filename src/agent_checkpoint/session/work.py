@@ -21,7 +21,7 @@ from agent_checkpoint.session.current import enter, leave
 from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import Files
 from agent_checkpoint.session.meta import PART, Meta
-from agent_checkpoint.session.report import standing_notice
+from agent_checkpoint.session.report import gone_notice, standing_notice, still_gone
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT, Saving
 from agent_checkpoint.session.tasks import Tasks
@@ -106,6 +106,7 @@ class Work:
         told = {name: effects[name] for name in self._meta.standing if name in effects}
         told.update({effect.id: effect for effect in self._effects.unknown()})
         found = [standing_notice(effect) for effect in told.values() if effect.stands]
+        found += map(gone_notice, still_gone(self._ledger, self._meta.gone))
         found += self._troubles
         found += [
             f"{effect.words} was done after all, although it had been declared not done, and may "
@@ -194,11 +195,14 @@ class Work:
         if self._is_due(nested):
             self._save(label=label)
 
+    async def _asave(self, **options: Any) -> str:
+        with self._saving.lock:
+            future = self._saving.submit(self._draft(**options))
+        return await wait_for(future)
+
     async def _asave_after_call(self, label: str, *, nested: bool) -> None:
         if self._is_due(nested):
-            with self._saving.lock:
-                future = self._saving.submit(self._draft(label=label))
-            await wait_for(future)
+            await self._asave(label=label)
 
     @contextmanager
     def _looking_at_all_files(self, full: bool = True) -> Iterator[None]:

@@ -378,10 +378,10 @@ def test_also_if_the_tool_fails(memory: CheckpointManager) -> None:
 def test_also_by_threads_that_come_at_once(
     memory: CheckpointManager, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
-    from agent_checkpoint.session import calls
+    from agent_checkpoint.session import asking
 
     outside, barrier = Outside(kind), Barrier(2)
-    original = calls.arguments_of
+    original = asking.arguments_of
 
     def arguments_of(*args: Any) -> Any:  # both have found the answer, and neither has used it
         with suppress(Exception):
@@ -394,7 +394,7 @@ def test_also_by_threads_that_come_at_once(
 
     with Session("work", store=memory) as session:
         session.approvals.approve(outside.ask("ann"))
-        monkeypatch.setattr(calls, "arguments_of", arguments_of)
+        monkeypatch.setattr(asking, "arguments_of", arguments_of)
         threads = [Thread(target=run) for _ in range(2)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
@@ -407,9 +407,9 @@ def test_also_by_threads_that_come_at_once(
 def test_an_answer_that_becomes_void_at_the_last_moment_is_not_used(
     memory: CheckpointManager, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
 ) -> None:
-    from agent_checkpoint.session import calls
+    from agent_checkpoint.session import asking
 
-    outside, original = Outside(kind), calls.arguments_of
+    outside, original = Outside(kind), asking.arguments_of
 
     def arguments_of(*args: Any) -> Any:
         session.rollback(to=start)
@@ -418,7 +418,7 @@ def test_an_answer_that_becomes_void_at_the_last_moment_is_not_used(
     with Session("work", store=memory) as session:
         start = session.save()
         session.approvals.approve(outside.ask("ann"))
-        monkeypatch.setattr(calls, "arguments_of", arguments_of)
+        monkeypatch.setattr(asking, "arguments_of", arguments_of)
         with pytest.raises(ConflictError, match="void"):
             outside.mail("ann") if how == "call" else session.carry_out()
         assert statuses(session) == []

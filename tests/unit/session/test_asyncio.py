@@ -7,7 +7,7 @@ import time
 import pytest
 
 from agent_checkpoint import CheckpointManager, Session, tool
-from agent_checkpoint.errors import ConflictError, InvalidInputError
+from agent_checkpoint.errors import ConflictError, InvalidInputError, Suspended
 from agent_checkpoint.session.current import current_session
 from tests.agents import Agent
 
@@ -350,3 +350,86 @@ def test_a_call_that_is_cancelled_while_it_is_committed_is_replayed():
 
     asyncio.run(main())
     assert sent == ["bob", "bob"]
+
+
+def test_verify_of_what_was_approved_awaits_on_the_callers_loop(store):
+    ready = None
+    threads = []
+
+    async def was_paid(order):
+        threads.append(threading.get_ident())
+        if len(threads) == 1:
+            raise OSError("no answer")
+        await asyncio.wait_for(ready.wait(), 5)
+        return f"paid {order}"
+
+    @tool(effect="irreversible", key=lambda order: order, approve=True, verify=was_paid)
+    async def approved_pay(order):
+        _done.append(order)
+        raise TimeoutError("no answer")
+
+    async def main():
+        nonlocal ready
+        ready = asyncio.Event()
+        agent = Agent()
+        async with Session("job", agent=agent, store=store) as session:
+            agent.count = 7
+            with pytest.raises(Suspended) as waits:
+                await approved_pay(1)
+            assert session.history(1)[0]["label"] == f"waits for {waits.value.approval_id}"
+            assert session.manager.state_dict("job")["agent"]["count"] == 7
+            session.approvals.approve(waits.value.approval_id)
+            with pytest.raises(TimeoutError):
+                await approved_pay(1)
+            asyncio.get_running_loop().call_later(0.02, ready.set)
+            assert await approved_pay(1) == "paid 1"
+        assert _done == [1]
+        assert set(threads) == {threading.get_ident()}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_state_that_waits_for_an_approval_is_captured_on_the_loop(store):
+    threads = []
+
+    class Watched(Agent):
+        def state_dict(self):
+            threads.append(threading.get_ident())
+            return super().state_dict()
+
+    @tool(effect="irreversible", key=lambda order: order, approve=True)
+    async def approved_ship(order):
+        _done.append(order)
+
+    async def main():
+        async with Session("job", agent=Watched(), store=store):
+            with pytest.raises(Suspended):
+                await approved_ship(1)
+        assert set(threads) == {threading.get_ident()}
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_what_is_awaited_for_a_call_may_make_calls_itself(store):
+    async def looks(question):
+        return await asyncio.sleep(0, True)
+
+    @tool(effect="irreversible", key=lambda n: n, approve=looks)
+    def inner_send(n):
+        _done.append(n)
+        return n
+
+    async def decides(question):
+        return inner_send("inner") == "inner"  # on the loop, which must not wait for itself
+
+    @tool(effect="irreversible", key=lambda n: n, approve=decides)
+    async def outer_send(n):
+        _done.append(n)
+        return n
+
+    async def main():
+        async with Session("job", agent=Agent(), store=store):
+            assert await outer_send("outer") == "outer"
+        assert _done == ["inner", "outer"]
+
+    asyncio.run(asyncio.wait_for(main(), 30))

@@ -20,9 +20,9 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
+from agent_checkpoint.session.counts import Counts
 from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.identity import Numbers
-from agent_checkpoint.session.meta import Meta
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger import Ledger
 from tests.agents import Agent, TorchLike
@@ -545,7 +545,7 @@ PLACES = [
     (Effects, "decide", "EffectUnknownError"),
     (Effects, "commit", "ok"),
     (Effects, "over", "ok"),
-    (Meta, "count", "ok"),
+    (Counts, "count", "ok"),
     (Work, "_save_after_call", "ok"),
     (Effects, "release", "ok"),
 ]
@@ -591,17 +591,17 @@ def test_numbers_are_given_back_in_any_order(manager: CheckpointManager) -> None
         for _ in range(3):
             mail.send("bob")
         meta = session._meta
-        task, kind = meta.counts[0][:2]
+        ((task, kind, _),) = meta.counts.rows()
         numbers = Numbers()
         slots = [numbers.take(meta, mail.send.tool, "", None, i)._replace(kind=kind, number=i)
                  for i in (1, 2, 3)]  # fmt: skip
         numbers.give_back(meta, 2, slots[1])
-        assert meta.counts == [[task, kind, 1, 3]]
+        assert list(meta.counts.rows()) == [[task, kind, 1, 3]]
         numbers.give_back(meta, 3, slots[2])
-        assert meta.counts == [[task, kind, 1]]
+        assert list(meta.counts.rows()) == [[task, kind, 1]]
         numbers.give_back(meta, 3, slots[2])
         numbers.give_back(meta, 1, slots[0])
-        assert meta.counts == [[task, kind, 0]]
+        assert not meta.counts
         assert [mail.send("bob") for _ in range(4)] == ["mail 1", "mail 2", "mail 3", "mail 4"]
 
 

@@ -721,3 +721,72 @@ def test_many_safety_checkpoints_do_not_pile_up(tmp_path):
         assert kinds.count("safety") == 10
         session.undo()
         assert session.agent.count == 14
+
+
+class TestWhatTheStateHasAgain:
+    """Effects that were compensated, and a state that was taken back."""
+
+    def test_undo_says_what_stays_undone(self, session):
+        good = session.save()
+        reserve("A")
+        reserve("B")
+        session.rollback(to=good, effects="compensate")
+        assert session.notices == []
+        report = session.undo()
+        assert world.done[-2:] == ["unreserve B", "unreserve A"]
+        assert [effect.words for effect in report.gone] == [
+            "reserve(seat='A')",
+            "reserve(seat='B')",
+        ]
+        assert len(report.notices) == 2
+        assert "reserve(seat='A')" in report.notices[0]
+        assert "does not stand" in report.notices[0]
+        assert "although the state has its result again" in str(report)
+        assert session.notices == report.notices
+
+    def test_it_is_told_until_it_is_done_again_or_gone_back(self, session):
+        good = session.save()
+        reserve("A")
+        reserve("B")
+        session.rollback(to=good, effects="compensate")
+        session.undo()
+        reserve("A")
+        assert world.done[-1] == "reserve A"
+        (notice,) = session.notices
+        assert "reserve(seat='B')" in notice
+        session.save()
+        again = Session("job", agent=Agent(), store=session.manager)
+        assert notice in again.notices
+        again.rollback(to=good, effects="warn")
+        assert not any("does not stand" in item for item in again.notices)
+        again.close()
+
+    def test_a_state_that_never_knew_it_says_nothing(self, session):
+        good = session.save()
+        reserve("A")
+        session.rollback(to=good, effects="compensate")
+        session.save()
+        count_up(session.agent)
+        session.rollback(steps=1)
+        report = session.undo()
+        assert report.gone == []
+        assert session.notices == []
+
+    def test_files_alone_change_nothing_of_it(self, session):
+        good = session.save()
+        reserve("A")
+        session.rollback(to=good, effects="compensate")
+        session.undo()
+        told = session.notices
+        session.rollback(steps=1, parts=["workspace"])
+        assert session.notices == told
+
+    def test_a_compensation_that_stops_half_way_says_so(self, session):
+        session.save()
+        reserve("A")
+        reserve("B")
+        world.breaks = "A"
+        with pytest.raises(RollbackRefusedError) as caught:
+            session.rollback(steps=2, effects="compensate")
+        assert [effect.words for effect in caught.value.report.gone] == ["reserve(seat='B')"]
+        assert any("'B'" in item and "does not stand" in item for item in session.notices)
