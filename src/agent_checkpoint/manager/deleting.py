@@ -7,8 +7,8 @@ from contextlib import suppress
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.families import family_of
 from agent_checkpoint.store.ledger import Ledger
-from agent_checkpoint.store.ledger_archive import family_of
 from agent_checkpoint.store.store import Store, unknown
 
 _SESSION = "session"
