@@ -243,6 +243,7 @@ def test_the_reference_has_every_public_method_as_it_is(owner: str) -> None:
         "KeepTagged",
         "Workspace",
         "checkpoint",
+        "explore",
         "register_alias",
         "register_migration",
         "register_type",

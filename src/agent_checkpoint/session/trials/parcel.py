@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError
@@ -24,8 +25,8 @@ def pack(content: Any) -> bytes:
         try:
             import cloudpickle
         except ImportError:
-            return pickle.dumps((sys.path, _main_program(), pickle.dumps(content)))
-        return pickle.dumps((sys.path, {}, cloudpickle.dumps(content)))
+            return pickle.dumps((_import_path(), _main_program(), pickle.dumps(content)))
+        return pickle.dumps((_import_path(), {}, cloudpickle.dumps(content)))
     except Exception as error:
         raise InvalidInputError(
             f"The strategy, a variant or the agent cannot be sent to another process ({error}). "
@@ -46,6 +47,11 @@ def unpack(parcel: bytes) -> Any:
 
         spawn.prepare(main)
     return pickle.loads(content)  # noqa: S301 - see above
+
+
+def _import_path() -> list[str]:
+    """Return where modules are found; a process that runs in another directory finds them, too."""
+    return [str(Path(place).absolute()) for place in sys.path]
 
 
 def _main_program() -> dict[str, Any]:

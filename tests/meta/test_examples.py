@@ -1,0 +1,51 @@
+"""The examples: each runs as it is, ends well, and shows what it promises."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHOWS = {
+    "repair.py": [
+        "as it was: {'passed': 2, 'failed': 3}",
+        "patch='sort'                 1/1   3       2",
+        "patch='does not fit'         0/1",
+        "ValueError: 'while intervals:' is not in intervals.py",
+        "after exploring: {'passed': 2, 'failed': 3}",
+        "+    for start, end in sorted(intervals):",
+        "adopted: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
+        "undone: {'passed': 2, 'failed': 3} []",
+        "and back: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
+    ]
+}
+
+
+def test_every_example_is_tested() -> None:
+    assert sorted(SHOWS) == sorted(path.name for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_it_ends_well_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+    home, scratch = tmp_path / "home", tmp_path / "scratch"
+    scratch.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        cwd=tmp_path,
+        env={**os.environ, "AGENT_CHECKPOINT_HOME": str(home), "TMPDIR": str(scratch)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    at = 0
+    for words in SHOWS[name]:
+        assert words in done.stdout[at:], done.stdout
+        at = done.stdout.index(words, at)
+    assert list(scratch.iterdir()) == []
+    for kind in ("forks", "bases", "branches"):
+        assert not (home / kind).exists() or list((home / kind).iterdir()) == []
