@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import (
     ConflictError,
     InvalidInputError,
@@ -47,8 +48,13 @@ class Adoption(Rollback):
         super().__init__(session, target, label=f"adopt {target.key}"[:200])
         head = session._saving.head
         present = {} if head is None else head.parts
-        # What is the same need not be set: of what is held elsewhere, that would be costly.
-        self._names = [name for name in self._names if target.parts[name] != present.get(name)]
+        # What is the same need not be set. What is held elsewhere was not forked, and stays.
+        elsewhere = self._elsewhere
+        self._names = [
+            name
+            for name in self._names
+            if target.parts[name] != present.get(name) and name not in elsewhere
+        ]
         self.report.parts = self._names
         self._is_whole = False
 
@@ -61,6 +67,12 @@ class Adoption(Rollback):
                 "A fork of a fork is adopted by that fork first."
             )
         return notes
+
+    @property
+    def _elsewhere(self) -> set[str]:
+        """The parts that are snapshots which others hold."""
+        parts = self._session._parts
+        return {name for name, part in parts.items() if isinstance(part, External)}
 
     @property
     def _point(self) -> str:
@@ -85,8 +97,8 @@ class Adoption(Rollback):
 
     def _check(self, present: Checkpoint | None) -> None:
         """See to it that the session is what it was when it was forked."""
-        point = find(self._store, self._point)
-        if present is None or _contents(present) != _contents(point):
+        point, apart = find(self._store, self._point), {PART, *self._elsewhere}
+        if present is None or _contents(present, apart) != _contents(point, apart):
             raise ConflictError(
                 f"The session {show(self._session.key)} has gone on since {point.id}, where "
                 f"{show(self._target.key)} was forked from it: to adopt that would lose work. Roll "
@@ -96,8 +108,12 @@ class Adoption(Rollback):
     def _new_meta(self, standing: list[str]) -> Meta:
         present, then = self._session._meta, self._meta
         later = [effect.id for effect in self._since()]
-        told = dict.fromkeys([*present.standing, *then.standing, *later])
         effects = self._session._ledger.effects
+        before = [name for name in present.standing if name in effects]
+        unknown = [
+            name for name in before if not then.knows(effects[name].session, effects[name].seq)
+        ]
+        told = dict.fromkeys([*unknown, *then.standing, *later])
         return Meta(
             present.key,
             present.family,
@@ -196,8 +212,8 @@ def adoption(session: Work, head: str | None, how: str | None) -> Adoption:
         raise NotFoundError(f"The moment of the fork is not kept any more: {error}") from error
 
 
-def _contents(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {name: part for name, part in checkpoint.parts.items() if name != PART}
+def _contents(checkpoint: Checkpoint, apart: set[str]) -> dict[str, Any]:
+    return {name: part for name, part in checkpoint.parts.items() if name not in apart}
 
 
 def _joined(present: Meta, then: Meta, seq: int) -> list[list[Any]]:

@@ -30,6 +30,8 @@ class Branch(Session):
     """A session that was forked from another; its files are its own, and go with it."""
 
     _keeps_place = False
+    _origin: Session | None = None
+    """The session that closes it at the latest, if that is in this process."""
 
     def close(self) -> None:
         """Save what is not saved yet, and take the files away. Twice is fine.
@@ -51,6 +53,8 @@ class Branch(Session):
         if isinstance(fork, Fork) and not is_saved:
             fork.snapshot()
         super().close()
+        if self._origin is not None and self in self._origin._branches:
+            self._origin._branches.remove(self)
 
     def _let_go(self) -> None:
         fork = self.workspace
@@ -143,7 +147,8 @@ class Forking:
             if files is not None:
                 files.close(save=False)
             raise
-        session._branches.add(branch)
+        session._branches.append(branch)
+        branch._origin = session
         return branch
 
     def twins(self) -> tuple[Any, dict[str, Any]]:

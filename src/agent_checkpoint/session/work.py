@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
-from weakref import WeakSet
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import is_stateful
@@ -70,8 +69,8 @@ class Work:
         self._new_parts: list[str] = []
         self._troubles: list[str] = []
         self._tokens: list[Any] = []
-        self._branches: WeakSet[Any] = WeakSet()
-        """Forks of it that were made in this process."""
+        self._branches: list[Any] = []
+        """Forks of it that are open in this process: also those that nobody else holds."""
         self._is_open = False
         self._is_ended = False
         self._pid = os.getpid()

@@ -1,10 +1,13 @@
 """Adopting a fork: when it may be, what becomes of everything, and back again."""
 
+import gc
+
 import pytest
 
 from agent_checkpoint import (
     ConflictError,
     EffectConflictError,
+    External,
     InvalidInputError,
     NotFoundError,
     RollbackRefusedError,
@@ -389,3 +392,33 @@ def test_no_files_no_merge(store):
         session.fork("try").close()
         with pytest.raises(InvalidInputError, match="no files"):
             session.adopt("try", merge="files")
+
+
+def test_a_fork_that_nobody_holds_is_closed_with_the_session(store, place, own_home):
+    with Session("work", workspace=place, store=store) as session:
+        session.fork("try")
+        gc.collect()
+    left = own_home / "store/branches"
+    assert not left.exists() or not list(left.iterdir())
+
+
+def test_adopted_undone_and_adopted_again(session):
+    with session.fork("try", effects="allow") as branch:
+        send("ann")
+        session.adopt(branch)
+    session.undo()
+    assert len(session.notices) == 1
+    session.adopt("try")
+    assert session.notices == []
+    assert len(session.calls) == 2
+
+
+def test_what_is_held_elsewhere_stays_as_it_is(tmp_path):
+    restored, taken = [], []
+    db = External("db", take=lambda: taken.append(1) or len(taken), restore=restored.append)
+    session = Session("work", agent=Agent(), parts={"db": db}, store=tmp_path / "s")
+    with session, session.fork("try") as branch:
+        note(branch.agent, "x")
+        report = session.adopt(branch)
+    assert sorted(report.parts) == ["agent", "calls"]
+    assert restored == []

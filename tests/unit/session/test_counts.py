@@ -48,7 +48,7 @@ def test_a_row_for_each_as_before_is_read() -> None:
 
 def test_a_copy_goes_on_by_itself() -> None:
     counts = Counts([[None, "put", 1]])
-    twin = Meta("k", "f", counts=counts).fork("other").counts
+    twin = Meta("k", "f", counts=counts).fork("other", None).counts
     twin.count(None, "put", 2)
     assert list(counts.rows()) == [[None, "put", 1]]
     assert list(twin.rows()) == [[None, "put", 2]]

@@ -29,7 +29,8 @@ from agent_checkpoint.workspace.apart import Stage
 from agent_checkpoint.workspace.drivers import Fork as Places
 from agent_checkpoint.workspace.drivers import end_fork, this_process
 
-Run = Callable[[Trial], "tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]"]
+_LONGEST_KEY = 900
+"""How many bytes of a session's key are in the keys of its trials."""
 
 
 def explore(
@@ -103,6 +104,7 @@ def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any) -> None:
 
 def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
     token = secrets.token_hex(3)
+    begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
     trials = []
     for number, variant in enumerate(variants):
         if not isinstance(variant, Mapping):
@@ -110,7 +112,7 @@ def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> l
                 f"A variant is a dict of the strategy's keywords, not {show(variant)}."
             )
         for repeat in range(repeats):
-            name = f"{key}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
+            name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
             trials.append(Trial(dict(variant), number, repeat, name))
     return trials
 
