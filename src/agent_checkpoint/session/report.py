@@ -99,6 +99,21 @@ class RollbackReport:
         return [effect for effect in self.compensable if effect.id not in gone]
 
 
+def refusal(report: RollbackReport) -> str:
+    """Return why a rollback is refused, and what can be done about it."""
+    number = len(report.blocking)
+    ask = ""
+    if report.unknown:
+        ask = (
+            " What nobody knows, a person can find out and say: session.resolve("
+            f"{report.unknown[0].id!r}, happened=True if it stands, else False)."
+        )
+    return (
+        f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
+        f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n{report}'
+    )
+
+
 def can_be_undone(effect: Effect) -> bool:
     """Tell whether a tool that can undo an effect was imported here."""
     tool = tool_of(effect)

@@ -30,6 +30,7 @@ from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import (
     RollbackReport,
     gone_notice,
+    refusal,
     standing_notice,
     still_gone,
 )
@@ -161,7 +162,7 @@ class Rollback:
                 f"{', '.join(session._calls.in_flight)} is running: roll back when no tool is."
             )
         if self._forgets and policy != "warn" and report.blocking:
-            raise RollbackRefusedError(_refusal(report), report)
+            raise RollbackRefusedError(refusal(report), report)
         with session._saving.lock:
             safety = self._hold()
             if policy == "compensate" and self._forgets:
@@ -340,17 +341,3 @@ def _chosen(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
             f"it has {', '.join(there)}."
         )
     return names
-
-
-def _refusal(report: RollbackReport) -> str:
-    number = len(report.blocking)
-    ask = ""
-    if report.unknown:
-        ask = (
-            " What nobody knows, a person can find out and say: session.resolve("
-            f"{report.unknown[0].id!r}, happened=True if it stands, else False)."
-        )
-    return (
-        f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
-        f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n{report}'
-    )
