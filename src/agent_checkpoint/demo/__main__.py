@@ -1,0 +1,8 @@
+"""`python -m agent_checkpoint.demo`: what `make demo` and `agent-checkpoint demo` run."""
+
+import sys
+
+from agent_checkpoint.demo.story import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,121 @@
+"""A coding agent without a model: it does what its script says. Owns its tools and strategies."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint import Checkpointable, Session, tool
+from agent_checkpoint.demo.project import run_tests
+
+KEY = "fix-invoices"
+TASKS = ("read the code", "mend the discount", "run the tests")
+FIRST_PATCH = '''\
+"""Invoices."""
+
+
+def total(prices, discount):
+    """The sum of prices in cents, less a discount in per cent."""
+    whole = sum(prices)
+    return whole - whole * discount / 100
+'''
+WAYS = {
+    "round up": "round(sum(prices) * (100 - discount) / 100 + 0.5)",
+    "round down": "sum(prices) * (100 - discount) // 100",
+}
+
+
+WORLD: dict[str, Path] = {}
+"""The outside, where no checkpoint reaches."""
+
+
+class Coder(Checkpointable):
+    """What the agent remembers."""
+
+    def __init__(self) -> None:
+        self.findings: list[str] = []
+        self.edits = 0
+
+
+@tool
+def read_file(path: str) -> str:
+    """Read a file."""
+    return Path(path).read_text()
+
+
+@tool
+def write_file(path: str, text: str) -> int:
+    """Write a file; return how many characters."""
+    return Path(path).write_text(text)
+
+
+@tool
+def test(place: str) -> list[int]:
+    """Run the tests; return how many pass, and how many there are."""
+    return list(run_tests(Path(place)))
+
+
+@tool
+def shell(command: str, place: str) -> int:
+    """Run a command; return its exit status."""
+    return subprocess.run(command, shell=True, cwd=place, check=False).returncode  # noqa: S602
+
+
+@tool(effect="irreversible", key=lambda version: version, approve=True)
+def publish(version: str) -> str:
+    """Tell the world: what stands in the register cannot be taken back."""
+    with WORLD["register"].open("a") as file:
+        file.write(f"invoices {version}\n")
+    return f"invoices {version} is published"
+
+
+def open_session(home: Path) -> Session:
+    """Open the agent's session, or resume it where it stopped."""
+    WORLD["register"] = home / "register.txt"
+    return Session(KEY, agent=Coder(), workspace=home / "project", store=home / "store")
+
+
+def think(session: Session, thought: str) -> None:
+    """Add to the conversation."""
+    session.messages.append({"role": "assistant", "content": thought})
+
+
+def work(home: Path, *, stumbles: bool) -> None:
+    """Do the tasks that are not done yet; the one that stumbles waits in the middle for its end."""
+    with open_session(home) as session:
+        coder: Any = session.agent
+        place = Path(str(session.workspace.path)) if session.workspace else home
+        state = "resumes" if session.resumed else "begins"
+        known = len(session.messages)
+        print(f"{state}; it knows {known} message{'' if known == 1 else 's'}", flush=True)
+        for task in session.tasks(TASKS):
+            with task:
+                print(f"task: {task.id}", flush=True)
+                if task.id == TASKS[0]:
+                    source = read_file(str(place / "invoice.py"))
+                    coder.findings.append("the discount is not divided by 100")
+                    think(session, f"{len(source.splitlines())} lines; per cent need a / 100.")
+                elif task.id == TASKS[1]:
+                    text = FIRST_PATCH[: len(FIRST_PATCH) // 2] if stumbles else FIRST_PATCH
+                    write_file(str(place / "invoice.py"), text)
+                    coder.edits += 1
+                    if stumbles:
+                        print("half of invoice.py is written", flush=True)
+                        input()
+                    think(session, "Per cent are divided by 100 now.")
+                else:
+                    passed, of = test(str(place))
+                    task.result = f"{passed} of {of}"
+                    think(session, f"{passed} of {of} tests pass: cents are not whole yet.")
+                    print(f"{passed} of {of} tests pass", flush=True)
+
+
+def try_way(branch: Session, way: str) -> dict[str, float]:
+    """Patch the fork's files one way, and run its tests there."""
+    place = Path(str(branch.workspace.path)) if branch.workspace else Path()
+    patched = FIRST_PATCH.replace("whole - whole * discount / 100", WAYS[way])
+    write_file(str(place / "invoice.py"), patched.replace("    whole = sum(prices)\n", ""))
+    passed, of = test(str(place))
+    think(branch, f"To {way} lets {passed} of {of} tests pass.")
+    return {"passed": passed, "of": of}

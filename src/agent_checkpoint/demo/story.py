@@ -1,0 +1,156 @@
+"""The story that the demo tells. Owns what is shown and when; everything in it really happens."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from agent_checkpoint import RollbackRefusedError, Session, Suspended, explore
+from agent_checkpoint.demo.agent import KEY, WAYS, open_session, publish, shell, try_way, work
+from agent_checkpoint.demo.project import make_project, run_tests
+
+_WORK, _STUMBLE = "work", "stumble"
+"""How the story starts its own processes."""
+
+
+def main(arguments: list[str]) -> int:
+    """Tell the story, or play the part of one of its processes; return the exit status."""
+    parser = argparse.ArgumentParser(prog="agent-checkpoint demo", description=__doc__)
+    parser.add_argument("part", nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--in", dest="home", metavar="DIR", help="where; a temporary one if none")
+    chosen = parser.parse_args(arguments)
+    if chosen.part[:1] in ([_WORK], [_STUMBLE]) and len(chosen.part) == 2:
+        work(Path(chosen.part[1]), stumbles=chosen.part[0] == _STUMBLE)
+        return 0
+    if chosen.part:
+        parser.error(f"unknown part {chosen.part[0]}")
+    home = Path(chosen.home or tempfile.mkdtemp(prefix="agent-checkpoint-demo-")).resolve()
+    home.mkdir(parents=True, exist_ok=True)
+    tell(home)
+    return 0
+
+
+def tell(home: Path) -> None:
+    """Tell all chapters, in a directory."""
+    print("A scripted coding agent, without model and network. All of it really happens.")
+    _begin(home)
+    _crash_and_resume(home)
+    with open_session(home) as session:
+        _wreck_and_roll_back(session)
+        _explore_and_adopt(session)
+        _publish_with_approval(session, home)
+        _refuse(session)
+    _end(home)
+
+
+def _begin(home: Path) -> None:
+    _title("1. A repository with a bug")
+    make_project(home / "project")
+    passed, of = run_tests(home / "project")
+    _say(f"{home / 'project'}: {passed} of {of} tests pass.")
+
+
+def _crash_and_resume(home: Path) -> None:
+    _title("2. The agent works, is killed in the middle of a task, and is started again")
+    command = [sys.executable, "-m", "agent_checkpoint.demo"]
+    _run([*command, _STUMBLE, str(home)], kill_at="half of")
+    _say("The half-written file is on the disk. Another process resumes: that task begins anew.")
+    _run([*command, _WORK, str(home)])
+
+
+def _wreck_and_roll_back(session: Session) -> None:
+    _title("3. A bad command wrecks the files")
+    place = _place(session)
+    shell("rm invoice.py && echo oops > test_invoice.py", str(place))
+    _say("$ rm invoice.py && echo oops > test_invoice.py")
+    _say(f"now there are: {_names(place)}")
+    report = session.rollback(steps=1)
+    _say(f"session.rollback(steps=1): {_names(place)}")
+    written = ", ".join(report.files.write) if report.files is not None else ""
+    _say(f"It wrote {written}. session.undo() would take that back.")
+
+
+def _explore_and_adopt(session: Session) -> None:
+    _title("4. Two strategies from the same moment, in parallel")
+    with ProcessPoolExecutor(len(WAYS)) as pool:
+        outcome = explore(session, try_way, [{"way": way} for way in WAYS], executor=pool)
+    for line in outcome.table().splitlines():
+        _say(line)
+    best = outcome.best("passed")
+    best.adopt()
+    passed, of = run_tests(_place(session))
+    _say(f"The winner, {best.variant['way']!r}, is the session's present: {passed} of {of} pass.")
+
+
+def _publish_with_approval(session: Session, home: Path) -> None:
+    _title("5. Something that cannot be undone waits for a person")
+    try:
+        publish("1.1")
+    except Suspended as waiting:
+        (request,) = session.approvals.pending(KEY)
+        _say(f"Suspended: {request.words} waits as {request.id}.")
+        _say("The process could end here, and another one go on after the answer.")
+        session.approvals.approve(waiting.approval_id, by="you")
+    for row in session.carry_out():
+        _say(f"Approved, and carried out: {row['result']}.")
+    _say(f"Once more: {publish('1.1')!r} is the recorded result.")
+    lines = (home / "register.txt").read_text().splitlines()
+    _say(f"The register has {len(lines)} line.")
+
+
+def _refuse(session: Session) -> None:
+    _title("6. A rollback past it is refused, with a report")
+    try:
+        session.rollback(to=f"{KEY}@2")
+    except RollbackRefusedError as refused:
+        for line in str(refused).splitlines():
+            _say("\n  ".join(textwrap.wrap(line, 88, subsequent_indent="  ")))
+
+
+def _end(home: Path) -> None:
+    _title("What just happened is still there")
+    store = home / "store"
+    _say(f"agent-checkpoint --store {store} log {KEY}")
+    _say(f"agent-checkpoint --store {store} ui {KEY}")
+    _say(f"rm -r {home}    when you have seen enough")
+
+
+def _run(command: list[str], *, kill_at: str | None = None) -> None:
+    """Run a process and show its lines; kill it with SIGKILL when it says `kill_at`."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as worker:
+        for line in worker.stdout or ():
+            _say(f"[process {worker.pid}] {line.rstrip()}")
+            if kill_at is not None and kill_at in line:
+                worker.send_signal(signal.SIGKILL)
+    expected = 0 if kill_at is None else -signal.SIGKILL
+    if worker.returncode != expected:
+        raise SystemExit(f"process {worker.pid} ended with {worker.returncode}, not {expected}")
+    if kill_at is not None:
+        _say(f"[process {worker.pid}] SIGKILL")
+
+
+def _place(session: Session) -> Path:
+    if session.workspace is None:
+        raise AssertionError("unreachable: the session has files")
+    return session.workspace.path
+
+
+def _names(place: Path) -> str:
+    return ", ".join(sorted(path.name for path in place.iterdir() if path.is_file()))
+
+
+def _title(text: str) -> None:
+    bold, plain = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", "")
+    print(f"\n{bold}{text}{plain}", flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"  {text}", flush=True)
