@@ -171,6 +171,22 @@ def check_stream(stream: str) -> str:
     return stream
 
 
+def same_json(a: Any, b: Any) -> bool:
+    """Tell whether two JSON values are exactly alike: 1, 1.0 and true are three."""
+    if isinstance(a, dict):
+        return (
+            isinstance(b, dict)
+            and a.keys() == b.keys()
+            and all(same_json(value, b[name]) for name, value in a.items())
+        )
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same_json, a, b))
+    if isinstance(a, float) or isinstance(b, float):  # 0.0 is not -0.0, and NaN is NaN
+        are_floats = isinstance(a, float) and isinstance(b, float)
+        return are_floats and repr(float(a)) == repr(float(b))
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
+
+
 def show(value: object, limit: int = 60) -> str:
     """Quote a name for a message: one line, printable, cut short."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else safe_repr(value)

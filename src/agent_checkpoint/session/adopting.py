@@ -16,7 +16,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, show
+from agent_checkpoint.records import Checkpoint, Draft, same_json, show
 from agent_checkpoint.session.merging import merge
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import standing_notice
@@ -53,15 +53,16 @@ class Adoption(Rollback):
         self._names = [
             name
             for name in self._names
-            if target.parts[name] != present.get(name) and name not in elsewhere
+            if name not in elsewhere and not same_json(target.parts[name], present.get(name))
         ]
-        self.report.parts = self._names
+        self.report.parts, self.report.adopts = self._names, True
         self._is_whole = False
 
     def _notes_of_then(self) -> Meta:
         session, notes = self._session, read_meta(self._store, self._target)
         family = None if notes is None else notes.family
-        if notes is None or family != session._meta.family or notes.origin != session.key:
+        past = {session.key, *(key for key, _ in session._meta.lineage)}
+        if notes is None or family != session._meta.family or notes.origin not in past:
             raise InvalidInputError(
                 f"{show(self._target.id, 120)} is no fork of the session {show(session.key)}. "
                 "A fork of a fork is adopted by that fork first."
@@ -98,7 +99,7 @@ class Adoption(Rollback):
     def _check(self, present: Checkpoint | None) -> None:
         """See to it that the session is what it was when it was forked."""
         point, apart = find(self._store, self._point), {PART, *self._elsewhere}
-        if present is None or _contents(present, apart) != _contents(point, apart):
+        if present is None or not same_json(_contents(present, apart), _contents(point, apart)):
             raise ConflictError(
                 f"The session {show(self._session.key)} has gone on since {point.id}, where "
                 f"{show(self._target.key)} was forked from it: to adopt that would lose work. Roll "
@@ -119,6 +120,7 @@ class Adoption(Rollback):
             present.family,
             lineage=_joined(present, then, self._session._ledger.seq),
             point=present.point,
+            inherited=present.inherited,
             workspace=present.workspace,
             seal=present.seal,
             ledger=max(present.ledger, then.ledger),
@@ -204,6 +206,8 @@ def adoption(session: Work, head: str | None, how: str | None) -> Adoption:
         raise InvalidInputError(f'merge is "files" or None, not {show(how)}.')
     if head is None:
         raise NotFoundError("There is nothing to adopt: it never began.")
+    if not isinstance(head, str):
+        raise InvalidInputError(f"A fork, a trial or an id is adopted, not {show(head)}.")
     target = find(session.manager.store, head)
     way = FileAdoption if how == "files" else Adoption
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from threading import Event
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -15,18 +16,20 @@ _session: ContextVar[Work | None] = ContextVar("agent_checkpoint_session", defau
 _task: ContextVar[tuple[Any, str] | None] = ContextVar("agent_checkpoint_task", default=None)
 _around: ContextVar[tuple[Any, ...]] = ContextVar("agent_checkpoint_around", default=())
 _open: WeakSet[Work] = WeakSet()
+_forked = Event()
+"""Whether there was ever a fork in this process: a thread of one may outlive it."""
 
 
 def current_session() -> Work | None:
     """Return the session that is entered here.
 
     A new thread begins without one: there it is the only one that is open in the process, if it
-    is the only one.
+    is the only one. Where there were forks, nobody knows whose thread it is.
     """
     found = _session.get()
     if found is not None:
         return found if found in _open else None
-    return next(iter(_open)) if len(_open) == 1 else None
+    return next(iter(_open)) if len(_open) == 1 and not _forked.is_set() else None
 
 
 def current_task(session: Work) -> str | None:
@@ -74,6 +77,8 @@ def nesting(session: Work) -> Iterator[None]:
 def opened(session: Work) -> None:
     """Count a session among those that are open in this process."""
     _open.add(session)
+    if not session._keeps_place:
+        _forked.set()
 
 
 def closed(session: Work) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ def settled(value: Any) -> Any:
         except BaseException as error:
             errors.append(error)
 
-    thread = Thread(target=run)  # the one of the caller may have a loop that is running
+    # The one of the caller may have a loop that is running. It is in the same session.
+    thread = Thread(target=copy_context().run, args=(run,))
     thread.start()
     thread.join()
     if errors:

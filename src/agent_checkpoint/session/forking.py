@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.checkpointable import Checkpointable
 from agent_checkpoint.core.external import External
-from agent_checkpoint.errors import CheckpointError, ConflictError, InvalidInputError, StateError
+from agent_checkpoint.errors import (
+    CheckpointError,
+    ConflictError,
+    InvalidInputError,
+    StateError,
+    WorkspaceError,
+)
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
 from agent_checkpoint.session.session import Session
@@ -42,19 +48,23 @@ class Branch(Session):
         """
         if not self._is_open:
             return
-        is_saved = self._is_ended
-        if not is_saved:
+        trouble: CheckpointError | None = None
+        if not self._is_ended:
             try:
                 self._end()
-                is_saved = True
             except (ConflictError, StateError):
-                is_saved = False  # the files at least are
-        fork = self.workspace
-        if isinstance(fork, Fork) and not is_saved:
-            fork.snapshot()
+                self._save_files()  # at least
+            except WorkspaceError as error:
+                trouble = error
         super().close()
         if self._origin is not None and self in self._origin._branches:
             self._origin._branches.remove(self)
+        if trouble is not None:
+            raise trouble
+
+    def _save_files(self) -> None:
+        if isinstance(self.workspace, Fork):
+            self.workspace.snapshot()
 
     def _let_go(self) -> None:
         fork = self.workspace
@@ -93,6 +103,11 @@ class Forking:
             raise InvalidInputError(f"effects is refuse or allow, not {show(effects)}.")
         if agent is not None and not callable(agent):
             raise InvalidInputError("agent is a function that makes an agent, not an agent.")
+        if effects == "allow" and not session._meta.irreversible:
+            raise InvalidInputError(
+                f"{show(session.key)} is a fork that may not do what cannot be undone, and so may "
+                "none of its own forks."
+            )
         self.session = session
         self.effects = effects
         self.new_agent = agent
@@ -130,7 +145,7 @@ class Forking:
         agent, parts = self.twins()
         origin, files = session.workspace, None
         if origin is not None and self.tree is not None:
-            place = Path(path) if path is not None else private_place() / _name_for(origin)
+            place = _place(path) or private_place() / _name_for(origin)
             files = origin.fork(place, self.tree, driver)
         try:
             branch = open_branch(
@@ -147,6 +162,8 @@ class Forking:
             if files is not None:
                 files.close(save=False)
             raise
+        if files is not None:
+            files.belongs_to(branch.close)
         session._branches.append(branch)
         branch._origin = session
         return branch
@@ -220,6 +237,12 @@ def _twin(part: Any, name: str) -> Any:
             f"{name} cannot be copied for a fork ({error!r}). Pass agent=, a function that makes "
             "a new one."
         ) from error
+
+
+def _place(path: str | os.PathLike[str] | None) -> Path | None:
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise InvalidInputError(f"path is a directory, not {show(path)}.")
+    return None if path is None else Path(path)
 
 
 def _name_for(origin: Workspace) -> str:

@@ -34,6 +34,8 @@ class Meta:
     """The sessions it comes from, each with the last record of the ledger that is of its past."""
     point: str | None = None
     """The checkpoint that it was forked from."""
+    inherited: int | None = None
+    """How many of the lineage it was forked with; the others it has adopted."""
     workspace: str | None = None
     seal: str | None = None
     """Proves that it was this user who said which directory it is."""
@@ -98,6 +100,10 @@ class Meta:
         place = None if self.point is None else parse_checkpoint_id(self.point)
         return None if place is None else place.key
 
+    def is_own(self, session: str) -> bool:
+        """Tell whether what a session did outside is this one's to undo: not what a fork found."""
+        return session not in [key for key, _ in self.lineage[: self.inherited or 0]]
+
     def knows(self, session: str, seq: int) -> bool:
         """Tell whether the state knows of what a session has begun with a record of the ledger."""
         if session == self.key:
@@ -111,6 +117,7 @@ class Meta:
             self.family,
             lineage=[*self.lineage, [self.key, self.ledger]],
             point=point,
+            inherited=len(self.lineage) + 1,
             ledger=self.ledger,
             counts=self.counts.copy(),
             standing=list(self.standing),
@@ -185,6 +192,7 @@ _IS_RIGHT: dict[str, Callable[[Any], bool]] = {
     "family": lambda value: _is_text(value) and is_stream(f"fx/{value}"),
     "lineage": _is_lineage,
     "point": _is_text,
+    "inherited": _is_number,
     "workspace": lambda value: _is_text(value) and value.startswith("/") and "\0" not in value,
     "seal": _is_text,
     "ledger": _is_number,

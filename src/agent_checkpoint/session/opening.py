@@ -230,7 +230,8 @@ class Opening:
         if tree is None or session._files is None:
             return
         if self._is_empty:
-            session._files.workspace.restore(tree)
+            if session._files.workspace.diff(tree):
+                session._files.workspace.restore(tree)
         elif drift and self._on_drift == "restore":
             session.drift = drift
             session._files.workspace.restore(tree)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ class RollbackReport:
     """The checkpoint that it goes back to."""
     parts: list[str]
     """What goes back; the rest stays."""
+    adopts: bool = False
+    """Whether it is the end of a fork that the session adopts."""
     id: str | None = None
     """The new head; None if nothing was done."""
     safety_id: str | None = None
@@ -56,10 +58,17 @@ class RollbackReport:
         """Those for which a rollback is refused unless somebody says `warn`."""
         return [*self.irreversible, *self.unknown]
 
-    def sort(self, effects: Iterable[Effect]) -> None:
-        """Take in the effects since the target."""
+    def sort(self, effects: Iterable[Effect], is_own: Callable[[str], bool]) -> None:
+        """Take in the effects since the target.
+
+        Args:
+            effects: those that stand.
+            is_own: whether a session's effects are this one's to undo.
+        """
         for effect in effects:
-            if effect.status != COMMITTED:
+            if not is_own(effect.session) and effect.kind == REVERSIBLE:
+                self.irreversible.append(effect)
+            elif effect.status != COMMITTED:
                 self.unknown.append(effect)
             elif effect.kind == IDEMPOTENT:
                 self.replayable.append(effect)
@@ -69,8 +78,11 @@ class RollbackReport:
                 self.irreversible.append(effect)
 
     def __str__(self) -> str:
-        done = "went back" if self.id else "would go back"
-        lines = [f"The session {done} to {self.target}: {', '.join(self.parts)}."]
+        verbs = (
+            ("has adopted", "would adopt") if self.adopts else ("went back to", "would go back to")
+        )
+        parts = ", ".join(self.parts) or "nothing that is not the same"
+        lines = [f"The session {verbs[0 if self.id else 1]} {self.target}: {parts}."]
         lists: list[tuple[str, Iterable[Any]]] = [
             ("Cannot be undone:", self.irreversible),
             ("Nobody knows whether it stands:", self.unknown),

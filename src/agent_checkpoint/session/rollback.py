@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import (
-    ConflictError,
     EffectError,
     InvalidInputError,
     RollbackRefusedError,
@@ -89,7 +88,7 @@ class Rollback:
         session._ledger.refresh()
         self.report = RollbackReport(target.id, self._names)
         effects = list(self._since())
-        self.report.sort(effects)
+        self.report.sort(effects, session._meta.is_own)
         if self._forgets:
             self.report.gone = self._gone()
             self.report.notices = self._notices(effects)
@@ -157,10 +156,7 @@ class Rollback:
             CheckpointError: the parts cannot be set back; they are as they were.
         """
         session, report = self._session, self.report
-        if session._calls.in_flight:
-            raise ConflictError(
-                f"{', '.join(session._calls.in_flight)} is running: roll back when no tool is."
-            )
+        session._check_idle("roll back")
         if self._forgets and policy != "warn" and report.blocking:
             raise RollbackRefusedError(refusal(report), report)
         with session._saving.lock:
@@ -253,6 +249,7 @@ class Rollback:
             present.family,
             lineage=present.lineage,
             point=present.point,
+            inherited=present.inherited,
             workspace=present.workspace,
             seal=present.seal,
             ledger=then.ledger if self._forgets else present.ledger,

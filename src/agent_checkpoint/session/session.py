@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -210,8 +211,9 @@ class Session(Work):
         self._check_open()
         live = branch if isinstance(branch, Session) and branch._is_open else None
         if live is not None:
+            live._check_idle("adopt it")
             live.save(label="adopted")
-        head = branch if isinstance(branch, str) else branch.head
+        head: Any = branch if isinstance(branch, str) else getattr(branch, "head", branch)
         report = adoption(self, head, merge).run("warn")
         if live is not None:
             live.close()
@@ -268,11 +270,12 @@ class Session(Work):
     def close(self) -> None:
         """Let go of the workspace and the store. Twice is fine. Saves nothing but its forks."""
         if self._is_open:
-            for branch in list(self._branches):
-                branch.close()
-            self._is_open = False
-            closed(self)
-            self._let_go()
+            with ExitStack() as stack:  # each of them, whatever befalls another
+                stack.callback(self._let_go)
+                for branch in list(self._branches):
+                    stack.callback(branch.close)
+                self._is_open = False
+                closed(self)
 
     def __enter__(self: Self) -> Self:
         self._check_open()

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, show
+from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, show
 from agent_checkpoint.session.meta import PART
 from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT
 from agent_checkpoint.store.lookup import find, walk
@@ -61,7 +61,7 @@ def _unlike(store: Store, checkpoints: Iterable[Checkpoint | None]) -> Iterator[
         if item is None:
             continue
         before, parts = parts, {name: item.parts[name] for name in item.parts if name != PART}
-        if not after_end or parts != before:
+        if not after_end or not same_json(parts, before):
             yield item
             after_end = _is_end(store, item)
 

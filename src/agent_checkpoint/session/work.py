@@ -147,6 +147,12 @@ class Work:
             raise InvalidInputError(f"The session {show(self.key)} is closed: open it again.")
         self._check_process()
 
+    def _check_idle(self, what: str) -> None:
+        if self._calls.in_flight:
+            raise ConflictError(
+                f"{', '.join(self._calls.in_flight)} is running: {what} when no tool is."
+            )
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ConflictError(

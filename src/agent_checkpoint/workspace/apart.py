@@ -52,6 +52,10 @@ class Stage:
         self._beside = private_place()
         if not can_view(self._beside):
             raise WorkspaceError("Processes cannot have views of their own here.")
+        for own in (getattr(origin.store.backend, "path", None), self._beside):
+            # In a view, each process would write to one of its own.
+            if own is not None and origin.path in Path(os.path.realpath(own)).parents:
+                raise WorkspaceError(f"{own} is within the workspace.")
         self._at = origin.path
         self._records = self._beside.parent / "forks"
         self._ground = open_ground(origin, tree, self._beside.parent / "bases")

@@ -48,6 +48,15 @@ class Fork(Workspace):
         self._base = base
         self._is_open = True
         self._on_close: Callable[[], object] = lambda: None
+        self._end: Callable[[], object] = self.close
+
+    def belongs_to(self, end: Callable[[], object]) -> None:
+        """Have something else called when it has to end: who owns it saves more than files."""
+        self._end = end
+
+    def end(self) -> None:
+        """Have it closed by who owns it. Raises as `close` does."""
+        self._end()
 
     def on_close(self, call: Callable[[], object]) -> None:
         """Have something called once the fork is gone."""

@@ -156,7 +156,8 @@ class Planner:
         """
         self._now = now
         self._tree = tree
-        self._paths = None if paths is None else tuple(paths)
+        self._paths = None if paths is None else frozenset(paths)
+        self._above = {above for path in self._paths or () for above in _parents(path)}
         self._exclude = exclude
         self._refused: list[bytes] = []
         self._keep_unseen = keep_unseen
@@ -178,6 +179,8 @@ class Planner:
         then = Side(self._tree.root.ref, self._tree.get)
         git = GitWords(self._now, then)
         for change in differences(self._now, then, self._wants):
+            if self._is_on_the_way(change):
+                continue
             if change.path.rpartition(b"/")[0] in left:
                 left.add(change.path)
                 continue
@@ -212,12 +215,16 @@ class Planner:
             return False
         if self._paths is None:
             return True
-        return any(
-            path == wanted
-            or path.startswith(wanted + b"/")
-            or (is_folder and wanted.startswith(path + b"/"))
-            for wanted in self._paths
-        )
+        return self._is_within(path) or (is_folder and path in self._above)
+
+    def _is_within(self, path: bytes) -> bool:
+        """Tell whether a path was asked for, or is below one that was."""
+        return self._paths is None or not self._paths.isdisjoint({path, *_parents(path)})
+
+    def _is_on_the_way(self, change: Change) -> bool:
+        """Tell whether a directory only leads to what was asked for: it stays as it is."""
+        is_kept = change.before is not None and change.after is not None
+        return is_kept and not self._is_within(change.path)
 
     def _why_left(self, change: Change) -> str | None:
         if change.name in (STAGING, BESIDE):

@@ -209,7 +209,8 @@ class Workspace(OpenDirectory):
     def hold(self, tree: Tree | None = None) -> Iterator[Tree]:
         """Promise that nothing writes here meanwhile: forks may then read through to it.
 
-        Forks that are open at the end are closed, with their last state saved. Gives the tree.
+        Forks that were made meanwhile are closed at the end, with their last state saved. Gives the
+        tree.
 
         Args:
             tree: what the directory is, if a checkpoint has it already.
@@ -220,12 +221,12 @@ class Workspace(OpenDirectory):
             if self._held is not None:
                 raise WorkspaceError(f"{self.path} is held already.")
             tree = self.snapshot(full=True) if tree is None else tree
-            self._held = tree
+            self._held, before = tree, set(self._forks)
         try:
             with self._root.held(exclusive=False):
                 yield tree
         finally:
             with self._lock:
                 self._held = None
-                for fork in list(self._forks):
-                    fork.close()
+                for fork in self._forks - before:
+                    fork.end()

@@ -17,6 +17,7 @@ def no_session_is_left():
     for session in list(current._open):
         with suppress(CheckpointError):
             session.close()
+    current._forked.clear()
 
 
 @pytest.fixture(params=["memory", "file", "sqlite"])

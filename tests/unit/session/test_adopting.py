@@ -7,6 +7,7 @@ import pytest
 from agent_checkpoint import (
     ConflictError,
     EffectConflictError,
+    EffectUnknownError,
     External,
     InvalidInputError,
     NotFoundError,
@@ -422,3 +423,97 @@ def test_what_is_held_elsewhere_stays_as_it_is(tmp_path):
         report = session.adopt(branch)
     assert sorted(report.parts) == ["agent", "calls"]
     assert restored == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, False), (1, 1.0), (1, True), (0.0, -0.0)])
+@pytest.mark.parametrize("who", ["fork", "session"])
+def test_values_that_only_look_the_same(session, before, after, who):
+    session.agent.count = before
+    with session.fork("try") as branch:
+        (branch if who == "fork" else session).agent.count = after
+        if who == "session":
+            with pytest.raises(ConflictError):
+                session.adopt(branch)
+            return
+        session.adopt(branch)
+    assert repr(session.agent.count) == repr(after)
+
+
+def test_a_fork_whose_tool_is_running(session):
+    with session.fork("try") as branch:
+
+        @tool
+        def adopt_me():
+            session.adopt(branch)
+
+        with pytest.raises(ConflictError, match="adopt_me is running: adopt it when no tool is"):
+            adopt_me()
+
+
+def test_a_fork_of_what_was_adopted(session):
+    with session.fork("one") as one:
+        note(one.agent, "one")
+        then = one.head
+        note(one.agent, "more")
+        session.adopt(one)
+    with session.fork("two", at=then) as two:
+        note(two.agent, "two")
+    with pytest.raises(ConflictError):
+        session.adopt("two")
+    session.rollback(to=then)
+    session.adopt("two")
+    assert session.agent.memory == ["first", "one", "two"]
+
+
+@pytest.mark.parametrize("what", [5, object(), ["x"]])
+def test_what_cannot_be_adopted(session, what):
+    with pytest.raises(InvalidInputError, match="is adopted"):
+        session.adopt(what)
+
+
+def test_an_unknown_outcome_of_the_fork_is_told(session):
+    class Killed(BaseException):
+        pass
+
+    @tool(effect="irreversible", key=lambda to: to)
+    def call(to):
+        raise Killed
+
+    branch = session.fork("try", effects="allow")
+    with branch._as_current(), pytest.raises(Killed):
+        call("ann")
+    session.adopt(branch)
+    (words,) = session.notices
+    assert "call(to='ann')" in words
+    assert "nobody knows" in words
+    with pytest.raises(EffectUnknownError):
+        call("ann")
+
+
+def test_the_mode_of_a_directory_stays_ours(session, place):
+    branch = session.fork("try")
+    (branch.workspace.path / "src/new").write_text("x")
+    (place / "src").chmod(0o700)
+    session.adopt(branch, merge="files")
+    assert (place / "src/new").exists()
+    assert (place / "src").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_interrupt_while_files_are_set(session, place, monkeypatch):
+    with session.fork("try") as branch:
+        work(branch)
+    before = everything(session)
+    real = Workspace.restore_held
+
+    def interrupted(self, *args, **options):
+        real(self, *args, **options)
+        raise KeyboardInterrupt
+
+    for merge in (None, "files"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Workspace, "restore_held", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                session.adopt("try", merge=merge)
+        assert everything(session) == before
+    session.adopt("try")
+    assert session.agent.memory == ["first", "try"]

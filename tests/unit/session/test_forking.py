@@ -1,12 +1,14 @@
 """Forks of a session: what they begin with, that they are apart, and what they leave."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from agent_checkpoint import (
     Checkpointable,
+    CheckpointError,
     CheckpointManager,
     ConflictError,
     EffectConflictError,
@@ -15,10 +17,12 @@ from agent_checkpoint import (
     InvalidInputError,
     KeepLatest,
     NotFoundError,
+    RollbackRefusedError,
     Session,
     StateError,
     Suspended,
     UnsafeWorkspaceError,
+    WorkspaceError,
     tool,
 )
 from tests.agents import Agent, Planner
@@ -41,6 +45,11 @@ def note(agent, text):
 def send(to):
     sent.append(to)
     return f"sent {to}"
+
+
+@tool(effect="reversible", key=lambda to: to, undo=lambda to: sent.remove(to))
+def book(to):
+    sent.append(to)
 
 
 @tool(effect="irreversible", key=lambda to: to, approve=True)
@@ -398,3 +407,81 @@ def test_classes_are_what_they_were(session):
         assert isinstance(branch, Session)
         assert isinstance(branch.agent, Checkpointable)
     assert isinstance(session.manager, CheckpointManager)
+
+
+def test_a_fork_that_may_not_cannot_let_its_forks(session):
+    with session.fork("try") as branch:
+        with pytest.raises(InvalidInputError, match="none of its own forks"):
+            branch.fork("deeper", effects="allow")
+        assert "deeper" not in session.manager.list_keys()
+
+
+def test_a_fork_does_not_undo_what_the_session_did(session):
+    before = session.save()
+    book("room")
+    with session.fork("try") as branch:
+        with pytest.raises(RollbackRefusedError, match="room"):
+            branch.rollback(to=before, effects="compensate")
+        report = branch.rollback(to=before, effects="warn")
+        assert [effect.tool for effect in report.irreversible] == ["book"]
+    assert sent == ["room"]
+    session.rollback(to=before, effects="compensate")
+    assert sent == []
+
+
+def test_a_thread_that_outlives_its_fork_does_nothing_in_the_sessions_name(session):
+    errors = []
+    gate = threading.Event()
+
+    def late():
+        gate.wait(20)
+        try:
+            send("ann")
+        except CheckpointError as error:
+            errors.append(str(error))
+
+    with session.fork("try"):
+        thread = threading.Thread(target=late)
+        thread.start()
+    gate.set()
+    thread.join()
+    assert "session" in errors[0]
+    assert sent == []
+
+
+def test_forks_end_with_the_hold_that_they_were_made_in(session, tmp_path):
+    earlier = session.fork("earlier")
+    with session.workspace.hold():
+        branch = session.fork("try", path=tmp_path / "there")
+        branch.messages.append("not lost")
+        (branch.workspace.path / "late").write_text("not lost")
+    assert not branch._is_open
+    branch.close()
+    assert session.manager.state_dict("try")["messages"][-1] == "not lost"
+    assert earlier._is_open
+    assert (earlier.workspace.path / "run.sh").exists()
+    with Session("try", agent=Agent(), workspace=tmp_path / "x", store=session.manager):
+        assert (tmp_path / "x/late").read_text() == "not lost"
+
+
+def test_a_fork_whose_files_are_gone_is_closed_all_the_same(session):
+    branch = session.fork("try")
+    branch.workspace.close(save=False)
+    with pytest.raises(WorkspaceError):
+        branch.close()
+    assert not branch._is_open
+    assert session._branches == []
+    branch.close()
+
+
+def test_a_fork_of_nothing_leaves_no_key_but_its_own(store, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with Session("work", workspace=tmp_path / "empty", store=store) as session:
+        session.fork("try").close()
+        assert sorted(session.manager.list_keys()) == ["try", "work"]
+
+
+@pytest.mark.parametrize("path", [5, b"x"])
+def test_paths_that_are_none(session, path):
+    with pytest.raises(InvalidInputError, match="directory"):
+        session.fork("try", path=path)

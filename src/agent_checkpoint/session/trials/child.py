@@ -51,7 +51,7 @@ def _run(told: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     from agent_checkpoint.workspace.workspace import Workspace
 
     strategy, variant, agent, parts = unpack((private / PARCEL).read_bytes())
-    with CheckpointManager(told["store"]) as manager:
+    with CheckpointManager(told["store"], fmt=told["fmt"]) as manager:
         workspace = None
         if view is not None:
             workspace = view.open(manager.store, told["options"])

@@ -6,9 +6,18 @@ process of its own, which a worker of an executor starts, here or on another mac
 
 from __future__ import annotations
 
+import copy
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +38,7 @@ from agent_checkpoint.workspace.apart import Stage
 from agent_checkpoint.workspace.drivers import Fork as Places
 from agent_checkpoint.workspace.drivers import end_fork, this_process
 
+_LOOK_EVERY = 0.5
 _LONGEST_KEY = 900
 """How many bytes of a session's key are in the keys of its trials."""
 
@@ -72,7 +82,7 @@ def explore(
         CheckpointError: the present cannot be saved. What befalls a trial is in the outcome.
     """
     session._check_open()
-    _check(strategy, executor, timeout, repeats)
+    _check(strategy, executor, timeout, repeats, on_trial)
     forking = Forking(session, at=at, label="explore", effects=effects, agent=agent)
     trials = _planned(session.key, variants, repeats)
     look = Look(session, forking.point)
@@ -89,14 +99,17 @@ def explore(
     return Outcome(trials)
 
 
-def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any) -> None:
-    if not callable(strategy):
-        raise InvalidInputError(f"A strategy is a function, not {show(strategy)}.")
+def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: Any) -> None:
+    for name, function in (("A strategy", strategy), ("on_trial", on_trial)):
+        if function is not None and not callable(function):
+            raise InvalidInputError(f"{name} is a function, not {show(function)}.")
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise InvalidInputError(
             f"An executor has submit(), as those of concurrent.futures; {show(executor)} has not."
         )
-    if timeout is not None and not (isinstance(timeout, (int, float)) and timeout > 0):
+    if timeout is not None and not (
+        isinstance(timeout, (int, float)) and 0 < timeout < threading.TIMEOUT_MAX
+    ):
         raise InvalidInputError(f"timeout is a number of seconds, not {show(timeout)}.")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise InvalidInputError(f"repeats is a number of runs, from 1, not {show(repeats)}.")
@@ -106,6 +119,8 @@ def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> l
     token = secrets.token_hex(3)
     begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
     trials = []
+    if not isinstance(variants, Iterable):
+        raise InvalidInputError(f"variants is a list of dicts, not {show(variants)}.")
     for number, variant in enumerate(variants):
         if not isinstance(variant, Mapping):
             raise InvalidInputError(
@@ -113,8 +128,16 @@ def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> l
             )
         for repeat in range(repeats):
             name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
-            trials.append(Trial(dict(variant), number, repeat, name))
+            trials.append(Trial(_own(variant), number, repeat, name))
     return trials
+
+
+def _own(variant: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a variant that a run can change without another one seeing it, if that can be."""
+    try:
+        return copy.deepcopy(dict(variant))
+    except Exception:  # such as a lock, which threads may well share
+        return dict(variant)
 
 
 @contextmanager
@@ -150,26 +173,38 @@ def _ends(
 
         if executor is None:
             return ((trial, inside(trial)) for trial in trials)
-        return _completed({executor.submit(inside, trial): trial for trial in trials})
+        return _completed(_submitted(executor, inside, trials, trials))
     apart = stack.enter_context(_Apart(forking, strategy, timeout))
-    jobs = [(trial, apart.job(trial)) for trial in trials]
-    futures = {executor.submit(run_outside, job): trial for trial, job in jobs}
-    return _completed(futures, apart.end)
+    jobs = [apart.job(trial) for trial in trials]
+    return _completed(_submitted(executor, run_outside, jobs, trials), apart.end)
+
+
+def _submitted(
+    executor: Executor, run: Callable[[Any], dict[str, Any]], jobs: list[Any], trials: list[Trial]
+) -> dict[Future[dict[str, Any]], Trial]:
+    try:
+        return {executor.submit(run, job): trial for job, trial in zip(jobs, trials)}
+    except RuntimeError as error:
+        raise InvalidInputError(f"The executor takes no more: {error}.") from error
 
 
 def _completed(
     futures: dict[Future[dict[str, Any]], Trial],
     after: Callable[[Trial], object] = lambda trial: None,
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
+    waiting = set(futures)
     try:
-        for future in as_completed(futures):
-            trial = futures[future]
-            try:
-                found = future.result()
-            except Exception as error:  # the executor lost it
-                found = {"error": f"Its worker failed: {error_words(error)}"}
-            after(trial)
-            yield trial, found
+        while waiting:
+            wait(waiting, _LOOK_EVERY, FIRST_COMPLETED)
+            # One that is cancelled by its executor tells nobody.
+            for future in [future for future in futures if future in waiting and future.done()]:
+                waiting.discard(future)
+                try:
+                    found = future.result()
+                except (Exception, CancelledError) as error:  # the executor lost it
+                    found = {"error": f"Its worker failed: {error_words(error)}"}
+                after(futures[future])
+                yield futures[future], found
     finally:
         for future in futures:
             future.cancel()
@@ -230,6 +265,7 @@ class _Apart:
             "every": session.every,
             "effects": forking.effects,
             "makes_agent": forking.new_agent is not None,
+            "fmt": session.manager.fmt,
             "view": view,
             "files": None,
             "has_files": forking.tree is not None,

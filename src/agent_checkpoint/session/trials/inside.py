@@ -30,8 +30,8 @@ def run_inside(
     began = time.monotonic()
     try:
         branch = forking.make(key, driver=driver)
-    except CheckpointError as error:
-        return {"error": f"Its fork could not be made: {error}"}
+    except Exception as error:  # also of what makes its agent
+        return {"error": f"Its fork could not be made: {error_words(error)}"}
     ready = time.monotonic() - began
     place = None if branch.workspace is None else str(branch.workspace.path)
     try:

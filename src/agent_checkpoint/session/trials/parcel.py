@@ -41,7 +41,8 @@ def unpack(parcel: bytes) -> Any:
     Raises whatever a part of it raises when it is loaded.
     """
     path, main, content = pickle.loads(parcel)  # noqa: S301 - see above
-    sys.path += [place for place in path if place not in sys.path]
+    # In that order: what is found first there must be found first here.
+    sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
     if main:
         from multiprocessing import spawn
 

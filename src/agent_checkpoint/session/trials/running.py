@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -43,12 +44,21 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
     found["steps"] = max(0, len(branch.calls) - calls)
     try:
         label = "end of the trial" if found["error"] is None else "the trial failed"
-        found["head"] = branch.save(label=label, metrics=found["metrics"])
+        found["head"] = _saved(branch, label, found["metrics"])
     except CheckpointError as error:
         found["head"] = branch.head
         found["error"] = found["error"] or f"Its end could not be saved: {error}"
     found["seconds"] = time.monotonic() - began
     return found
+
+
+def _saved(branch: Session, label: str, metrics: Mapping[str, float]) -> str:
+    """Save the end; what no checkpoint can have as a metric is in the outcome alone."""
+    finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    try:
+        return branch.save(label=label, metrics=finite)
+    except InvalidInputError:
+        return branch.save(label=label)
 
 
 def _in_words(error: BaseException) -> str:

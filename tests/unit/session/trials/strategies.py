@@ -128,3 +128,23 @@ def many_files(branch, n):
         (branch.workspace.path / f"file-{number}").write_text(str(number))
     branch.save()
     return n
+
+
+def odd_metrics(branch, what):
+    branch.agent.memory.append("its end")
+    return {"good": 1, {"name": "x" * 5000}.get(what, "odd"): float(what) if what != "name" else 1}
+
+
+async def awaits_tools(branch):
+    write(str(branch.workspace.path / "awaited"), "x")
+    return 1
+
+
+def which_module(branch):
+    import twice_there
+
+    return len(twice_there.where)
+
+
+def no():
+    raise LookupError("no agent today")

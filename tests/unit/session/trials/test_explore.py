@@ -474,6 +474,9 @@ def test_a_strategy_may_explore(session):
         ({"executor": 7}, "submit"),
         ({"timeout": 0}, "seconds"),
         ({"timeout": "soon"}, "seconds"),
+        ({"timeout": float("inf")}, "seconds"),
+        ({"variants": None}, "list of dicts"),
+        ({"on_trial": 5}, "on_trial is a function"),
         ({"repeats": 0}, "from 1"),
         ({"repeats": True}, "from 1"),
         ({"effects": "perhaps"}, "refuse or allow"),
@@ -506,3 +509,87 @@ def test_the_index_of_the_original_is_not_touched(session, processes, place, own
     before = {path: path.read_bytes() for path in index.iterdir()}
     explore(session, strategies.many_files, [{"n": 1500}], executor=processes)
     assert {path: path.read_bytes() for path in index.iterdir()} == before
+
+
+@pytest.mark.parametrize("what", ["nan", "inf", "name"])
+def test_metrics_that_no_checkpoint_can_have(session, executor, what):
+    (trial,) = explore(session, strategies.odd_metrics, [{"what": what}], executor=executor)
+    assert trial.error is None
+    assert trial.state_diff["added"]["agent.memory[1]"] == "its end"
+    assert len(trial.metrics) == 4
+
+
+def test_tools_of_a_coroutine_are_recorded(session, executor):
+    (trial,) = explore(session, strategies.awaits_tools, [{}], executor=executor)
+    assert trial.error is None
+    assert trial.steps == 1
+
+
+def test_a_store_within_the_workspace(place, processes, tmp_path):
+    """A view would show each process a store of its own."""
+    letters = str(tmp_path / "letters")
+    with Session("work", workspace=place, store=place / "store") as session:
+        variants = [{"what": "send", "place": letters}] * 3
+        outcome = explore(session, strategies.act, variants, executor=processes, effects="allow")
+        assert Path(letters).read_text() == "ann\n"
+        (winner,) = [trial for trial in outcome if trial.ok]
+        winner.adopt()
+
+
+def test_modules_are_found_in_the_same_order(session, processes, tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "twice_there.py").write_text(f"where = {name!r}")
+    monkeypatch.syspath_prepend(str(tmp_path / "second"))
+    monkeypatch.syspath_prepend(str(tmp_path / "first"))
+    (trial,) = explore(session, strategies.which_module, [{}], executor=processes)
+    assert trial.score == len("first")
+
+
+def test_an_executor_that_is_shut_down_meanwhile(session):
+    pool = ThreadPoolExecutor(1)
+    gate = threading.Event()
+
+    def stop(branch, n):
+        if n == 0:
+            pool.shutdown(wait=False, cancel_futures=True)
+            gate.set()
+        return n
+
+    outcome = explore(session, stop, VARIANTS, executor=pool)
+    assert outcome.trials[0].ok
+    assert all("CancelledError" in trial.error for trial in outcome.trials[1:])
+    with pytest.raises(InvalidInputError, match="takes no more"):
+        explore(session, stop, VARIANTS, executor=pool)
+
+
+def test_an_agent_that_cannot_be_made(session, executor):
+    outcome = explore(session, strategies.score, VARIANTS, executor=executor, agent=strategies.no)
+    assert all("no agent today" in trial.error for trial in outcome)
+
+
+def test_a_variant_is_each_runs_own(session):
+    def add(branch, seen):
+        seen.append(1)
+        return len(seen)
+
+    outcome = explore(session, add, [{"seen": []}], repeats=3)
+    assert [trial.score for trial in outcome] == [1, 1, 1]
+
+
+def test_an_error_of_who_looks_on(session):
+    def look(trial):
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        explore(session, strategies.score, VARIANTS, on_trial=look)
+    assert session.workspace._held is None
+    explore(session, strategies.score, VARIANTS)
+
+
+def test_a_branch_that_was_open_before_stays_open(session):
+    branch = session.fork("mine")
+    explore(session, strategies.score, VARIANTS)
+    assert branch._is_open
+    assert (branch.workspace.path / "run.sh").exists()
+    branch.close()
