@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import (
@@ -346,6 +346,7 @@ FIELDS = st.sampled_from(sorted(WRONG))
 
 @settings(max_examples=150, deadline=None)
 @given(what=st.sampled_from(sorted(SOUND)), changes=st.dictionaries(FIELDS, JSON, max_size=3))
+@example(what="answered", changes={"also": None, "parts": {"$object": None}})
 def test_whatever_a_record_says(
     tmp_path_factory: pytest.TempPathFactory, what: str, changes: "dict[str, Any]"
 ) -> None:

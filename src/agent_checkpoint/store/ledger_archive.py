@@ -111,7 +111,9 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
         while last < packed.seq - 1:  # a number that was purged stays one that says nothing
             last = stream.append({"type": "nothing"}, {}, after=last)
         parts = _whole_parts(record["parts"], source)
-        last = stream.append(plain, with_references(parts, store.backend), after=last)
+        # One by one: a part may be called as a tag is.
+        parts = {name: with_references(tree, store.backend) for name, tree in parts.items()}
+        last = stream.append(plain, parts, after=last)
     if not is_there:
         stream.append({"type": "imported", "ts_ns": time.time_ns()}, {}, after=last)
 
