@@ -1,4 +1,4 @@
-"""Sessions against a plain model: edits, calls, saves, rollbacks, undos and reopenings."""
+"""Sessions against a plain model: edits, calls, saves, rollbacks, forks, adopts, reopenings."""
 
 import copy
 import shutil
@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from agent_checkpoint import Session, tool
+from agent_checkpoint import ConflictError, Session, tool
 from tests.agents import Agent
 from tests.unit.session.places import files_of
 
@@ -148,6 +148,33 @@ class SessionMachine(RuleBasedStateMachine):
         assert self.present == expected
         self.line = None
         self.moved(before)
+
+    @rule(data=st.data(), name=NAMES, text=TEXTS, at_present=st.booleans(), adopts=st.booleans())
+    def try_another_way(self, data, name, text, at_present, adopts):
+        at = None if at_present else data.draw(st.sampled_from(sorted(self.past)))
+        self.forks = getattr(self, "forks", 0) + 1
+        before = self.present
+        with self.session.fork(f"fork-{self.forks}", at, driver="copy") as branch:
+            if at is None:
+                self.note_new_checkpoints()
+            begun = self.past[at or self.session.head]
+            place = branch.workspace.path
+            assert (branch.agent.memory, branch.agent.count, list(branch.messages)) == begun[:3]
+            assert files_of(place) == begun[3]
+            call(branch.agent, place, name, text)
+            branch.messages.append({"text": text})
+            memory, messages = list(branch.agent.memory), list(branch.messages)
+            after = copy.deepcopy((memory, branch.agent.count, messages, files_of(place)))
+            assert self.present == before
+            if adopts and at is None:
+                self.session.adopt(branch)
+                assert self.present == after
+                self.line.append(self.session.head)
+                self.moved(before)
+            elif adopts and begun != before:
+                with pytest.raises(ConflictError):
+                    self.session.adopt(branch)
+                assert self.present == before
 
     @rule()
     def look_first(self):
