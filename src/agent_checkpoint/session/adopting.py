@@ -17,6 +17,7 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.records import Checkpoint, Draft, same_json, show
+from agent_checkpoint.session.approvals import void
 from agent_checkpoint.session.merging import merge
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import standing_notice
@@ -99,11 +100,14 @@ class Adoption(Rollback):
     def _check(self, present: Checkpoint | None) -> None:
         """See to it that the session is what it was when it was forked."""
         point, apart = find(self._store, self._point), {PART, *self._elsewhere}
-        if present is None or not same_json(_contents(present, apart), _contents(point, apart)):
+        now, then = (_contents(item, apart) for item in (present or point, point))
+        changed = [name for name in {**now, **then} if not same_json(now.get(name), then.get(name))]
+        if present is None or changed:
             raise ConflictError(
                 f"The session {show(self._session.key)} has gone on since {point.id}, where "
-                f"{show(self._target.key)} was forked from it: to adopt that would lose work. Roll "
-                'back to there first, or take the files alone with merge="files".'
+                f"{show(self._target.key)} was forked from it ({', '.join(changed)}): to adopt "
+                "that would lose work. Roll back to there first, or take the files alone with "
+                'merge="files".'
             )
 
     def _new_meta(self, standing: list[str]) -> Meta:
@@ -129,6 +133,12 @@ class Adoption(Rollback):
             gone=list(dict.fromkeys([*present.gone, *then.gone])),
             irreversible=present.irreversible,
         )
+
+    def _go(self, safety: Checkpoint) -> None:
+        super()._go(safety)
+        # Whoever is asked is asked by the session from now on.
+        ledger, epoch = self._session._ledger, self._session._epoch
+        self.report.void += void(ledger, self._meta.key, epoch)
 
     def _draft(self, meta: Meta) -> Draft:
         return super()._draft(meta)._replace(kind=ADOPT)

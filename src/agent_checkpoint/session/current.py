@@ -32,6 +32,11 @@ def current_session() -> Work | None:
     return next(iter(_open)) if len(_open) == 1 and not _forked.is_set() else None
 
 
+def open_sessions() -> list[Work]:
+    """Return the sessions that are open in this process."""
+    return list(_open)
+
+
 def current_task(session: Work) -> str | None:
     """Return the id of the task of a session that is under way here."""
     found = _task.get()

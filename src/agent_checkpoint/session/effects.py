@@ -117,11 +117,7 @@ class Effects(Outcomes):
         found = self.look(tool, identity, digest, call)
         if found is not None:
             return found
-        if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
-            raise EffectError(
-                f"{show(self.meta.key)} is a fork, and forks may not do what cannot be undone: "
-                f"{in_words(tool.name, arguments)}. Do it in the session that it was forked from."
-            )
+        self.check_allowed(tool, arguments)
         effect_id = secrets.token_hex(8)
 
         def guard() -> None:
@@ -167,6 +163,15 @@ class Effects(Outcomes):
                 void_unusable(self.ledger, request, self.epoch, error)
             raise
         return Decision(self.ledger.effects[effect_id], False)
+
+    def check_allowed(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
+        """See to it that a fork does nothing that it may not. Raises EffectError."""
+        if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
+            raise EffectError(
+                f"{show(self.meta.key)} is a fork, and forks may not do what cannot be undone: "
+                f"{in_words(tool.name, arguments)}. Do it in the session that it was forked from, "
+                'or fork with effects="allow".'
+            )
 
     def look(self, tool: Tool, identity: str, digest: str, call: Any = None) -> Decision | None:
         """Return what to do if such an effect is there already, else None. Raises as `decide`."""

@@ -88,7 +88,8 @@ class Opening:
         session = self._session
         place = None if workspace is None else _path(workspace)
         if place is not None and not place.is_dir():
-            raise WorkspaceError(f"There is no directory {show(str(place), 200)}.")
+            what = "is no directory" if place.exists() else "is not there"
+            raise WorkspaceError(f"{show(str(place), 200)} {what}: name one that is there.")
         self._have_files(place, workspace)
         session._meta = Meta.new(session.key, None if place is None else str(place))
         session._saving = Saving(session.manager, session._meta, None)

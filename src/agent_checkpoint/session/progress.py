@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 
@@ -12,7 +13,7 @@ def show_progress(done: int, total: int, words: str) -> None:
     """Write the line over itself, if a person is looking at the terminal."""
     out = sys.stderr
     try:
-        if not out.isatty():
+        if not out.isatty() or os.environ.get("AGENT_CHECKPOINT_PROGRESS") == "0":
             return
         full = _WIDTH * done // max(total, 1)
         bar = "█" * full + "░" * (_WIDTH - full)

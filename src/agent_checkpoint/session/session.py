@@ -207,13 +207,21 @@ class Session(Work):
             NotFoundError: it, or the moment of the fork, is not kept any more.
         """
         from agent_checkpoint.session.adopting import adoption  # needed by few
+        from agent_checkpoint.session.trials.outcome import Trial
 
         self._check_open()
         live = branch if isinstance(branch, Session) and branch._is_open else None
         if live is not None:
             live._check_idle("adopt it")
             live.save(label="adopted")
+        if isinstance(branch, Trial) and branch.error is not None:
+            raise InvalidInputError(
+                f"The trial {show(branch.key)} failed. Its end is adopted all the same by "
+                f"session.adopt({branch.key!r})."
+            )
         head: Any = branch if isinstance(branch, str) else getattr(branch, "head", branch)
+        if branch is None:  # and not a fork that never began
+            raise InvalidInputError("A fork, a trial or an id is adopted, not None.")
         report = adoption(self, head, merge).run("warn")
         if live is not None:
             live.close()

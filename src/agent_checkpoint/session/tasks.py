@@ -121,6 +121,10 @@ class Tasks:
         self.added: list[str] = []
         """Ids that the code has named and the checkpoint did not know."""
 
+    def __repr__(self) -> str:
+        told = ", ".join(f"{row.id}: {row.status}" for row in self._rows.values())
+        return f"<Tasks {told or 'none yet'}>"
+
     def __call__(
         self, ids: Iterable[str], *, on_resume: str = "restart", retries: int = 0
     ) -> Iterator[Task]:

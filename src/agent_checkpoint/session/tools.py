@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from agent_checkpoint.errors import EffectConflictError, EffectError, InvalidInputError
 from agent_checkpoint.records import show
-from agent_checkpoint.session.current import current_session
+from agent_checkpoint.session.current import current_session, open_sessions
 from agent_checkpoint.session.fitting import OWNERS, placed
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -27,6 +27,12 @@ EFFECT = "effect"
 
 _TOOLS: dict[tuple[str, str], Tool] = {}
 """By their names and the modules that define them."""
+
+
+_THREADS = (
+    "Start threads with contextvars.copy_context().run, once several sessions are open or one was "
+    "forked."
+)
 
 
 @dataclass(frozen=True)
@@ -225,10 +231,19 @@ def _wrapped(spec: Tool) -> Any:
 
 
 def _plainly(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    others = open_sessions()
     if spec.is_outside or spec.approve is not False:
+        where = "call it within `with Session(…)`."
+        if others:
+            where = "this thread belongs to none of those that are open. " + _THREADS
         raise EffectError(
             f"{spec.name} has an effect on the outside or needs an approval, and there is no "
-            "session to keep account of it: call it within `with Session(…)`."
+            f"session to keep account of it: {where}"
+        )
+    for session in others:
+        session._notice(
+            f"{spec.name} was called in a thread that belongs to no session, and is not recorded. "
+            + _THREADS
         )
     owner, arguments = spec.bind(args, kwargs)
     return spec.call(owner, arguments, None)

@@ -147,6 +147,11 @@ class Work:
             raise InvalidInputError(f"The session {show(self.key)} is closed: open it again.")
         self._check_process()
 
+    def _notice(self, words: str) -> None:
+        """Have the agent told something, once."""
+        if words not in self._troubles:
+            self._troubles.append(words)
+
     def _check_idle(self, what: str) -> None:
         if self._calls.in_flight:
             raise ConflictError(
@@ -272,7 +277,9 @@ def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any
         check_text(name, "A part's name")
         if name in found and name in _OWN:
             raise InvalidInputError(f"A session has a part {name!r} of its own: name it otherwise.")
-        if part is not None and not is_stateful(part):
+        if isinstance(part, type) or (part is not None and not is_stateful(part)):
+            if isinstance(part, type):
+                raise InvalidInputError(f"{name} is the class {part.__name__}: pass an instance.")
             raise InvalidInputError(
                 f"{name} has no state_dict() and load_state_dict(). Derive its class from "
                 "Checkpointable."

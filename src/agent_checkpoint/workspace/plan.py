@@ -261,6 +261,12 @@ def is_git_lock(path: bytes) -> bool:
     return b".git" in above and (name.endswith(b".lock") or name == b"gc.pid")
 
 
+def is_git_index(path: bytes) -> bool:
+    """Tell whether a path is an index of git, of a repository or of one within it."""
+    *above, name = path.split(b"/")
+    return b".git" in above and name == b"index"
+
+
 def _parents(path: bytes) -> set[bytes]:
     """Return the paths of the directories above."""
     names = path.split(b"/")

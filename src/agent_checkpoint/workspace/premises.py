@@ -62,6 +62,6 @@ def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
     if not force and (place == Path(place.anchor) or place == home or place in home.parents):
         raise UnsafeWorkspaceError(
             f"{place} holds a whole home directory or system, which a restore would set back. "
-            "Name the directory of one project, or pass force=True."
+            "Name the directory of one project, or pass Workspace(path, force=True)."
         )
     return place

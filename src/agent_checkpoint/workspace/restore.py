@@ -16,12 +16,13 @@ from contextlib import contextmanager, suppress
 from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
 from agent_checkpoint.workspace.caseless import ignores_case, refuse_collisions
 from agent_checkpoint.workspace.folders import stamp_of
-from agent_checkpoint.workspace.plan import Plan, Step
+from agent_checkpoint.workspace.plan import Plan, Step, is_git_index
 from agent_checkpoint.workspace.staging import BESIDE, FEW, Journal, Staging, sync_file_system
 from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS, ContentHash, Item
 
 _PIECE = 1 << 20
 _LINK = b"link"
+_LONG_AGO = 1  # 0 would mean to git that there is no index
 CHANGED = "it changed while the restore was under way"
 
 
@@ -180,6 +181,10 @@ class Restore:
             # Another file system is mounted there: it takes a copy and a rename within it.
             staging.copy(source, fd, is_link=step.after is not None and step.after.type == LINK)
             os.rename(BESIDE, name, src_dir_fd=fd, dst_dir_fd=fd)
+        if is_git_index(step.path):
+            # Git trusts what it noted of files that are older than its index. This one is as old
+            # as can be: it looks at every file once more.
+            os.utime(name, (_LONG_AGO, _LONG_AGO), dir_fd=fd, follow_symlinks=False)
 
     # -- directories -----------------------------------------------------------------------------
 

@@ -485,3 +485,29 @@ def test_a_fork_of_nothing_leaves_no_key_but_its_own(store, tmp_path):
 def test_paths_that_are_none(session, path):
     with pytest.raises(InvalidInputError, match="directory"):
         session.fork("try", path=path)
+
+
+def test_nobody_is_asked_for_what_a_fork_may_not(session):
+    with session.fork("try") as branch:
+        with pytest.raises(EffectError, match='effects="allow"'):
+            send_if_allowed("ann")
+        assert branch.approvals.pending() == []
+
+
+def test_requests_of_a_fork_are_void_once_it_is_adopted(session):
+    with session.fork("try", effects="allow") as branch:
+        with pytest.raises(Suspended) as waiting:
+            send_if_allowed("ann")
+        report = session.adopt(branch)
+    assert report.void == [waiting.value.approval_id]
+    assert session.approvals.pending() == []
+
+
+def test_how_it_is_shown(session):
+    with session.fork("try") as branch:
+        assert repr(branch) == "<Branch 'try' of 'work'>"
+
+
+def test_an_agent_that_is_a_class(tmp_path):
+    with pytest.raises(InvalidInputError, match="pass an instance"):
+        Session("work", agent=Agent, store=tmp_path / "s")

@@ -50,7 +50,7 @@ def _run(told: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     from agent_checkpoint.session.trials.running import run_strategy
     from agent_checkpoint.workspace.workspace import Workspace
 
-    strategy, variant, agent, parts = unpack((private / PARCEL).read_bytes())
+    strategy, variant, agent, parts = unpack((private / PARCEL).read_bytes()).values()
     with CheckpointManager(told["store"], fmt=told["fmt"]) as manager:
         workspace = None
         if view is not None:

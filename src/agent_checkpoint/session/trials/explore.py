@@ -100,10 +100,11 @@ def explore(
 
 
 def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: Any) -> None:
-    for name, function in (("A strategy", strategy), ("on_trial", on_trial)):
-        if function is not None and not callable(function):
+    for name, function in (("A strategy", strategy), ("on_trial", on_trial or print)):
+        if not callable(function):
             raise InvalidInputError(f"{name} is a function, not {show(function)}.")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
+    is_class = isinstance(executor, type)
+    if executor is not None and (is_class or not callable(getattr(executor, "submit", None))):
         raise InvalidInputError(
             f"An executor has submit(), as those of concurrent.futures; {show(executor)} has not."
         )
@@ -202,7 +203,7 @@ def _completed(
                 try:
                     found = future.result()
                 except (Exception, CancelledError) as error:  # the executor lost it
-                    found = {"error": f"Its worker failed: {error_words(error)}"}
+                    found = {"error": f"Its worker failed: {error_words(error)}{_hint(error)}"}
                 after(futures[future])
                 yield futures[future], found
     finally:
@@ -215,6 +216,15 @@ def _cwd() -> str:
         return str(Path.cwd())
     except FileNotFoundError:  # it was removed
         return "/"
+
+
+def _hint(error: BaseException) -> str:
+    if type(error).__name__ != "BrokenProcessPool":
+        return ""
+    return (
+        ' If its processes are started by "spawn", the main program has to guard what it does with '
+        '`if __name__ == "__main__":`.'
+    )
 
 
 class _Apart:
@@ -272,7 +282,14 @@ class _Apart:
             "options": {name: options[name] for name in ("ignore", "gitignore") if options},
             "cwd": _cwd(),
         }
-        parcel = pack((self._strategy, trial.variant, agent, forking.parts))
+        parcel = pack(
+            {
+                "the strategy": self._strategy,
+                "a variant": trial.variant,
+                "the agent": agent,
+                "the parts": forking.parts,
+            }
+        )
         return Job(parcel, told, self._owner, self._timeout)
 
     def end(self, trial: Trial) -> None:

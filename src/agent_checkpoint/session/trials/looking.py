@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.session.meta import PART
 from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.session import Session
@@ -15,6 +16,7 @@ from agent_checkpoint.workspace.naming import tree_in
 
 if TYPE_CHECKING:
     from agent_checkpoint.core.diff import Changes
+    from agent_checkpoint.session.trials.outcome import Trial
     from agent_checkpoint.workspace.diff import WorkspaceDiff
 
 
@@ -59,9 +61,14 @@ class Look:
         ledger.refresh()
         return [effect for effect in ledger.all_effects() if effect.session == key]
 
-    def adopt(self, head: str, **options: Any) -> RollbackReport:
-        """Have the session adopt a checkpoint. Takes and raises what `Session.adopt` does."""
-        return self._session.adopt(head, **options)
+    def adopt(self, trial: Trial, **options: Any) -> RollbackReport:
+        """Have the session adopt a trial. Takes and raises what `Session.adopt` does."""
+        if not self._session._is_open:
+            raise InvalidInputError(
+                f"The session {show(self._session.key)} is closed. Open it again, and say "
+                f"session.adopt({trial.key!r})."
+            )
+        return self._session.adopt(trial, **options)
 
     def _at(self, head: str) -> Checkpoint:
         return find(self._store, head)

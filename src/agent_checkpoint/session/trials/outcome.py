@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import safe_repr, show
 from agent_checkpoint.session.arguments import in_words
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.ledger import Effect
     from agent_checkpoint.workspace.diff import WorkspaceDiff
 
+_LONGEST = 60
 SCORE = "score"
 """The metric that a strategy returns as a bare number."""
 
@@ -77,7 +79,7 @@ class Trial:
 
     def adopt(self, *, merge: str | None = None) -> RollbackReport:
         """Make its end the session's present. Takes and raises what `Session.adopt` does."""
-        return self._looked.adopt(self._reached, merge=merge)
+        return self._looked.adopt(self, merge=merge)
 
     def take(self, found: dict[str, Any]) -> None:
         """Take in what came of it, plain JSON. Raises StorageError."""
@@ -96,15 +98,19 @@ class Trial:
     def to_dict(self) -> dict[str, Any]:
         """Return what is known without reading the store, for JSON."""
         return {
-            "variant": self.variant,
+            "variant": {str(name): _plain(value) for name, value in self.variant.items()},
+            "number": self.number,
             "repeat": self.repeat,
             "key": self.key,
             "head": self.head,
+            "ok": self.ok,
             "metrics": dict(self.metrics),
             "error": self.error,
             "seconds": self.seconds,
+            "ready": self.ready,
             "steps": self.steps,
             "place": self.place,
+            "output": self.output,
         }
 
     @property
@@ -138,6 +144,10 @@ class Outcome:
 
     def __init__(self, trials: list[Trial]) -> None:
         self.trials = trials
+
+    def __repr__(self) -> str:
+        good = sum(trial.ok for trial in self.trials)
+        return f"<Outcome: {good} of {len(self.trials)} trials came to their end>"
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(self.trials)
@@ -173,8 +183,12 @@ class Outcome:
             if found is not None:
                 means[number] = sign * found.mean
         if not means:
-            errors = "; ".join(sorted({trial.error for trial in self.trials if trial.error}))
-            raise NotFoundError(f"No trial has the metric {show(metric)}. {errors}".strip())
+            there = sorted({name for trial in self.trials for name in trial.metrics})
+            errors = sorted({_first_line(trial.error) for trial in self.trials if trial.error})
+            raise NotFoundError(
+                f"No trial has the metric {show(metric)}; there are: {', '.join(there) or 'none'}. "
+                + " ".join(errors)
+            )
         number = max(means, key=lambda name: (means[name], -name))
         runs = self._runs(number, metric)
         return max(runs, key=lambda trial: (sign * trial.metrics[metric], -trial.repeat))
@@ -205,7 +219,7 @@ class Outcome:
                     *("" if summary is None else str(summary) for summary in found),
                     f"{statistics.fmean(trial.seconds for trial in runs):.2f}",
                     f"{statistics.fmean(trial.steps for trial in runs):.3g}",
-                    (errors[0].splitlines()[0][:60] if errors else ""),
+                    _first_line(errors[0]) if errors else "",
                 ]
             )
         widths = [max(map(len, column)) for column in zip(*rows)]
@@ -215,6 +229,20 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain lists and dicts, for JSON."""
         return {"trials": [trial.to_dict() for trial in self.trials]}
+
+
+def _first_line(error: str) -> str:
+    line = error.splitlines()[0]
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can have it."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return safe_repr(value)
+    return value
 
 
 def _named(trial: Trial) -> str:

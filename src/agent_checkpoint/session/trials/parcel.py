@@ -9,30 +9,46 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError
 
 
-def pack(content: Any) -> bytes:
+def pack(content: Mapping[str, Any]) -> bytes:
     """Return bytes that `unpack` makes the same of, in another process.
+
+    Args:
+        content: what to take along, by what a person calls it.
 
     Raises:
         InvalidInputError: something cannot be taken along.
     """
     try:
-        try:
-            import cloudpickle
-        except ImportError:
-            return pickle.dumps((_import_path(), _main_program(), pickle.dumps(content)))
-        return pickle.dumps((_import_path(), {}, cloudpickle.dumps(content)))
+        import cloudpickle
+    except ImportError:
+        dumps, main = pickle.dumps, _main_program()
+        hint = ", or install cloudpickle"
+    else:
+        dumps, main, hint = cloudpickle.dumps, {}, ""
+    try:
+        return pickle.dumps((_import_path(), main, dumps(dict(content))))
     except Exception as error:
         raise InvalidInputError(
-            f"The strategy, a variant or the agent cannot be sent to another process ({error}). "
-            "Define functions and classes at the top of a module, pass agent=, a function that "
-            "makes the agent, or install cloudpickle."
+            f"{_culprit(content, dumps)} cannot be sent to another process ({error}). Define "
+            "functions and classes at the top of a module, pass agent=, a function that makes the "
+            f"agent{hint}."
         ) from error
+
+
+def _culprit(content: Mapping[str, Any], dumps: Callable[[Any], bytes]) -> str:
+    for name, item in content.items():
+        try:
+            dumps(item)
+        except Exception:
+            return name[0].upper() + name[1:]
+    return "All of it together"
 
 
 def unpack(parcel: bytes) -> Any:

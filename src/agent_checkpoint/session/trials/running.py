@@ -29,12 +29,15 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
     Raises:
         KeyboardInterrupt: a person has stopped it.
     """
-    began, calls = time.monotonic(), len(branch.calls)
+    began, calls, used = time.monotonic(), len(branch.calls), _reported(branch.agent)
     found: dict[str, Any] = {"metrics": {}, "error": None}
     try:
         with branch._as_current():
             result = settled(strategy(branch, **variant))
-        found["metrics"] = {**_reported(branch.agent), **_metrics(result)}
+        spent = {
+            name: value - used.get(name, 0.0) for name, value in _reported(branch.agent).items()
+        }
+        found["metrics"] = {**spent, **_metrics(result)}
     except Suspended as waiting:
         found["error"] = f"It waits for the approval {waiting.approval_id}."
     except KeyboardInterrupt:
@@ -85,7 +88,7 @@ def _number(name: Any, value: Any) -> float:
 
 
 def _reported(agent: Any) -> dict[str, float]:
-    """Return what an agent tells about what it used, if it does."""
+    """Return what an agent tells about all that it has used so far, if it does."""
     found = {}
     for name in _REPORTED:
         value = getattr(agent, name, None)

@@ -1,5 +1,7 @@
 """Exploring: the same outcome however it is run, and each trial costs only itself."""
 
+import contextvars
+import json
 import os
 import subprocess
 import sys
@@ -70,7 +72,7 @@ def without_times(outcome):
     """Return what is the same however it is run."""
     rows = outcome.to_dict()["trials"]
     for row, trial in zip(rows, outcome):
-        for name in ("key", "head", "seconds", "place"):
+        for name in ("number", "key", "head", "ok", "seconds", "ready", "place", "output"):
             del row[name]
         row["error"] = row["error"] and row["error"].splitlines()[0]
         state = trial.state_diff
@@ -370,7 +372,7 @@ def test_workers_that_are_lost(session):
     (trial,) = explore(session, strategies.score, [{}], executor=Losing())
     assert trial.error == "Its worker failed: ConnectionError: worker is gone"
     assert trial.head is None
-    with pytest.raises(NotFoundError, match="never began"):
+    with pytest.raises(InvalidInputError, match="failed"):
         trial.adopt()
     with pytest.raises(NotFoundError, match="never began"):
         _ = trial.state_diff
@@ -470,6 +472,8 @@ def test_a_strategy_may_explore(session):
     ("options", "words"),
     [
         ({"strategy": 7}, "A strategy is a function"),
+        ({"strategy": None}, "A strategy is a function"),
+        ({"executor": ThreadPoolExecutor}, "submit"),
         ({"variants": [7]}, "A variant is a dict"),
         ({"executor": 7}, "submit"),
         ({"timeout": 0}, "seconds"),
@@ -593,3 +597,53 @@ def test_a_branch_that_was_open_before_stays_open(session):
     assert branch._is_open
     assert (branch.workspace.path / "run.sh").exists()
     branch.close()
+
+
+def test_a_trial_that_failed_is_adopted_only_by_name(session):
+    outcome = explore(session, strategies.fail, VARIANTS)
+    bad = outcome.trials[1]
+    for adopt in (bad.adopt, lambda: session.adopt(bad)):
+        with pytest.raises(InvalidInputError, match=f"session.adopt\\('{bad.key}'\\)"):
+            adopt()
+    session.adopt(bad.key)
+    assert session.agent.memory[-1] == "before it failed"
+
+
+def test_what_a_trial_used_is_its_own(session):
+    session.agent.tokens = 1000
+    session.save()
+    outcome = explore(session, strategies.edit, [{"n": 2}])
+    assert outcome.trials[0].metrics["tokens"] == 20
+
+
+def test_after_the_session_is_closed(session):
+    outcome = explore(session, strategies.score, VARIANTS)
+    session.close()
+    with pytest.raises(InvalidInputError, match="Open it again, and say"):
+        outcome.best().adopt()
+
+
+def test_threads_of_a_strategy_that_belong_to_nobody_are_told(session):
+    def careless(branch):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(strategies.write, str(branch.workspace.path / "x"), "x").result()
+        return len(branch.notices)
+
+    def careful(branch):
+        run = contextvars.copy_context().run
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(run, strategies.write, str(branch.workspace.path / "x"), "x").result()
+        return len(branch.notices)
+
+    (trial,) = explore(session, careless, [{}])
+    assert (trial.score, trial.steps) == (1, 0)
+    assert "copy_context" in session.notices[0]
+    (trial,) = explore(session, careful, [{}])
+    assert trial.steps == 1
+
+
+def test_variants_that_json_does_not_know(session):
+    outcome = explore(session, strategies.score, [{"n": True}, {"n": 1}])
+    outcome.trials[0].variant["n"] = Path("/x")
+    assert json.loads(json.dumps(outcome.to_dict()))["trials"][0]["variant"]["n"]
+    assert repr(outcome) == "<Outcome: 2 of 2 trials came to their end>"

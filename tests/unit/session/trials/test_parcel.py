@@ -2,13 +2,17 @@
 
 import subprocess
 import sys
+import threading
 
+import pytest
+
+from agent_checkpoint import InvalidInputError
 from agent_checkpoint.session.trials.parcel import pack
 
 UNPACK = """
 import sys
 from agent_checkpoint.session.trials.parcel import unpack
-print(unpack(sys.stdin.buffer.read())())
+print(unpack(sys.stdin.buffer.read())["it"]())
 """
 
 
@@ -21,10 +25,17 @@ def test_a_module_of_the_current_directory_is_found_in_another(tmp_path, monkeyp
 
     done = subprocess.run(
         [sys.executable, "-c", UNPACK],
-        input=pack(here_only.answer),
+        input=pack({"it": here_only.answer}),
         cwd=tmp_path / "elsewhere",
         capture_output=True,
         timeout=60,
     )
     assert done.stdout == b"42\n", done.stderr.decode()
     del sys.modules["here_only"]
+
+
+@pytest.mark.parametrize("name", ["the strategy", "the agent"])
+def test_what_cannot_be_sent_is_named(name):
+    content = {"the strategy": len, "the agent": None, name: threading.Lock()}
+    with pytest.raises(InvalidInputError, match=f"^T{name[1:]} cannot be sent"):
+        pack(content)
