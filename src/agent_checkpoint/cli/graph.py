@@ -28,10 +28,12 @@ class Signs(NamedTuple):
     join: str
     across: str
     end: str
+    more: str
+    """An end with another one to its right."""
 
 
-UNICODE = Signs("│", "├", "─", "╯")
-ASCII = Signs("|", "+", "-", "'")
+UNICODE = Signs("│", "├", "─", "╯", "┴")
+ASCII = Signs("|", "+", "-", "'", "'")
 
 
 def drawn(
@@ -79,7 +81,7 @@ def _joined(lanes: list[Place | None], waiting: list[int], signs: Signs) -> str:
         if column == first:
             text += signs.join
         elif column in waiting:
-            text += signs.end
+            text += signs.more if inside else signs.end
         elif place is not None:
             text += signs.line
         else:

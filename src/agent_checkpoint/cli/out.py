@@ -137,7 +137,7 @@ class Out:
             from rich.style import Style
 
             self._styles[style] = Style.parse(style)
-        system = self._console._color_system
+        system = None if self._console.no_color else self._console._color_system
         return str(self._styles[style].render(text, color_system=system)) if system else text
 
     def _rich_table(

@@ -72,7 +72,10 @@ def works_in(store: Store, head: Checkpoint) -> str | None:
     if PART not in head.parts:
         return None
     meta = read_meta(store, head)
-    return None if meta is None or meta.workspace is None else os.path.realpath(meta.workspace)
+    # A fork that nobody has opened yet repeats what the other session noted.
+    if meta is None or meta.workspace is None or meta.key != head.key:
+        return None
+    return os.path.realpath(meta.workspace)
 
 
 def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
@@ -84,7 +87,7 @@ def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | 
     around = (here, *here.parents)
     if PART in checkpoint.parts:
         meta = read_meta(store, checkpoint)
-        if meta is not None and meta.workspace is not None:
+        if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
             place = Path(os.path.realpath(meta.workspace))
             return place if meta.is_bound or place in around else None
     return next((place for place in around if key_of(place) == checkpoint.key), None)

@@ -131,7 +131,8 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
         from agent_checkpoint import __version__
 
-        parser.exit(0, f"{NAME} {__version__}\n")
+        sys.stdout.write(f"{NAME} {__version__}\n")
+        parser.exit(0)
 
 
 def parse(typed: Sequence[str]) -> argparse.Namespace:

@@ -14,8 +14,8 @@ _WIDTH = 96
 _BEGIN = """\
 # The command
 
-Made from the help of the commands by `python -m agent_checkpoint.cli.reference`: change it there. How to use it is on
-[a page of its own](how-to/command-line.md).
+Made from the help of the commands by `python -m agent_checkpoint.cli.reference`: change it there.
+How to use it is on [a page of its own](how-to/command-line.md).
 """
 
 
