@@ -50,10 +50,10 @@ class Places:
         Raises:
             CheckpointError: it cannot be opened.
         """
-        from agent_checkpoint.session.opening import manager_of
+        from agent_checkpoint.backends.opening import open_named
+        from agent_checkpoint.manager.manager import CheckpointManager
 
-        manager, _ = manager_of(self._said)
-        with manager:
+        with CheckpointManager(open_named(self._said)) as manager:
             yield manager
 
     def key(self, manager: CheckpointManager, said: str | None, *, sessions: bool = False) -> str:
