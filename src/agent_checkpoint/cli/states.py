@@ -76,10 +76,21 @@ def compared_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Chan
         elif name not in after:
             changes["removed"][name] = plain(before[name])
         else:
-            found = diff_states(plain(before[name]), plain(after[name]), deep=True)
+            found = diff_states(
+                _by_task(plain(before[name])), _by_task(plain(after[name])), deep=True
+            )
             for how, rows in found.items():
                 changes[how].update({_below(name, at): value for at, value in rows.items()})
     return changes
+
+
+def _by_task(state: Any) -> Any:
+    """Return the tasks of a session by their ids, as people name them; any other state as it is."""
+    rows = state.get("tasks") if isinstance(state, dict) and len(state) == 1 else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "id" in row for row in rows):
+        return state
+    kept = ("status", "attempt", "note", "result")
+    return {str(row["id"]): {name: row.get(name) for name in kept} for row in rows}
 
 
 def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:

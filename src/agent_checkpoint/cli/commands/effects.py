@@ -116,12 +116,14 @@ def _show(out: Out, rows: list[dict[str, Any]]) -> None:
         style = _STYLES.get(row["status"], "")
         note = f"  {inert(row['note'], 200)}" if row["note"] else ""
         limit = None if out.columns is None else 200
+        # On a terminal the beginning will do, as it does for `resolve`.
+        name = inert(row["id"], 40) if out.columns is None else inert(row["id"][:8])
         out.pieces(
-            (inert(row["id"], 40), "cyan"),
+            (name, "cyan"),
             (f"  {inert(row['status'], 20):9}", style or "green"),
-            (f"  {inert(row['kind'], 20)}  {when(row['ts'])}", "dim"),
+            (f"  {when(row['ts'])}", "dim"),
             (f"  {inert(row['words'], limit)}", ""),
-            (note, "dim"),
+            (f"  {inert(row['kind'], 20)}{note}", "dim"),
         )
     unknown = [row for row in rows if row["status"] in _UNKNOWN]
     if unknown:

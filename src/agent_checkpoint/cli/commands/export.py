@@ -29,10 +29,11 @@ def run(args: Namespace, places: Places) -> Answer:
     """Write it."""
     file = Path(places.directory, args.file)
     data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
-    with telling_manager(places, args.out, "Exporting") as manager:
+    with places.manager() as manager:
         key = places.key(manager, args.key)
-        if file.exists() and not agreed(args, lambda out: None, f"Replace {inert(file)}?"):
-            return refused(data)
+    if file.exists() and not agreed(args, lambda out: None, f"Replace {inert(file)}?"):
+        return refused(data)
+    with telling_manager(places, args.out, "Exporting") as manager:
         number = manager.export_archive(file, key)
     data.update(done=True, checkpoints=number, bytes=file.stat().st_size)
 

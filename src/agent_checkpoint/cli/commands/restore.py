@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.out import Answer, Out, inert
+from agent_checkpoint.cli.out import Answer, Out, Tell, inert
 from agent_checkpoint.cli.ownership import files_belong_to
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.cli.plans import plan_data, show_plan
@@ -43,7 +43,7 @@ def run(args: Namespace, places: Places) -> Answer:
     """Preview it, ask, and do it."""
     from agent_checkpoint.workspace.workspace import Workspace
 
-    with places.manager() as manager, args.out.progress("Looking at files") as tell:
+    with places.manager() as manager:
         checkpoint = places.checkpoint(manager, args.id)
         tree = tree_in(manager.store, checkpoint)
         if tree is None:
@@ -56,9 +56,12 @@ def run(args: Namespace, places: Places) -> Answer:
             "keep_unseen": args.keep_unseen,
         }
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        rules["progress"] = lambda files, read: tell(files, f"{files:,} files")
+        told: list[Tell] = []
+        rules["progress"] = lambda files, read: told[-1](files, f"{files:,} files read")
         with Workspace(place, manager.store, watch=False, force=True, **rules) as workspace:
-            plan = workspace.restore(tree, dry_run=True, **options)
+            with args.out.progress("Looking at files") as tell:
+                told.append(tell)
+                plan = workspace.restore(tree, dry_run=True, **options)
             preview = Answer(
                 _data(plan, checkpoint, place, done=False), lambda out: show_plan(out, plan)
             )
@@ -67,7 +70,9 @@ def run(args: Namespace, places: Places) -> Answer:
             question = f"Restore {inert(place)} to {_name(checkpoint)}?"
             if not agreed(args, preview.show, question):
                 return refused(preview.data)
-            done = workspace.restore(tree, **options)
+            with args.out.progress("Restoring") as tell:
+                told.append(tell)
+                done = workspace.restore(tree, **options)
 
     def tell_end(out: Out) -> None:
         if args.yes:
