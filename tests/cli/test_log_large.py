@@ -97,3 +97,10 @@ def test_a_clock_that_goes_backwards_breaks_nothing() -> None:
             manager.save("run", {"n": 2})
     assert run("log", "run", "--all").status == 0
     assert run("log", "try").status == 0
+
+
+def test_a_line_that_goes_on_below_is_not_joined_to_what_it_passes(session: Path) -> None:
+    assert run("rollback", "fix", "--to", "@5", "--yes").status == 0
+    lines = run("log", "fix", "-n", 3).out.splitlines()
+    assert lines[0].startswith("↶ @")
+    assert [line[:3] for line in lines[1:3]] == ["│ ·", "│ ●"]

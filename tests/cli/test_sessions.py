@@ -138,6 +138,7 @@ def test_fork_with_files_of_its_own(session: Path, tmp_path: Path) -> None:
     done = run("fork", "fix", "try", "--at", "@5", "--into", tmp_path / "try")
     assert done.status == 0, done.err
     assert sorted(item.name for item in (tmp_path / "try").iterdir()) == ["app.py", "read.txt"]
+    assert run("log", "--json", at=tmp_path / "try").data["key"] == "try"
     agent = Coder()
     with Session("try", agent=agent) as branch:
         assert agent.steps == 1
@@ -162,6 +163,11 @@ def test_fork_of_a_plain_key() -> None:
 def test_a_fork_that_fails_leaves_no_key(session: Path, tmp_path: Path) -> None:
     assert run("fork", "fix", "try", "--into", session).status == 2
     assert run("keys", "try", "--json").data == []
+    (tmp_path / "file").write_text("in the way")
+    assert run("fork", "fix", "try", "--into", tmp_path / "file" / "try").status == 2
+    assert run("keys", "try", "--json").data == []
+    assert run("fork", "fix", "fix", "--into", tmp_path / "new").status == 4
+    assert not (tmp_path / "new").exists()
     with opened() as manager:
         manager.save("plain", {"x": 1})
     assert run("fork", "plain", "try", "--into", tmp_path / "new").status == 3

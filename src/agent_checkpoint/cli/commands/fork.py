@@ -72,10 +72,6 @@ def run(args: Namespace, places: Places) -> Answer:
 def _empty(place: Path) -> Path:
     if place.exists() and not is_empty(place):
         raise InvalidInputError(f"{show(str(place), 200)} is not an empty directory.")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInputError(f"{place} cannot be made: {error.strerror}.") from error
     return place.resolve()
 
 
@@ -87,6 +83,10 @@ def _put_files(manager: CheckpointManager, key: str, point: Checkpoint, place: P
     tree = tree_in(manager.store, point)
     if tree is None:
         return 0
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"{place} cannot be made: {error.strerror}.") from error
     if PART in point.parts:
         Session(key, store=manager, workspace=place, every="manual").close()
     else:
