@@ -3,7 +3,7 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 session forks changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 help session forks changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_checkpoint
-from bench import changes, conversation, explore, import_time, million, session
+from bench import changes, conversation, explore, help_time, import_time, million, session
 from bench.figures import summary_ms
 from bench.ours import has_log
 from bench.rows import Row
@@ -40,7 +40,18 @@ STEPS = 1_000
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
 PACKAGES += ["langgraph-checkpoint-sqlite", "langgraph-checkpoint", "ormsgpack"]
-SUBJECTS = (*workspace_rows.SUBJECTS, "P6", "P7", "P8", "P9", "P10", "session", "forks", "changes")
+SUBJECTS = (
+    *workspace_rows.SUBJECTS,
+    "P6",
+    "P7",
+    "P8",
+    "P9",
+    "P10",
+    "help",
+    "session",
+    "forks",
+    "changes",
+)
 
 
 def installed() -> dict[str, str | None]:
@@ -103,6 +114,10 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         say("import time …")
         results["import_time_ms"] = import_time.measure(import_time.LEAST_RUNS)
         rows.append(import_row(results["import_time_ms"]))
+    if "help" in only:
+        say("the help of the command …")
+        results["help_time_ms"] = help_time.measure(import_time.LEAST_RUNS)
+        rows.append(help_row(results["help_time_ms"]))
     if "P10" in only:
         say(f"{checkpoints:,} checkpoints in one store; filling it takes minutes …")
         place = directory / "million"
@@ -156,6 +171,20 @@ def import_row(figures: dict[str, float]) -> Row:
         unit="ms",
         peer_name="bare",
         target=import_time.TARGET_MS,
+        difference=True,
+    )
+
+
+def help_row(figures: dict[str, float]) -> Row:
+    """The help of the command above a bare Python: commands are loaded when they are wanted."""
+    return Row(
+        id="help",
+        what="agent-checkpoint --help",
+        ours=figures["agent-checkpoint --help"],
+        peer=figures["bare Python"],
+        unit="ms",
+        peer_name="bare",
+        target=help_time.TARGET_MS,
         difference=True,
     )
 

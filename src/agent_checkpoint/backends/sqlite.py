@@ -117,6 +117,11 @@ class SQLiteBackend(Backend):
         """What opens the same store in another process."""
         return url_of("sqlite", self.path)
 
+    @property
+    def durability(self) -> str:
+        """Whether saves survive a loss of power, `full`, or a crash only, `fast`."""
+        return self._connections.durability
+
     def __repr__(self) -> str:
         return f"SQLiteBackend({str(self.path)!r})"
 

@@ -1,18 +1,23 @@
-"""What a person sees. Owns tables, colours and questions; knows no checkpoint.
+"""What a person sees. Owns tables, colours, questions and progress; knows no checkpoint.
 
-Plain text unless a person looks at a terminal and the extra `cli` is there. Whatever comes from a
-store is shown as text: no character of it can move the cursor or change a colour.
+Plain text unless a person looks at a terminal and the extra `cli` is there: without colours, and
+nothing is cut off. Whatever comes from a store is shown as text.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
+
+from agent_checkpoint.cli.text import count, cut_to, inert, json_text, safe, size, when, width
+
+__all__ = ["Answer", "Out", "Tell", "count", "inert", "safe", "size", "when", "width"]
+
+Tell = Callable[[int, str], None]
+"""Called with how much is done, and what to say about it."""
 
 
 class Answer(NamedTuple):
@@ -30,21 +35,52 @@ class Out:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
+        with suppress(AttributeError, ValueError, OSError):
+            # A name that is no UTF-8, or a terminal that has no such sign, is no reason to fail.
+            self._stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         self.is_terminal = _is_terminal(self._stream)
         self._console = _rich_console(self._stream) if self.is_terminal else None
+        self._styles: dict[str, Any] = {}
+
+    @property
+    def columns(self) -> int | None:
+        """How many columns there are; None if nobody looks and nothing is cut."""
+        if not self.is_terminal:
+            return None
+        if self._console is not None:
+            return int(self._console.width)
+        import shutil
+
+        return shutil.get_terminal_size().columns
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether lines and arrows can be written, and not only ASCII."""
+        encoding = str(getattr(self._stream, "encoding", None) or "ascii")
+        return encoding.lower().replace("-", "").startswith("utf")
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """Write a line, or some: `style` is one of rich's, and ignored without it."""
-        if self._console is not None:
-            self._console.print(
-                safe(text), style=style or None, markup=False, highlight=False, soft_wrap=True
-            )
-        else:
-            self._stream.write(safe(text) + "\n")
+        text = safe(text)
+        if style and text and self._console is not None:
+            text = "\n".join(self._styled(line, style) for line in text.split("\n"))
+        self._stream.write(text + "\n")
+
+    def pieces(self, *pieces: tuple[str, str]) -> None:
+        """Write one line of pieces, each with its style; on a terminal it is cut at the edge."""
+        room = self.columns
+        done = []
+        for text, style in pieces:
+            text = safe(text)
+            if room is not None:
+                text = cut_to(text, room) if room > 0 else ""
+                room -= width(text)
+            done.append(self._styled(text, style) if style and text else text)
+        self._stream.write("".join(done).rstrip(" ") + "\n")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write rows in columns; numbers stand to the right."""
-        cells = [[_cell(item) for item in row] for row in rows]
+        cells = [[inert(item) for item in row] for row in rows]
         right = [
             bool(cells) and all(_is_number(row[column]) for row in cells)
             for column in range(len(heads))
@@ -61,19 +97,48 @@ class Out:
 
     def json(self, data: Any) -> None:
         """Write data for a program."""
-        self._stream.write(json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+        self._stream.write(json_text(data) + "\n")
 
     def confirm(self, question: str) -> bool:
         """Ask a person; nobody there means no."""
         if not (self.is_terminal and _is_terminal(sys.stdin)):
             return False
-        self._stream.write(f"{question} [y/N] ")
+        self._stream.write(f"{safe(question)} [y/N] ")
         self._stream.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextmanager
+    def progress(self, words: str, total: int | None = None) -> Iterator[Tell]:
+        """Show how far long work is, on the terminal of the errors; nothing if there is none."""
+        console = _rich_console(sys.stderr) if _is_terminal(sys.stderr) else None
+        if console is None:
+            yield lambda done, said: None
+            return
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+        if total:
+            columns.insert(2, BarColumn(bar_width=24))
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(words, total=total)
+            # Markup is taken out: what is said may have a path in it.
+            yield lambda done, said: bar.update(
+                task, completed=done, description=f"{words}: {inert(said)}".replace("[", "\\[")
+            )
 
     def flush(self) -> None:
         """Write what is held back. Raises OSError."""
         self._stream.flush()
+
+    def _styled(self, text: str, style: str) -> str:
+        if self._console is None:
+            return text
+        if style not in self._styles:
+            from rich.style import Style
+
+            self._styles[style] = Style.parse(style)
+        system = None if self._console.no_color else self._console._color_system
+        return str(self._styles[style].render(text, color_system=system)) if system else text
 
     def _rich_table(
         self, heads: Sequence[str], rows: list[list[str]], right: Sequence[bool]
@@ -81,62 +146,13 @@ class Out:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
         for head, is_right in zip(heads, right):
             table.add_column(head, justify="right" if is_right else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell) for cell in row))
         if self._console is not None:
             self._console.print(table)
-
-
-def safe(text: str) -> str:
-    """Return text that shows as itself: control characters are written out."""
-    return "".join(
-        char
-        if char == "\n" or char == "\t" or (char.isprintable() and not _reorders(char))
-        else _written_out(char)
-        for char in text
-    )
-
-
-def width(text: str) -> int:
-    """Return how many columns a text takes on a terminal."""
-    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
-    marks = sum(unicodedata.combining(char) != 0 for char in text)
-    return len(text) + wide - marks
-
-
-def when(ts: float | None, now: float | None = None) -> str:
-    """Return a time as people say it: `5 min ago`, or a date."""
-    if ts is None:
-        return "?"
-    ago = (time.time() if now is None else now) - ts
-    if 0 <= ago < 60:
-        return "just now" if ago < 5 else f"{ago:.0f} s ago"
-    if 0 <= ago < 3600:
-        return f"{ago / 60:.0f} min ago"
-    if 0 <= ago < 86_400:
-        return f"{ago / 3600:.0f} h ago"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
-
-
-def size(number: float) -> str:
-    """Return a number of bytes as people say it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 file`, `1,234 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _cell(item: object) -> str:
-    return safe("" if item is None else str(item)).replace("\n", " ").replace("\t", " ")
 
 
 def _padded(cell: str, room: int, right: bool) -> str:
@@ -146,25 +162,6 @@ def _padded(cell: str, room: int, right: bool) -> str:
 
 def _is_number(text: str) -> bool:
     return bool(text) and text.replace(",", "").replace(".", "", 1).isdigit()
-
-
-def _reorders(char: str) -> bool:
-    return unicodedata.bidirectional(char) in (
-        "RLE",
-        "LRE",
-        "RLO",
-        "LRO",
-        "PDF",
-        "RLI",
-        "LRI",
-        "FSI",
-        "PDI",
-    )
-
-
-def _written_out(char: str) -> str:
-    code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else "\\U…"
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -181,4 +178,4 @@ def _rich_console(stream: TextIO) -> Any:
         from rich.console import Console
     except ImportError:
         return None
-    return Console(file=stream, emoji=False)
+    return Console(file=stream, emoji=False)  # which goes by NO_COLOR

@@ -7,13 +7,24 @@ they work in each of their checkpoints.
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART, read_meta
+from agent_checkpoint.store.safety import SAFETY
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.naming import key_of
+
+
+class Owned(NamedTuple):
+    """A key that belongs to a directory."""
+
+    ts_ns: int
+    key: str
+    is_session: bool
 
 
 def keys_of(store: Store, place: Path) -> list[str]:
@@ -22,16 +33,38 @@ def keys_of(store: Store, place: Path) -> list[str]:
     Raises:
         StorageError: the medium failed.
     """
-    own = key_of(place)
-    found: list[tuple[int, str]] = []
+    return [owned.key for owned in owned_by(store, [place]).get(place, [])]
+
+
+def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
+    """Return the keys that belong to each of some directories, the latest first.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    found: dict[Path, list[Owned]] = {}
+    own = {key_of(place): place for place in places}
+    by_name = {str(place): place for place in places}
     for key in store.list_keys():
         try:
             head = store.head(key)
-            if head is not None and (key == own or works_in(store, head) == str(place)):
-                found.append((head.ts_ns, key))
+            if head is None:
+                continue
+            place = own.get(key) or by_name.get(works_in(store, head) or "")
+            if place is not None:
+                ts_ns = _last_saved(store, head)
+                found.setdefault(place, []).append(Owned(ts_ns, key, PART in head.parts))
         except (IntegrityError, FormatError):
             continue  # `verify` tells about it
-    return [key for _, key in sorted(found, reverse=True)]
+    return {place: sorted(keys, reverse=True) for place, keys in found.items()}
+
+
+def _last_saved(store: Store, head: Checkpoint) -> int:
+    """Return when somebody last saved something; what a restore or a fork put aside is not that."""
+    if head.kind != SAFETY:
+        return head.ts_ns
+    older = islice(store.newest_first(head.key, page=16), 16)
+    return next((item.ts_ns for item in older if item.kind != SAFETY), 0)
 
 
 def works_in(store: Store, head: Checkpoint) -> str | None:
@@ -39,4 +72,22 @@ def works_in(store: Store, head: Checkpoint) -> str | None:
     if PART not in head.parts:
         return None
     meta = read_meta(store, head)
-    return None if meta is None or meta.workspace is None else os.path.realpath(meta.workspace)
+    # A fork that nobody has opened yet repeats what the other session noted.
+    if meta is None or meta.workspace is None or meta.key != head.key:
+        return None
+    return os.path.realpath(meta.workspace)
+
+
+def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
+    """Return the directory that the files of a checkpoint are those of; None if nobody can tell.
+
+    What a checkpoint says about itself counts if it was this user who said so: one that came from
+    elsewhere must not choose what is written to. Else it counts in that very directory.
+    """
+    around = (here, *here.parents)
+    if PART in checkpoint.parts:
+        meta = read_meta(store, checkpoint)
+        if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
+            place = Path(os.path.realpath(meta.workspace))
+            return place if meta.is_bound or place in around else None
+    return next((place for place in around if key_of(place) == checkpoint.key), None)

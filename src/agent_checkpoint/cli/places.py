@@ -33,7 +33,15 @@ class Places:
             directory: where the command was given; the current one if None.
         """
         self._said = store or os.environ.get(STORE) or None
-        self.directory = Path(os.path.realpath(directory or Path.cwd()))
+        self._given = directory
+
+    @property
+    def directory(self) -> Path:
+        """Where the command was given. Raises InvalidInputError if that is gone."""
+        try:
+            return Path(os.path.realpath(self._given or Path.cwd()))
+        except OSError as error:
+            raise InvalidInputError("The current directory is not there any more.") from error
 
     @contextmanager
     def manager(self) -> Iterator[CheckpointManager]:
@@ -42,32 +50,58 @@ class Places:
         Raises:
             CheckpointError: it cannot be opened.
         """
-        from agent_checkpoint.session.opening import manager_of
+        from agent_checkpoint.backends.opening import open_named
+        from agent_checkpoint.manager.manager import CheckpointManager
 
-        manager, _ = manager_of(self._said)
-        with manager:
+        with CheckpointManager(open_named(self._said)) as manager:
             yield manager
 
-    def key(self, manager: CheckpointManager, said: str | None) -> str:
+    def key(self, manager: CheckpointManager, said: str | None, *, sessions: bool = False) -> str:
         """Return the key that is meant: the one that was said, or that of the directory.
+
+        Args:
+            manager: of the store.
+            said: a key; that of the directory, or of one above, if None.
+            sessions: whether it has to be a session.
 
         Raises:
             NotFoundError: there is none.
+            InvalidInputError: it is no session.
         """
         if said is not None:
-            if next(manager.store.entries(said, page=1), None) is None:
-                raise NotFoundError(
-                    f"There is no key {show(said)}. `agent-checkpoint keys` lists those there are."
-                )
-            return said
-        for place in (self.directory, *self.directory.parents):
-            found = self._keys_of(manager, place)
-            if found:
-                return found[0]
+            return self._named(manager, said, sessions)
+        from agent_checkpoint.cli.ownership import owned_by
+
+        here = self.directory
+        around = [here, *here.parents]
+        found = owned_by(manager.store, around)
+        for place in around:
+            for owned in found.get(place, ()):
+                if owned.is_session or not sessions:
+                    return owned.key
+        if sessions:
+            raise NotFoundError(
+                f"No session works in {here}. Name one: `agent-checkpoint tasks --all` lists them."
+            )
         raise NotFoundError(
-            f"Nothing was saved of {self.directory} yet: `agent-checkpoint save` does. Or name a "
-            "key: `agent-checkpoint keys` lists them."
+            f"Nothing was saved of {here} yet: `agent-checkpoint save` does. Or name a key: "
+            "`agent-checkpoint keys` lists them."
         )
+
+    def _named(self, manager: CheckpointManager, said: str, sessions: bool) -> str:
+        from agent_checkpoint.session.meta import PART
+        from agent_checkpoint.store.store import unknown
+
+        if not said or next(manager.store.entries(said, page=1), None) is None:
+            raise unknown(said, manager.store)
+        if sessions:
+            head = manager.store.head(said)
+            if head is not None and PART not in head.parts:
+                raise InvalidInputError(
+                    f"{show(said)} is no session. `agent-checkpoint restore` takes files back, and "
+                    "`agent-checkpoint fork` goes on from a checkpoint."
+                )
+        return said
 
     def checkpoint(self, manager: CheckpointManager, said: str | None) -> Checkpoint:
         """Return the checkpoint that is meant: an id, a key, or `~2` and `@17` of the directory.
@@ -78,17 +112,15 @@ class Places:
         """
         from agent_checkpoint.store.lookup import find
 
+        return find(manager.store, self.id_of(manager, said))
+
+    def id_of(self, manager: CheckpointManager, said: str | None, key: str | None = None) -> str:
+        """Return an id or a short form in which the key is named. Raises NotFoundError."""
         if said is None:
-            said = self.key(manager, None)
-        elif _SHORT.fullmatch(said):
-            said = self.key(manager, None) + said
-        return find(manager.store, said)
-
-    def _keys_of(self, manager: CheckpointManager, place: Path) -> list[str]:
-        """Return the keys that belong to a directory, the latest first."""
-        from agent_checkpoint.cli.ownership import keys_of
-
-        return keys_of(manager.store, place)
+            return key or self.key(manager, None)
+        if _SHORT.fullmatch(said):
+            return (key or self.key(manager, None)) + said
+        return said
 
 
 def existing_directory(text: str | None, base: Path) -> Path:

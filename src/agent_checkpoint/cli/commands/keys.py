@@ -5,10 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.out import Answer, Out, when
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, inert, when
 from agent_checkpoint.cli.ownership import works_in
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.session.meta import PART
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """
@@ -21,7 +23,7 @@ agent-checkpoint keys --json | jq .    for programs
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
     parser.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="how they begin")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
@@ -31,24 +33,42 @@ def run(args: Namespace, places: Places) -> Answer:
     rows.sort(key=lambda row: row["ts"] or 0.0, reverse=True)
 
     def show(out: Out) -> None:
-        if not rows:
+        if not rows and args.prefix:
+            out.line(f"No key begins with {inert(args.prefix, 80)}.")
+        elif not rows:
             out.line("There is nothing here yet. `agent-checkpoint save` saves this directory.")
-            return
-        out.table(
-            ["key", "last", "when", "kind", "directory"],
-            ([r["key"], f"@{r['seq']}", when(r["ts"]), r["kind"], r["directory"]] for r in rows),
-        )
+        else:
+            limit = None if out.columns is None else 60
+            out.table(
+                ["key", "head", "when", "kind", "directory"], [_cells(r, limit) for r in rows]
+            )
 
     return Answer(rows, show)
 
 
+def _cells(row: dict[str, Any], limit: int | None) -> list[str]:
+    head = "" if row["seq"] is None else f"@{row['seq']}"
+    # Of a directory that was saved by itself, the key says it all.
+    directory = inert(row["directory"], limit)
+    return [inert(row["key"], limit), head, when(row["ts"]), inert(row["kind"], 20), directory]
+
+
 def _row(store: Store, key: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"key": key, "seq": None, "ts": None, "kind": "?", "directory": None}
+    row: dict[str, Any] = {
+        "key": key,
+        "id": None,
+        "seq": None,
+        "ts": None,
+        "kind": None,
+        "session": False,
+        "directory": None,
+        "error": None,
+    }
     try:
         head = store.head(key)
         if head is not None:
-            row.update(seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind, id=head.id)
-            row["directory"] = works_in(store, head)
+            row.update(id=head.id, seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind)
+            row.update(session=PART in head.parts, directory=works_in(store, head))
     except (IntegrityError, FormatError) as error:
         row.update(kind="unreadable", error=str(error))
     return row

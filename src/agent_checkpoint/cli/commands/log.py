@@ -4,20 +4,42 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
-from agent_checkpoint.cli.out import Answer, Out, when
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.branches import Fork, find_forks, origin_of
+from agent_checkpoint.cli.graph import ASCII, UNICODE, Node, Place, drawn
+from agent_checkpoint.cli.out import Answer, Out, inert, when
 from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
 
 EXAMPLES = """
-agent-checkpoint log                  of this directory
-agent-checkpoint log fix-bug-42 -n 5  the last five of a session
-agent-checkpoint log --all            every branch to its beginning
+agent-checkpoint log                    of this directory
+agent-checkpoint log fix-bug-42 -n 5    the last five of a session
+agent-checkpoint log --all              every branch to its beginning
+agent-checkpoint log --json | jq -r '.checkpoints[].id'
 """
-_SIGNS = {"rollback": "↶", "restore": "↶", "adopt": "⇐", "fork": "⑂", "safety": "·"}
+_SIGNS = {
+    "rollback": "↶",
+    "restore": "↶",
+    "adopt": "⇐",
+    "fork": "⑂",
+    "safety": "·",
+    "unreadable": "!",
+}
+_PLAIN = {
+    "rollback": "<",
+    "restore": "<",
+    "adopt": "<",
+    "fork": "Y",
+    "safety": ".",
+    "unreadable": "!",
+}
+_QUIET = ("safety", "open", "close", "drift", "in_flight")
+_MOST_LANES = 8
+_LONGEST = 120
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -25,7 +47,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", nargs="?", metavar="KEY", help="of which; this directory's if none")
     parser.add_argument("-n", type=int, default=20, metavar="N", help="how many of each (20)")
     parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--no-branches", action="store_true", help="without what was forked off")
+    add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
@@ -33,54 +56,168 @@ def run(args: Namespace, places: Places) -> Answer:
     with places.manager() as manager:
         key = places.key(manager, args.key)
         limit = None if args.all else max(args.n, 1)
-        line = _line(manager, key, limit, _forks(manager), {key})
-    return Answer(line, lambda out: _show(out, line, ""))
+        forks = {} if args.no_branches else find_forks(manager.store)
+        origin = origin_of(manager.store, key)
+        line = _line(manager, key, limit, forks, {key})
+    line["from"] = None if origin is None else f"{origin.key}@{origin.seq}"
+    return Answer(line, lambda out: _show(out, line))
 
 
 def _line(
     manager: CheckpointManager,
     key: str,
     limit: int | None,
-    forks: dict[str, list[tuple[int, str]]],
+    forks: dict[str, list[Fork]],
     seen: set[str],
 ) -> dict[str, Any]:
-    rows = manager.history(key, limit)
+    rows = manager.history(key, None if limit is None else limit + 1)
+    has_more = limit is not None and len(rows) > limit
     branches = []
-    for seq, name in forks.get(key, []):
+    for at, name in forks.get(key, []):
         if name not in seen:
             seen.add(name)
-            branches.append({"at": seq, **_line(manager, name, limit, forks, seen)})
-    return {"key": key, "checkpoints": rows, "branches": branches}
+            below = _line(manager, name, limit, forks, seen)
+            branches.append({"at": at, **below})
+    return {
+        "key": key,
+        "head": rows[0]["id"],
+        "checkpoints": rows[:limit],
+        "more": has_more,
+        "branches": branches,
+    }
 
 
-def _forks(manager: CheckpointManager) -> dict[str, list[tuple[int, str]]]:
-    """Return the keys that begin as forks, by the key that they come from, and where there."""
-    found: dict[str, list[tuple[int, str]]] = {}
-    for key in manager.list_keys():
-        for entry in islice(_oldest(manager, key), 1):
-            place = parse_checkpoint_id(entry["parents"][0]) if entry.get("parents") else None
-            if entry.get("kind") == "fork" and place is not None and place.key != key:
-                found.setdefault(place.key, []).append((place.seq, key))
+def _show(out: Out, line: dict[str, Any]) -> None:
+    lines = list(_lines(line))
+    shown = sorted(lines[1:], key=lambda item: item["checkpoints"][0]["ts"] or 0, reverse=True)
+    shown = [line, *shown[: _MOST_LANES - 1]]
+    rows = {(item["key"], _number(row["id"])): row for item in shown for row in item["checkpoints"]}
+    nodes = _nodes(shown, rows, _SIGNS if out.has_signs else _PLAIN, out.has_signs)
+    current = _current(nodes, line["key"])
+    head = (line["key"], _number(line["head"]))
+    for before, node in drawn(nodes, UNICODE if out.has_signs else ASCII, main=head):
+        if node is None:
+            out.pieces((before, "dim"))
+        else:
+            _show_row(out, before, node, rows[node.place], line["key"], node.place in current)
+    _show_rest(out, line, lines, shown)
+
+
+def _show_rest(
+    out: Out, line: dict[str, Any], lines: list[dict[str, Any]], shown: list[dict[str, Any]]
+) -> None:
+    if line["more"]:
+        all_of_it = f"agent-checkpoint log {quoted(line['key'])} --all"
+        out.line(f"There is more before that: {all_of_it}", style="dim")
+    if line["from"]:
+        out.line(f"It was forked from {inert(line['from'])}.", style="dim")
+    hidden = [item for item in lines if item not in shown]
+    for item in hidden[:20]:
+        key = item["key"]
+        out.line(f"Also forked off at @{item['at']}: {quoted(key)}", style="dim")
+    if len(hidden) > 20:
+        out.line(f"And {len(hidden) - 20:,} more; --json has them all.", style="dim")
+
+
+def _show_row(
+    out: Out, before: str, node: Node, row: dict[str, Any], key: str, is_current: bool
+) -> None:
+    own, number = node.place
+    name = f"@{number}" if own == key else f"{inert(own, 60)}@{number}"
+    quiet = "dim" if row["kind"] in _QUIET or not is_current else ""
+    kind = "" if row["kind"] == "save" else f"  {row['kind']}"
+    if row["kind"] in ("rollback", "restore", "adopt", "fork") and row["parents"]:
+        place = parse_checkpoint_id(row["parents"][-1])
+        if place is not None:
+            target = f"@{place.seq}" if place.key == own else f"{inert(place.key, 60)}@{place.seq}"
+            kind += f" {'of' if row['kind'] in ('adopt', 'fork') else 'to'} {target}"
+    label = row["label"] or row.get("error") or ""
+    limit = None if out.columns is None else _LONGEST
+    out.pieces(
+        (before, "" if is_current else "dim"),
+        (f" {name}", "cyan" if is_current else "dim"),
+        (f"  {when(row['ts'])}", "dim"),
+        (inert(kind), quiet or "magenta"),
+        (
+            f"  ← {'now' if own == key else inert(own, 60)}" if row.get("is_head") else "",
+            "bold green",
+        ),
+        ("".join(f"  #{inert(tag, 40)}" for tag in row["tags"]), "yellow"),
+        (f"  {inert(label, limit)}" if label else "", quiet),
+    )
+
+
+def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Iterate over a line and all that branch off, the deepest last."""
+    queue = [line]
+    for item in queue:
+        yield item
+        queue += item["branches"]
+
+
+def _nodes(
+    shown: list[dict[str, Any]],
+    rows: dict[Place, dict[str, Any]],
+    signs: dict[str, str],
+    rich: bool,
+) -> list[Node]:
+    """Return what is drawn, newest first; within a key by number, whatever the clock says."""
+    left = [list(reversed(item["checkpoints"])) for item in shown]
+    keys = [item["key"] for item in shown]
+    for item in shown:
+        item["checkpoints"][0]["is_head"] = True
+    older = {
+        item["key"]: sorted(_number(row["id"]) for row in item["checkpoints"]) for item in shown
+    }
+    hidden = {item["key"] for item in shown if item["more"]}
+    found = []
+    while any(left):
+        chosen = max(
+            (number for number, item in enumerate(left) if item),
+            key=lambda number: (left[number][-1]["ts"] or float("inf"), -number),
+        )
+        row = left[chosen].pop()
+        place = (keys[chosen], _number(row["id"]))
+        sign = signs.get(row["kind"], "●" if rich else "*")
+        found.append(Node(place, _parent(place, row, rows, older, hidden), sign))
     return found
 
 
-def _oldest(manager: CheckpointManager, key: str) -> Iterator[dict[str, Any]]:
-    rows = manager.history(key)
-    yield from reversed(rows)
+def _parent(
+    place: Place,
+    row: dict[str, Any],
+    rows: dict[Place, Any],
+    older: dict[str, list[int]],
+    hidden: set[str],
+) -> Place | None:
+    """Return what a checkpoint goes on from, or the nearest before it that is left."""
+    from bisect import bisect_left
+
+    said = parse_checkpoint_id(row["parents"][0]) if row["parents"] else None
+    if said is not None and (said.key, said.seq) in rows:
+        return said.key, said.seq
+    key, before = (said.key, said.seq) if said is not None else place
+    if said is None and row["kind"] != "unreadable":
+        return None
+    numbers = older.get(key, [])
+    at = bisect_left(numbers, before)
+    if at == 0 and said is not None and key in hidden:
+        return key, before  # its line goes on below the last that is shown
+    return (key, numbers[at - 1]) if at > 0 and (key, numbers[at - 1]) != place else None
 
 
-def _show(out: Out, line: dict[str, Any], indent: str) -> None:
-    out.line(f"{indent}{line['key']}", style="bold")
-    branches = sorted(line["branches"], key=lambda branch: -branch["at"])
-    for row in line["checkpoints"]:
-        place = parse_checkpoint_id(row["id"])
-        seq = 0 if place is None else place.seq
-        while branches and branches[0]["at"] >= seq:
-            _show(out, branches.pop(0), f"{indent}│ ")
-        sign = _SIGNS.get(row["kind"], "●")
-        label = f"  {row['label']}" if row.get("label") else ""
-        kind = "" if row["kind"] == "save" else f"  {row['kind']}"
-        style = "dim" if row["kind"] in ("safety", "open", "close") else ""
-        out.line(f"{indent}{sign} @{seq}  {when(row['ts'])}{kind}{label}", style=style)
-    for branch in branches:
-        _show(out, branch, f"{indent}│ ")
+def _current(nodes: list[Node], key: str) -> set[Place]:
+    """Return what is in the past of the first line's present."""
+    parents = {node.place: node.parent for node in nodes}
+    heads = [node.place for node in nodes if node.place[0] == key]
+    found: set[Place] = set()
+    place = heads[0] if heads else None
+    while place is not None and place not in found:
+        found.add(place)
+        place = parents.get(place)
+    return found
+
+
+def _number(name: str) -> int:
+    place = parse_checkpoint_id(name)
+    return int(name.rpartition("@")[2]) if place is None else place.seq

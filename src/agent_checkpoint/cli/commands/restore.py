@@ -6,13 +6,15 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.out import Answer, Out
-from agent_checkpoint.cli.ownership import works_in
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.out import Answer, Out, Tell, inert
+from agent_checkpoint.cli.ownership import files_belong_to
 from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.cli.plans import plan_data, show_plan
+from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.workspace.naming import key_of, tree_in
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan
 
 EXAMPLES = """
@@ -21,7 +23,6 @@ agent-checkpoint restore @3 src/app.py    one file of the third
 agent-checkpoint restore @3 --dry-run     only show what would be done
 agent-checkpoint restore fix-bug-42 --into ./copy   a session's files, elsewhere
 """
-_SHOWN = 15
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -34,8 +35,8 @@ def arguments(parser: ArgumentParser) -> None:
         "--keep-unseen", action="store_true", help="leave alone what was never saved"
     )
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="for programs; needs --yes")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
@@ -48,85 +49,64 @@ def run(args: Namespace, places: Places) -> Answer:
         if tree is None:
             raise NotFoundError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
         place = _place(args, places, manager.store, checkpoint)
+        base = place if args.into is not None else places.directory
         options: dict[str, Any] = {
-            "paths": [places.directory / path for path in args.paths] or None,
+            "paths": [base / path for path in args.paths] or None,
             "exclude": [".git"] if args.keep_git else [],
             "keep_unseen": args.keep_unseen,
         }
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
+        told: list[Tell] = []
+        rules["progress"] = lambda files, read: told[-1](files, f"{files:,} files read")
         with Workspace(place, manager.store, watch=False, force=True, **rules) as workspace:
-            plan = workspace.restore(tree, dry_run=True, **options)
+            with args.out.progress("Looking at files") as tell:
+                told.append(tell)
+                plan = workspace.restore(tree, dry_run=True, **options)
+            preview = Answer(
+                _data(plan, checkpoint, place, done=False), lambda out: show_plan(out, plan)
+            )
             if args.dry_run or not plan:
-                return Answer(_data(plan, checkpoint, done=False), lambda out: _show(out, plan))
-            if not args.yes:
-                _show(args.out, plan)
-                if not args.out.confirm(f"Restore {place}?"):
-                    words = "Nothing was done. Say --yes to go on without a question."
-                    data = _data(plan, checkpoint, done=False)
-                    return Answer(data, lambda out: out.line(words), REFUSED)
-            done = workspace.restore(tree, **options)
+                return preview
+            question = f"Restore {inert(place)} to {_name(checkpoint)}?"
+            if not agreed(args, preview.show, question):
+                return refused(preview.data)
+            with args.out.progress("Restoring") as tell:
+                told.append(tell)
+                done = workspace.restore(tree, **options)
 
-    def tell(out: Out) -> None:
+    def tell_end(out: Out) -> None:
         if args.yes:
-            _show(out, done)
-        out.line(f"Restored {place} to @{checkpoint.seq}.", style="green")
+            show_plan(out, done)
+        out.line(f"Restored {inert(place)} to {_name(checkpoint)}.", style="green")
         if done.safety_id is not None:
-            out.line(f"What was there before: agent-checkpoint restore '{done.safety_id}'")
+            into = f" --into {quoted(str(place))}" if args.into is not None else ""
+            back = f"agent-checkpoint restore {quoted(done.safety_id)}{into}"
+            out.line(f"What was there before: {back}")
 
-    return Answer(_data(done, checkpoint, done=True), tell)
+    return Answer(_data(done, checkpoint, place, done=True), tell_end)
 
 
 def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) -> Path:
     if args.into is not None:
         target = places.directory / args.into
-        target.mkdir(parents=True, exist_ok=True)
+        if not args.dry_run:
+            try:
+                target.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InvalidInputError(f"{target} cannot be made: {error.strerror}.") from error
         return existing_directory(args.into, places.directory)
-    said = works_in(store, checkpoint)
-    if said is not None:
-        return existing_directory(said, places.directory)
-    for place in (places.directory, *places.directory.parents):
-        if key_of(place) == checkpoint.key:
-            return place
-    raise InvalidInputError(
-        f"The files of {show(checkpoint.key)} are not those of {places.directory}: go to their "
-        "directory, or say --into DIR."
-    )
-
-
-def _show(out: Out, plan: Plan) -> None:
-    if not plan and not plan.leave:
-        out.line("Nothing to do: the files are what they were.")
-        return
-    for words, paths, style in (
-        ("write", plan.write, "green"),
-        ("delete", plan.delete, "red"),
-        ("set the mode of", plan.mode, ""),
-    ):
-        for path in paths[:_SHOWN]:
-            out.line(f"  {words} {path}", style=style)
-        if len(paths) > _SHOWN:
-            out.line(f"  {words} {len(paths) - _SHOWN:,} more", style=style)
-    for path, why in list(plan.leave.items())[:_SHOWN]:
-        out.line(f"  leave {path}: {why}", style="yellow")
-    for line in plan.git:
-        out.line(f"  git: {line}", style="yellow")
-    if plan.unseen:
-        out.line(
-            f"  {len(plan.unseen):,} of these were never saved before; the safety checkpoint "
-            "will hold them.",
-            style="yellow",
+    place = files_belong_to(store, checkpoint, places.directory)
+    if place is None or not place.is_dir():
+        raise InvalidInputError(
+            f"The files of {show(checkpoint.key)} are not those of {places.directory}: go to their "
+            "directory, or say --into DIR."
         )
+    return place
 
 
-def _data(plan: Plan, checkpoint: Checkpoint, *, done: bool) -> dict[str, Any]:
-    return {
-        "id": checkpoint.id,
-        "done": done,
-        "write": plan.write,
-        "delete": plan.delete,
-        "mode": plan.mode,
-        "leave": plan.leave,
-        "unseen": plan.unseen,
-        "git": plan.git,
-        "safety_id": plan.safety_id,
-    }
+def _name(checkpoint: Checkpoint) -> str:
+    return f"@{checkpoint.seq}"
+
+
+def _data(plan: Plan, checkpoint: Checkpoint, place: Path, *, done: bool) -> dict[str, Any]:
+    return {"id": checkpoint.id, "directory": str(place), "done": done, **plan_data(plan)}

@@ -3,40 +3,59 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import Any
 
-from agent_checkpoint.cli.out import Answer, Out, count, size
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, count, inert, size
 from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
 agent-checkpoint save                      this directory
 agent-checkpoint save ~/repo -m "it works"   another one, with a label
 agent-checkpoint save --ignore '*.log'     all but some files
 """
+_GB = 1 << 30
 
 
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
     parser.add_argument("directory", nargs="?", metavar="DIR", help="what; this one if none")
-    parser.add_argument("-m", "--label", help="what you call it")
+    parser.add_argument("-m", "--label", metavar="TEXT", help="what you call it")
     parser.add_argument(
         "--ignore",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave out; repeatable",
+        help="leave out, as a line of .checkpointignore does; repeatable",
     )
     parser.add_argument("--gitignore", action="store_true", help="leave out what .gitignore says")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=10.0,
+        metavar="GIB",
+        help="how much may be new (10); 0 for any amount",
+    )
     parser.add_argument("--force", action="store_true", help="also / or a home directory")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
     """Save it."""
     from agent_checkpoint.workspace.workspace import Workspace
 
+    if not 0 <= args.limit < 1e9:
+        raise InvalidInputError("--limit is a number of GiB, 0 for any amount.")
     place = existing_directory(args.directory, places.directory)
-    with places.manager() as manager:
-        options = {"ignore": args.ignore, "gitignore": args.gitignore, "force": args.force}
+    with places.manager() as manager, args.out.progress("Saving") as tell:
+        options: dict[str, Any] = {
+            "ignore": args.ignore,
+            "gitignore": args.gitignore,
+            "force": args.force,
+            "limit": int(args.limit * _GB) or None,
+            "progress": lambda files, read: tell(files, f"{count(files, 'file')}, {size(read)}"),
+        }
         with Workspace(place, manager.store, watch=False, **options) as workspace:
             before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
@@ -44,7 +63,7 @@ def run(args: Namespace, places: Places) -> Answer:
     if head is None:
         raise AssertionError("unreachable: it was just saved")
     is_new = before is None or before.id != head.id
-    notes = [f"{note.path}: {note.kind}" for note in tree.notes]
+    notes = [{"path": note.path, "kind": note.kind, "text": note.text} for note in tree.notes]
     data = {
         "id": head.id,
         "key": head.key,
@@ -52,15 +71,18 @@ def run(args: Namespace, places: Places) -> Answer:
         "files": tree.files,
         "bytes": tree.bytes,
         "new": is_new,
+        "incomplete": tree.incomplete,
         "notes": notes,
     }
 
     def show(out: Out) -> None:
         what = f"{count(tree.files, 'file')}, {size(tree.bytes)}"
         words = "Saved" if is_new else "Nothing has changed since"
-        out.line(f"{words} @{head.seq}: {place} ({what})")
+        out.line(f"{words} @{head.seq}: {inert(place)} ({what})")
         for note in notes[:10]:
-            out.line(f"  {note}", style="yellow")
+            out.line(f"  {inert(note['path'])}: {inert(note['kind'])}", style="yellow")
+        if len(notes) > 10:
+            out.line(f"  and {len(notes) - 10:,} more; --json has them all", style="yellow")
         if is_new:
             out.line(f"Back to it: agent-checkpoint restore @{head.seq}", style="dim")
 

@@ -1,0 +1,189 @@
+"""`approvals`: calls that wait for a person, and the answers."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import subprocess
+import tempfile
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.effect_rows import all_ledgers, named, request_data
+from agent_checkpoint.cli.out import Answer, Out, inert, when
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.text import brief
+from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
+from agent_checkpoint.records import show
+from agent_checkpoint.session.approvals import Approvals
+from agent_checkpoint.store.store import Store
+
+EXAMPLES = """
+agent-checkpoint approvals                     what waits, in all sessions
+agent-checkpoint approvals list fix-bug-42     of one session
+agent-checkpoint approvals approve approval-3f2a
+agent-checkpoint approvals deny approval-3f2a --reason "not on a Friday"
+agent-checkpoint approvals edit approval-3f2a --set 'cents=995'
+agent-checkpoint approvals edit approval-3f2a      in $EDITOR
+"""
+VERBS = ("list", "approve", "deny", "edit")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument(
+        "verb", nargs="?", choices=VERBS, default="list", help="edit approves with other arguments"
+    )
+    parser.add_argument(
+        "name",
+        nargs="?",
+        metavar="KEY|ID",
+        help="list: of which session; else the request, or how its id begins",
+    )
+    parser.add_argument("--all", action="store_true", help="list: also those that are answered")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="deny: what the agent is told")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="edit: an argument, as JSON; repeatable. Without it $EDITOR opens",
+    )
+    parser.add_argument("--by", metavar="WHO", help="who answers; you if none")
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """List or answer them."""
+    with places.manager() as manager:
+        approvals = Approvals(manager.store)
+        if args.verb == "list":
+            rows = _rows(manager.store, approvals, args.name, args.all)
+            return Answer(rows, lambda out: _show(out, rows, args.all))
+        if args.name is None:
+            raise InvalidInputError("Name the request: `agent-checkpoint approvals` lists them.")
+        names = [name for ledger in all_ledgers(manager.store) for name in ledger.requests]
+        name = named(args.name, names, "request")
+        by = args.by or _user()
+        if args.verb == "deny":
+            approvals.deny(name, args.reason, by=by)
+        else:
+            edit = _edited(args, approvals, name) if args.verb == "edit" else None
+            approvals.approve(name, edit=edit, by=by)
+        data = request_data(approvals.get(name))
+        data["arguments"] = _arguments(approvals, name)
+
+    def show_answer(out: Out) -> None:
+        out.line(f"{data['status'].capitalize()}: {inert(data['words'], 200)}", style="green")
+        if args.verb == "edit":
+            out.line(f"  with {brief(data['arguments'], 500)}")
+        out.line("The session goes on with it when it is opened again.")
+
+    return Answer(data, show_answer)
+
+
+def _rows(
+    store: Store, approvals: Approvals, key: str | None, answered: bool
+) -> list[dict[str, Any]]:
+    found = approvals.pending(key)
+    if answered:
+        known = {item.id for item in found}
+        others = [item for ledger in all_ledgers(store) for item in ledger.requests.values()]
+        found += [item for item in others if item.id not in known and key in (None, item.session)]
+    rows = []
+    for request in found:
+        arguments = None if request.status == "unreadable" else _arguments(approvals, request.id)
+        rows.append({**request_data(request), "arguments": arguments})
+    return rows
+
+
+def _arguments(approvals: Approvals, name: str) -> dict[str, Any] | None:
+    try:
+        return approvals.arguments(name)
+    except (StateError, InvalidInputError):  # of a class that is not here, or purged
+        return None
+
+
+def _edited(args: Namespace, approvals: Approvals, name: str) -> dict[str, Any]:
+    if not args.set:
+        return _from_editor(approvals.arguments(name))
+    import json
+
+    found = {}
+    for said in args.set:
+        argument, equals, text = said.partition("=")
+        if not equals:
+            raise InvalidInputError(f"--set takes NAME=JSON, not {show(said)}.")
+        try:
+            found[argument] = json.loads(text)
+        except ValueError:
+            raise InvalidInputError(
+                f"{show(text)} is not JSON. A text has quotes: --set '{argument}=\"…\"'"
+            ) from None
+    return found
+
+
+def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Let a person edit the arguments, and return those that are other now."""
+    import json
+
+    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    try:
+        before = json.dumps(arguments, indent=2, ensure_ascii=False)
+        kept = json.loads(before)
+    except (TypeError, ValueError):
+        raise InvalidInputError(
+            "The arguments are not plain data: edit them from Python."
+        ) from None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "arguments.json")
+        file.write_text(before + "\n", encoding="utf-8")
+        try:
+            done = subprocess.run([*command, str(file)], check=False)
+        except OSError as error:
+            raise InvalidInputError(f"{show(command[0])} cannot be run: {error}.") from error
+        text = file.read_text(encoding="utf-8")
+    if done.returncode != 0:
+        raise CheckpointError("The editor failed: nothing was answered.")
+    try:
+        after = json.loads(text)
+    except ValueError as error:
+        raise InvalidInputError(f"That is not JSON ({error}): nothing was answered.") from None
+    if not isinstance(after, dict) or kept.keys() - after.keys():
+        raise InvalidInputError("Arguments are missing: nothing was answered.")
+    changed = {name: value for name, value in after.items() if value != kept.get(name)}
+    if not changed:
+        raise InvalidInputError("Nothing was changed: `approvals approve` agrees to it as it is.")
+    return changed
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return None
+
+
+def _show(out: Out, rows: list[dict[str, Any]], answered: bool) -> None:
+    if not rows:
+        out.line("There are no requests." if answered else "Nothing waits for an answer.")
+        return
+    limit = None if out.columns is None else 200
+    for row in rows:
+        late = f", until {when(row['expires'])}" if row["expires"] else ""
+        status = "" if row["status"] == "pending" else f"  {row['status']}"
+        out.pieces(
+            (inert(row["id"], 80), "cyan"),
+            (f"  {inert(row['session'], 60)}  {when(row['ts'])}{late}", "dim"),
+            (inert(status), "yellow"),
+        )
+        out.pieces((f"  {inert(row['words'], limit)}", "bold"))
+        for name, value in (row["arguments"] or {}).items():
+            out.pieces((f"    {inert(name, 60)}: {brief(value, limit or 100_000)}", ""))
+        if row["reason"]:
+            out.pieces((f"    {inert(row['reason'], limit)}", "dim"))
+    if any(row["status"] == "pending" for row in rows):
+        out.line("Answer: agent-checkpoint approvals approve|deny|edit ID", style="dim")

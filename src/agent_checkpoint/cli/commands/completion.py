@@ -1,0 +1,130 @@
+"""`completion`: what a shell needs to complete commands and options, made from the parsers."""
+
+from __future__ import annotations
+
+from argparse import Action, ArgumentParser, Namespace
+from typing import NamedTuple
+
+from agent_checkpoint.cli.out import Answer
+from agent_checkpoint.cli.parsing import NAME, parser_of
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.registry import COMMANDS
+
+EXAMPLES = """
+agent-checkpoint completion bash >> ~/.bashrc
+agent-checkpoint completion zsh > ~/.zfunc/_agent-checkpoint
+agent-checkpoint completion fish > ~/.config/fish/completions/agent-checkpoint.fish
+"""
+SHELLS = ("bash", "zsh", "fish")
+
+
+class _Command(NamedTuple):
+    name: str
+    help: str
+    options: list[Action]
+    words: list[str]
+    """What may stand there besides: the names of choices."""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Write the script."""
+    script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](_commands())
+    return Answer({"shell": args.shell, "script": script}, lambda out: out.line(script))
+
+
+def _commands() -> list[_Command]:
+    found = []
+    for listed in COMMANDS:
+        actions = parser_of(listed.name)._actions
+        options = [action for action in actions if action.option_strings]
+        words = [
+            str(word)
+            for action in actions
+            if not action.option_strings
+            for word in action.choices or ()
+        ]
+        if listed.name == "effects":
+            words.append("resolve")
+        found.append(_Command(listed.name, listed.help, options, words))
+    return found
+
+
+def _names(command: _Command) -> str:
+    names = [name for action in command.options for name in action.option_strings]
+    return " ".join([*command.words, *names])
+
+
+def _bash(commands: list[_Command]) -> str:
+    cases = "\n".join(f'    {item.name}) words="{_names(item)}" ;;' for item in commands)
+    return f"""\
+_agent_checkpoint() {{
+  local cur="${{COMP_WORDS[COMP_CWORD]}}" word="" words="" i
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case "${{COMP_WORDS[i]}}" in
+    --store) ((i++)) ;;
+    -*) ;;
+    *) word="${{COMP_WORDS[i]}}"; break ;;
+    esac
+  done
+  case "$word" in
+    "") words="{" ".join(item.name for item in commands)} --store --version --help" ;;
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -o default -F _agent_checkpoint {NAME}"""
+
+
+def _zsh(commands: list[_Command]) -> str:
+    rows = "\n".join(f"    '{item.name}:{_quiet(item.help)}'" for item in commands)
+    cases = "\n".join(f"    {item.name}) compadd -- {_names(item)}; _files ;;" for item in commands)
+    return f"""\
+#compdef {NAME}
+_agent_checkpoint() {{
+  local -a commands
+  commands=(
+{rows}
+  )
+  if (( CURRENT == 2 )); then
+    _describe command commands
+    compadd -- --store --version --help
+    return
+  fi
+  case "$words[2]" in
+{cases}
+    *) _files ;;
+  esac
+}}
+if [[ "$funcstack[1]" = "_agent_checkpoint" ]]; then
+  _agent_checkpoint "$@"
+else
+  compdef _agent_checkpoint {NAME}
+fi"""
+
+
+def _fish(commands: list[_Command]) -> str:
+    lines = [f"complete -c {NAME} -n __fish_use_subcommand -l store -r -d 'the store'"]
+    lines += [
+        f"complete -c {NAME} -n __fish_use_subcommand -a {item.name} -d '{_quiet(item.help)}'"
+        for item in commands
+    ]
+    for item in commands:
+        begin = f"complete -c {NAME} -n '__fish_seen_subcommand_from {item.name}'"
+        lines += [f"{begin} -a {word}" for word in item.words]
+        for action in item.options:
+            names = "".join(
+                f" -l {name[2:]}" if name.startswith("--") else f" -s {name[1:]}"
+                for name in action.option_strings
+            )
+            value = " -r" if action.nargs != 0 else ""
+            lines.append(f"{begin}{names}{value} -d '{_quiet(action.help or '')}'")
+    return "\n".join(lines)
+
+
+def _quiet(text: str) -> str:
+    return text.replace("'", "").replace(":", ",")

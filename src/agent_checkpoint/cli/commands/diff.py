@@ -1,0 +1,190 @@
+"""`diff`: what changed from one checkpoint to another, or to the present."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, inert
+from agent_checkpoint.cli.ownership import files_belong_to
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.states import (
+    LOGS,
+    compared_logs,
+    compared_states,
+    message_words,
+    read_parts,
+)
+from agent_checkpoint.cli.text import brief
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.workspace.diff import WorkspaceDiff
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
+from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.workspace import Workspace
+
+EXAMPLES = """
+agent-checkpoint diff                    what has changed here since the last checkpoint
+agent-checkpoint diff @3                 since the third
+agent-checkpoint diff fix-bug-42@3 fix-bug-42   of a session, from the third to the last
+agent-checkpoint diff @3 --stat          only the names
+"""
+ONLY = ("files", "state", "messages")
+_SHOWN = 50
+
+
+class _Sides(NamedTuple):
+    before: Checkpoint
+    after: Checkpoint
+    place: Path | None
+    """The directory, if the files are compared with what is there now."""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("a", nargs="?", metavar="A", help="from; the latest here if none")
+    parser.add_argument(
+        "b", nargs="?", metavar="B", help="to; the files that are there now, or the latest, if none"
+    )
+    parser.add_argument(
+        "--only", action="append", choices=ONLY, help="compare these alone; repeatable"
+    )
+    parser.add_argument("--stat", action="store_true", help="name the files, without their lines")
+    parser.add_argument("--exit-code", action="store_true", help="end with 1 if anything differs")
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Compare them."""
+    only = args.only or ONLY
+    with places.manager() as manager:
+        sides = _sides(args, places, manager)
+        files = _files(manager, sides) if "files" in only else None
+        data: dict[str, Any] = {
+            "from": sides.before.id,
+            "to": sides.after.id,
+            "directory": None if sides.place is None else str(sides.place),
+            "files": None if files is None else files.to_dict(),
+        }
+        if sides.before.id != sides.after.id:
+            data.update(_states(manager, sides, only))
+        text = "" if files is None or args.stat or args.json else files.text()
+        if args.json and files is not None and not args.stat:
+            data["files"]["text"] = files.text()
+    differs = bool(files) or any(any(data.get(name, {}).values()) for name in ("state", *LOGS))
+    status = 1 if args.exit_code and differs else 0
+    return Answer(data, lambda out: _show(out, data, files, text, differs), status)
+
+
+def _sides(args: Namespace, places: Places, manager: CheckpointManager) -> _Sides:
+    before = places.checkpoint(manager, args.a)
+    if args.b is not None:
+        return _Sides(before, places.checkpoint(manager, args.b), None)
+    head = manager.store.head(before.key) or before
+    place = files_belong_to(manager.store, before, places.directory)
+    if place is not None and not (place.is_dir() and FILES in before.parts):
+        place = None
+    return _Sides(before, head, place)
+
+
+def _files(manager: CheckpointManager, sides: _Sides) -> WorkspaceDiff | None:
+    before = tree_in(manager.store, sides.before)
+    if before is None:
+        return None
+    if sides.place is not None:
+        rules: dict[str, Any] = {"ignore": before.ignore, "gitignore": before.gitignore}
+        options: dict[str, Any] = {"watch": False, "force": True, "limit": None, **rules}
+        with Workspace(sides.place, manager.store, **options) as workspace:
+            return workspace.diff(before)
+    after = tree_in(manager.store, sides.after)
+    return None if after is None else _between(before, after)
+
+
+def _between(before: Tree, after: Tree) -> WorkspaceDiff:
+    from agent_checkpoint.workspace.comparing import Side
+    from agent_checkpoint.workspace.diff import compare
+
+    return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
+
+
+def _states(manager: CheckpointManager, sides: _Sides, only: Any) -> dict[str, Any]:
+    before = read_parts(manager.store, sides.before)
+    after = read_parts(manager.store, sides.after)
+    found: dict[str, Any] = {}
+    if "state" in only:
+        found["state"] = compared_states(before, after)
+    if "messages" in only:
+        for name in LOGS:
+            if name in before or name in after:
+                found[name] = compared_logs(before.get(name), after.get(name))
+    return found
+
+
+def _show(
+    out: Out, data: dict[str, Any], files: WorkspaceDiff | None, text: str, differs: bool
+) -> None:
+    if not differs:
+        where = inert(data["directory"] or data["to"])
+        out.line(f"No difference: {inert(data['from'])} and {where}.")
+        return
+    room = max((out.columns or 200) - 30, 40)
+    for name in LOGS:
+        _show_rows(out, name, [("-", item) for item in data.get(name, {}).get("removed", [])], room)
+        _show_rows(out, name, [("+", item) for item in data.get(name, {}).get("added", [])], room)
+    state = data.get("state", {})
+    rows = [
+        (f"- {inert(at, 120)}: {brief(value, room)}", "red")
+        for at, value in state.get("removed", {}).items()
+    ]
+    rows += [
+        (f"+ {inert(at, 120)}: {brief(value, room)}", "green")
+        for at, value in state.get("added", {}).items()
+    ]
+    for at, (old, new) in state.get("changed", {}).items():
+        half = room // 2
+        rows.append((f"~ {inert(at, 120)}: {brief(old, half)} -> {brief(new, half)}", "yellow"))
+    if rows:
+        out.line("state", style="bold")
+    for line, style in rows[:_SHOWN]:
+        out.pieces((f"  {line}", style))
+    if len(rows) > _SHOWN:
+        out.line(f"  and {len(rows) - _SHOWN:,} more; --json has them all")
+    if files:
+        _show_files(out, files, text)
+
+
+def _show_rows(out: Out, name: str, rows: list[tuple[str, Any]], room: int) -> None:
+    if not rows:
+        return
+    words = "more" if rows[0][0] == "+" else "gone"
+    out.line(f"{name}: {len(rows):,} {words}", style="bold")
+    for sign, item in rows[:_SHOWN]:
+        style = "green" if sign == "+" else "red"
+        out.pieces((f"  {sign} {message_words(item, room)}", style))
+    if len(rows) > _SHOWN:
+        out.line(f"  and {len(rows) - _SHOWN:,} more; --json has them all")
+
+
+def _show_files(out: Out, files: WorkspaceDiff, text: str) -> None:
+    names = [*files.added, *files.removed, *files.changed, *files.renamed]
+    out.line(f"files: {len(names):,} differ", style="bold")
+    if not text:
+        for sign, paths, style in (
+            ("+", files.added, "green"),
+            ("-", files.removed, "red"),
+        ):
+            for path in paths:
+                out.line(f"  {sign} {inert(path)}", style=style)
+        for path, what in files.changed.items():
+            out.line(f"  ~ {inert(path)} ({', '.join(what)})", style="yellow")
+        for old, new in files.renamed.items():
+            out.line(f"  > {inert(old)} -> {inert(new)}", style="yellow")
+        return
+    for line in text.split("\n")[:-1]:
+        heading = line.startswith(("diff ", "--- ", "+++ ", "renamed "))
+        style = "bold" if heading else "cyan" if line.startswith("@@") else ""
+        style = style or {"+": "green", "-": "red"}.get(line[:1], "")
+        out.line(inert(line), style=style)

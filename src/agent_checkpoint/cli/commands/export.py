@@ -1,0 +1,45 @@
+"""`export`: a key with all its checkpoints, as one file."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.out import Answer, Out, count, inert, size
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.telling import telling_manager
+from agent_checkpoint.cli.text import quoted
+
+EXAMPLES = """
+agent-checkpoint export fix-bug-42 fix.ckpt        to take it elsewhere
+agent-checkpoint export fix-bug-42 fix.ckpt --yes  also over an existing file
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("key", metavar="KEY", help="which")
+    parser.add_argument("file", metavar="FILE", help="the archive to write")
+    add_yes(parser)
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Write it."""
+    file = Path(places.directory, args.file)
+    data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
+    with places.manager() as manager:
+        key = places.key(manager, args.key)
+    if file.exists() and not agreed(args, lambda out: None, f"Replace {inert(file)}?"):
+        return refused(data)
+    with telling_manager(places, args.out, "Exporting") as manager:
+        number = manager.export_archive(file, key)
+    data.update(done=True, checkpoints=number, bytes=file.stat().st_size)
+
+    def show(out: Out) -> None:
+        what = f"{count(number, 'checkpoint')}, {size(file.stat().st_size)}"
+        out.line(f"Wrote {inert(file)}: {what}.", style="green")
+        out.line(f"There: agent-checkpoint import {quoted(file.name)}", style="dim")
+
+    return Answer(data, show)

@@ -1,0 +1,108 @@
+"""`fork`: another line of checkpoints from one moment, with files of its own if wanted."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.errors import CheckpointError, ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.session.files import is_empty
+from agent_checkpoint.session.meta import PART
+from agent_checkpoint.workspace.naming import tree_in
+
+EXAMPLES = """
+agent-checkpoint fork fix-bug-42 try-a                    from its present
+agent-checkpoint fork fix-bug-42 try-b --at @7            from an earlier checkpoint
+agent-checkpoint fork fix-bug-42 try-c --into ../try-c    with its files in a new directory
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("key", metavar="KEY", help="what is forked")
+    parser.add_argument("name", metavar="NAME", help="the new key")
+    parser.add_argument("--at", metavar="ID", help="from which checkpoint; the latest if none")
+    parser.add_argument(
+        "--into", metavar="DIR", help="put the files there: a new or empty directory"
+    )
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Fork it."""
+    with places.manager() as manager:
+        key = places.key(manager, args.key)
+        point = places.checkpoint(manager, places.id_of(manager, args.at, key))
+        place = None if args.into is None else _empty(Path(places.directory, args.into))
+        tree = tree_in(manager.store, point)
+        if place is not None and tree is None:
+            raise NotFoundError(f"The checkpoint {show(point.id, 120)} has no files.")
+        if point.key != key:
+            raise InvalidInputError(f"{show(point.id, 120)} is no checkpoint of {show(key)}.")
+        try:
+            first = manager.fork(key, args.name, point.id)
+        except ConflictError:
+            raise ConflictError(
+                f"The key {show(args.name)} exists already: name another."
+            ) from None
+        files = 0
+        if place is not None:
+            try:
+                files = _put_files(manager, args.name, point, place)
+            except CheckpointError:
+                manager.delete(args.name)
+                raise
+    data: dict[str, Any] = {
+        "key": args.name,
+        "id": first,
+        "from": point.id,
+        "directory": None if place is None else str(place),
+        "files": files,
+    }
+    return Answer(data, lambda out: _show(out, data, point, tree is not None))
+
+
+def _empty(place: Path) -> Path:
+    if place.exists() and not is_empty(place):
+        raise InvalidInputError(f"{show(str(place), 200)} is not an empty directory.")
+    return place.resolve()
+
+
+def _put_files(manager: CheckpointManager, key: str, point: Checkpoint, place: Path) -> int:
+    """Write the files of the fork; a session remembers the directory as its own."""
+    from agent_checkpoint.session.session import Session
+    from agent_checkpoint.workspace.workspace import Workspace
+
+    tree = tree_in(manager.store, point)
+    if tree is None:
+        return 0
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"{place} cannot be made: {error.strerror}.") from error
+    if PART in point.parts:
+        Session(key, store=manager, workspace=place, every="manual").close()
+    else:
+        rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
+        with Workspace(place, manager.store, watch=False, **rules) as workspace:
+            workspace.restore(tree)
+    return tree.files
+
+
+def _show(out: Out, data: dict[str, Any], point: Checkpoint, has_files: bool) -> None:
+    name = inert(data["key"])
+    out.line(f"Forked {name} from {inert(point.key)}@{point.seq}.", style="green")
+    if data["directory"] is not None:
+        out.line(f"{count(data['files'], 'file')} in {inert(data['directory'])}")
+        if PART in point.parts:
+            out.line(f"Go on there: Session({data['key']!r}, agent=…)")
+    elif has_files and PART in point.parts:
+        out.line(f"Go on with files of its own: Session({data['key']!r}, agent=…, workspace=…)")
+    out.line(f"See both: agent-checkpoint log {quoted(point.key)}", style="dim")

@@ -1,0 +1,42 @@
+"""`gc`: what no checkpoint needs is deleted."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, count, size
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.telling import telling_manager
+
+EXAMPLES = """
+agent-checkpoint gc                    delete it; others may go on saving
+agent-checkpoint gc --dry-run          only tell how much it is
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what would go")
+    parser.add_argument(
+        "--ignore-clock",
+        action="store_true",
+        help="go on although objects seem to come from the future",
+    )
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Collect."""
+    with telling_manager(places, args.out, "Looking for what is needed") as manager:
+        report = manager.gc(dry_run=args.dry_run, ignore_clock=args.ignore_clock)
+    data = {"objects": report.objects, "bytes": report.bytes, "done": not args.dry_run}
+
+    def show(out: Out) -> None:
+        if not report.objects:
+            out.line("Everything is needed.")
+            return
+        words = "Would delete" if args.dry_run else "Deleted"
+        out.line(f"{words} {count(report.objects, 'object')}, {size(report.bytes)}.")
+
+    return Answer(data, show)

@@ -1,0 +1,41 @@
+"""`import`: the key of an archive is added, all of it or nothing."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, inert
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show as quoted_name
+
+EXAMPLES = """
+agent-checkpoint import fix.ckpt              nothing in it is run
+agent-checkpoint --store ./store import fix.ckpt
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("file", metavar="FILE", help="what `export` wrote")
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Read it."""
+    file = Path(places.directory, args.file)
+    if not file.is_file():
+        raise InvalidInputError(f"There is no file {quoted_name(str(file), 200)}.")
+    with places.manager() as manager, args.out.progress("Importing"):
+        key = manager.import_archive(file)
+        head = manager.store.head(key)
+    data = {"key": key, "id": None if head is None else head.id}
+
+    def show(out: Out) -> None:
+        out.line(f"Imported {inert(key)}.", style="green")
+        out.line(f"See it: agent-checkpoint log {quoted(key)}", style="dim")
+
+    return Answer(data, show)

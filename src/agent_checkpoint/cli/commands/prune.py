@@ -1,0 +1,104 @@
+"""`prune`: old checkpoints of a key are deleted, after a preview."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from datetime import timedelta
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.store.retention import (
+    KeepEvery,
+    KeepLatest,
+    KeepNewerThan,
+    KeepTagged,
+    Policy,
+)
+
+EXAMPLES = """
+agent-checkpoint prune fix-bug-42 --keep-latest 20 --dry-run   what would go
+agent-checkpoint prune fix-bug-42 --keep-latest 20 --keep-every 10 --yes
+agent-checkpoint prune fix-bug-42 --keep-newer-than 7 --keep-tagged release
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("key", metavar="KEY", help="of which")
+    parser.add_argument("--keep-latest", type=int, metavar="N", help="the newest")
+    parser.add_argument(
+        "--keep-every", type=int, metavar="N", help="those whose number is a multiple"
+    )
+    parser.add_argument(
+        "--keep-newer-than", type=float, metavar="DAYS", help="those that are younger"
+    )
+    parser.add_argument(
+        "--keep-tagged",
+        action="append",
+        metavar="TAG",
+        help="those with this tag; repeatable. An empty one stands for any",
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what would go")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Preview it, ask, and do it."""
+    policy = _policy(args)
+    with places.manager() as manager:
+        key = places.key(manager, args.key)
+        doomed = manager.prune(key, policy, dry_run=True)
+        total = sum(1 for _ in manager.store.entries(key))
+        data: dict[str, Any] = {
+            "key": key,
+            "done": False,
+            "deleted": doomed,
+            "kept": total - len(doomed),
+        }
+
+        def preview(out: Out) -> None:
+            if doomed:
+                kept = total - len(doomed)
+                out.line(
+                    f"{count(len(doomed), 'checkpoint')} of {inert(key)} would go, {kept:,} stay."
+                )
+            else:
+                out.line(f"All {count(total, 'checkpoint')} of {inert(key)} stay.")
+
+        if args.dry_run or not doomed:
+            return Answer(data, preview)
+        if not agreed(args, preview, "Delete them for good?"):
+            return refused(data)
+        gone = manager.prune(key, policy)
+    data = {**data, "done": True, "deleted": gone, "kept": total - len(gone)}
+
+    def show(out: Out) -> None:
+        out.line(f"Deleted {count(len(gone), 'checkpoint')} of {inert(key)}.", style="green")
+        out.line("Their room comes back by: agent-checkpoint gc", style="dim")
+
+    return Answer(data, show)
+
+
+def _policy(args: Namespace) -> Policy:
+    wanted: list[Policy] = []
+    if args.keep_latest is not None:
+        wanted.append(KeepLatest(args.keep_latest))
+    if args.keep_every is not None:
+        wanted.append(KeepEvery(args.keep_every))
+    if args.keep_newer_than is not None:
+        try:
+            wanted.append(KeepNewerThan(timedelta(days=args.keep_newer_than)))
+        except (OverflowError, ValueError):
+            raise InvalidInputError("--keep-newer-than is a number of days.") from None
+    if args.keep_tagged is not None:
+        wanted.append(KeepTagged(*(tag for tag in args.keep_tagged if tag)))
+    if not wanted:
+        raise InvalidInputError("Say what to keep: --keep-latest 20, for example.")
+    policy = wanted[0]
+    for other in wanted[1:]:
+        policy = policy | other
+    return policy

@@ -1,0 +1,85 @@
+"""`purge`: a leaked secret is removed from everything. It never stands in the command line."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.store.purge import PurgeReport
+
+EXAMPLES = """
+agent-checkpoint purge                            asks for the secret, and shows nothing of it
+agent-checkpoint purge --dry-run < secret.txt     which checkpoints hold it
+pass show api-key | agent-checkpoint purge --yes
+"""
+_SHOWN = 20
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what holds it")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Preview it, ask, and do it."""
+    secret = _secret()
+    with places.manager() as manager:
+        found = manager.purge(secret, dry_run=True)
+
+        def preview(out: Out) -> None:
+            if not (found.checkpoints or found.objects):
+                out.line("No checkpoint holds it.")
+                return
+            out.line(f"{count(len(found.checkpoints), 'checkpoint')} hold it and would go:")
+            for name in found.checkpoints[:_SHOWN]:
+                out.line(f"  {inert(name)}")
+            if len(found.checkpoints) > _SHOWN:
+                out.line(f"  and {len(found.checkpoints) - _SHOWN:,} more")
+
+        if args.dry_run or not (found.checkpoints or found.objects):
+            return Answer(_data(found, done=False), preview)
+        if not agreed(args, preview, "Remove them for good?"):
+            return refused(_data(found, done=False))
+        with args.out.progress("Purging"):
+            done = manager.purge(secret)
+
+    def show(out: Out) -> None:
+        out.line(f"Removed {count(len(done.checkpoints), 'checkpoint')}.", style="green")
+        for key, name in done.replaced.items():
+            out.line(f"  {inert(key)} goes on with {inert(name)}, in which it is blotted out")
+        out.line("Change the secret where it is valid: copies, archives and agents still have it.")
+
+    return Answer(_data(done, done=True), show)
+
+
+def _secret() -> str:
+    """Return the secret, from a prompt or from the standard input. Raises InvalidInputError."""
+    try:
+        is_person = sys.stdin.isatty()
+    except (AttributeError, ValueError):
+        is_person = False
+    try:
+        text = getpass.getpass("The secret (it is not shown): ") if is_person else sys.stdin.read()
+    except (EOFError, UnicodeDecodeError) as error:
+        raise InvalidInputError("The secret is one line of text.") from error
+    text = text.rstrip("\r\n")
+    if not text:
+        raise InvalidInputError("Type the secret, or pass it by the standard input.")
+    return text
+
+
+def _data(report: PurgeReport, *, done: bool) -> dict[str, Any]:
+    return {
+        "done": done,
+        "checkpoints": list(report.checkpoints),
+        "objects": report.objects,
+        "replaced": dict(report.replaced),
+    }

@@ -1,0 +1,209 @@
+"""`rollback`: a session goes back, files and state alike, without its agent's code."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.effect_rows import effect_data, effect_words
+from agent_checkpoint.cli.main import REFUSED
+from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.cli.plans import plan_data, show_plan
+from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
+from agent_checkpoint.records import parse_checkpoint_id
+from agent_checkpoint.records import show as show_name
+from agent_checkpoint.session.preview import preview_rollback
+from agent_checkpoint.session.report import RollbackReport
+from agent_checkpoint.session.rollback import POLICIES
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.tools import REVERSIBLE
+
+EXAMPLES = """
+agent-checkpoint rollback                       this directory's session, one step
+agent-checkpoint rollback fix-bug-42 --steps 3  three steps
+agent-checkpoint rollback fix-bug-42 --to @7    to a certain checkpoint
+agent-checkpoint rollback --parts workspace     only the files
+agent-checkpoint rollback --dry-run             only show what would be done
+agent-checkpoint rollback --effects compensate --import shop.tools   undo orders first
+"""
+_SHOWN = 20
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="which session; this directory's if none"
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--to", metavar="ID", help="the checkpoint to go back to")
+    where.add_argument("--steps", type=int, default=1, metavar="N", help="how many to go back (1)")
+    parser.add_argument(
+        "--effects",
+        choices=POLICIES,
+        default="refuse",
+        help="if something done outside cannot be undone: refuse it, go back all the same, or undo "
+        "first what can be",
+    )
+    parser.add_argument(
+        "--import",
+        action="append",
+        default=[],
+        dest="modules",
+        metavar="MODULE",
+        help="load the agent's tools, so that what they did can be undone; runs that code",
+    )
+    parser.add_argument(
+        "--parts", action="append", metavar="NAME", help="only these, such as workspace; repeatable"
+    )
+    parser.add_argument(
+        "--keep-unseen", action="store_true", help="leave files alone that nobody saved"
+    )
+    parser.add_argument(
+        "--workspace", metavar="DIR", help="where its files are, if it does not know"
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Preview it, ask, and do it."""
+    if args.steps < 0:
+        raise InvalidInputError("--steps counts checkpoints.")
+    parts = [name for said in args.parts or () for name in said.split(",") if name] or None
+    place = None
+    if args.workspace is not None:
+        place = existing_directory(args.workspace, places.directory)
+    for module in args.modules:
+        _load(module, places)
+    with places.manager() as manager:
+        key = places.key(manager, args.key, sessions=True)
+        to = None if args.to is None else places.id_of(manager, args.to, key)
+        seen = preview_rollback(
+            manager,
+            key,
+            to=to,
+            steps=args.steps,
+            parts=parts,
+            keep_unseen=args.keep_unseen,
+            workspace=place,
+        )
+        data = _data(key, seen)
+        if args.dry_run:
+            return Answer(data, lambda out: _show(out, key, seen))
+        forgets = parts is None or any(name != "workspace" for name in parts)
+        if forgets and seen.blocking and args.effects != "warn":
+            return Answer(data, lambda out: _show_refusal(out, key, seen), REFUSED)
+        question = f"Roll {inert(key, 60)} back? Whoever is running it can save nothing more"
+        if not agreed(args, lambda out: _show(out, key, seen), f"{question}."):
+            return refused(data)
+        session = Session(key, store=manager, workspace=place, every="manual")
+        try:
+            done = session.rollback(
+                seen.target, effects=args.effects, parts=parts, keep_unseen=args.keep_unseen
+            )
+        except RollbackRefusedError as error:
+            report = error.report if isinstance(error.report, RollbackReport) else seen
+            failed = _data(key, report)
+            return Answer(failed, lambda out: _show_refusal(out, key, report), REFUSED)
+        finally:
+            session.close()
+    return Answer(_data(key, done), lambda out: _show_done(out, key, done, args.yes))
+
+
+def _load(module: str, places: Places) -> None:
+    """Load a module of the user's, from here or from what is installed."""
+    import sys
+    from importlib import import_module
+
+    if str(places.directory) not in sys.path:
+        sys.path.insert(0, str(places.directory))
+    try:
+        import_module(module)
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise InvalidInputError(f"{show_name(module)} cannot be imported: {why}") from error
+
+
+def _show_done(out: Out, key: str, report: RollbackReport, whole: bool) -> None:
+    if whole:
+        _show(out, key, report)
+    out.line(f"{inert(key)} went back to {_place(report.target)}.", style="green")
+    out.line("Whoever had it open can save nothing more: start the agent again.")
+    for notice in report.notices[:_SHOWN]:
+        out.line(f"  {inert(notice, 1000)}", style="yellow")
+    if report.safety_id is not None:
+        back = f"agent-checkpoint rollback {quoted(key)} --to {quoted(report.safety_id)}"
+        out.line(f"What was there before: {back}")
+
+
+def _show(out: Out, key: str, report: RollbackReport) -> None:
+    words = "goes" if report.id is None else "went"
+    parts = ", ".join(inert(name, 60) for name in report.parts)
+    out.line(f"{inert(key)} {words} back to {_place(report.target)}: {parts}")
+    _show_effects(out, report)
+    if report.files is not None:
+        show_plan(out, report.files)
+    if report.void:
+        out.line(f"  {count(len(report.void), 'request')} for approval void", style="yellow")
+
+
+def _show_effects(out: Out, report: RollbackReport) -> None:
+    gone = {effect.id for effect in (*report.compensated, *report.unknown)}
+    stands = [effect for effect in report.compensable if effect.id not in gone]
+    # Without the code of its tool, what could be undone cannot be told from what cannot.
+    unloaded = [effect for effect in report.irreversible if effect.kind == REVERSIBLE]
+    final = [effect for effect in report.irreversible if effect.kind != REVERSIBLE]
+    for heading, effects, style in (
+        ("cannot be undone", final, "red"),
+        ("can be undone only with its code (--import MODULE)", unloaded, "red"),
+        ("nobody knows whether it stands", report.unknown, "red"),
+        ("was undone", report.compensated, "green"),
+        ("was undone outside, although the state has its result again", report.gone, "yellow"),
+        ("stands, and could be undone (--effects compensate)", stands, "yellow"),
+        ("stands, and gives its result again when it is asked for", report.replayable, ""),
+    ):
+        for effect in effects[:_SHOWN]:
+            out.line(f"  {heading}: {effect_words(effect)}", style=style)
+        if len(effects) > _SHOWN:
+            out.line(f"  {heading}: {len(effects) - _SHOWN:,} more", style=style)
+
+
+def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
+    number = len(report.blocking)
+    out.line(
+        f"Not rolled back: {number} thing{'s' if number != 1 else ''} done outside since "
+        f"{_place(report.target)} cannot be taken back.",
+        style="bold red",
+    )
+    _show_effects(out, report)
+    if report.failure:
+        out.line(f"  {inert(report.failure, 1000)}", style="red")
+    out.line("Go back less far, or go back all the same: --effects warn")
+    for effect in report.unknown[:3]:
+        out.line(f"Found out? agent-checkpoint effects resolve {effect.id} --happened (or --not)")
+
+
+def _place(name: str) -> str:
+    place = parse_checkpoint_id(name)
+    return inert(name) if place is None else f"@{place.seq}"
+
+
+def _data(key: str, report: RollbackReport) -> dict[str, Any]:
+    names = ("irreversible", "unknown", "compensable", "compensated", "replayable", "gone")
+    return {
+        "key": key,
+        "done": report.id is not None,
+        "target": report.target,
+        "parts": report.parts,
+        "id": report.id,
+        "safety_id": report.safety_id,
+        "effects": {name: [effect_data(item) for item in getattr(report, name)] for name in names},
+        "failure": report.failure,
+        "void": report.void,
+        "notices": report.notices,
+        "files": None if report.files is None else plan_data(report.files),
+    }

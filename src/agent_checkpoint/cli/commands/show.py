@@ -1,0 +1,143 @@
+"""`show`: what is in a checkpoint, without the code that made it."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, count, inert, size, when
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.states import LOGS, class_in, message_words, plain, read_parts
+from agent_checkpoint.cli.text import brief, json_text
+from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.records import show as quoted_name
+from agent_checkpoint.session.meta import PART as NOTES
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
+
+EXAMPLES = """
+agent-checkpoint show                      the latest of this directory
+agent-checkpoint show fix-bug-42~1         the one before the last of a session
+agent-checkpoint show fix-bug-42 --part messages   all of one part
+agent-checkpoint show @3 --json            for programs
+"""
+_LAST = 3
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("id", nargs="?", metavar="ID", help="which; the latest here if none")
+    parser.add_argument("--part", metavar="NAME", help="all of one part, as JSON")
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Read it."""
+    with places.manager() as manager:
+        checkpoint = places.checkpoint(manager, args.id)
+        if args.part is not None:
+            return _part(manager, checkpoint, args.part)
+        parts = read_parts(manager.store, checkpoint)
+        data = {
+            **checkpoint.summary(),
+            "key": checkpoint.key,
+            "seq": checkpoint.seq,
+            "bytes": checkpoint.size,
+            "parts": {
+                name: _summary(manager, checkpoint, name, tree) for name, tree in parts.items()
+            },
+        }
+    return Answer(data, lambda out: _show(out, data))
+
+
+def _part(manager: CheckpointManager, checkpoint: Checkpoint, name: str) -> Answer:
+    if name not in checkpoint.parts:
+        raise NotFoundError(
+            f"The checkpoint {quoted_name(checkpoint.id, 120)} has no part {quoted_name(name)}; it "
+            f"has {', '.join(map(quoted_name, checkpoint.parts))}."
+        )
+    tree = read_parts(manager.store, checkpoint, [name])[name]
+    return Answer(tree, lambda out: out.line(json_text(plain(tree))))
+
+
+def _summary(
+    manager: CheckpointManager, checkpoint: Checkpoint, name: str, tree: Any
+) -> dict[str, Any]:
+    """Return what can be said of a part in few words."""
+    if name == FILES:
+        found = tree_in(manager.store, checkpoint)
+        if found is not None:
+            return {
+                "type": "files",
+                "tree": found.id,
+                "files": found.files,
+                "bytes": found.bytes,
+                "incomplete": found.incomplete,
+            }
+    state = plain(tree)
+    if name in LOGS and isinstance(state, list):
+        return {"type": "log", "items": len(state), "last": state[-_LAST:]}
+    if name == "tasks" and isinstance(state, dict) and isinstance(state.get("tasks"), list):
+        rows = [row for row in state["tasks"] if isinstance(row, dict)]
+        return {"type": "tasks", "tasks": {str(row.get("id")): row.get("status") for row in rows}}
+    if name == NOTES and isinstance(state, dict):
+        kept = ("key", "family", "workspace", "point", "pending", "standing", "gone")
+        return {"type": "session", **{item: state[item] for item in kept if item in state}}
+    return {"type": "state", "class": class_in(tree), "value": state}
+
+
+def _show(out: Out, data: dict[str, Any]) -> None:
+    label = f"  {inert(data['label'], 200)}" if data["label"] else ""
+    out.line(f"{inert(data['key'])}@{data['seq']}  {inert(data['kind'], 40)}{label}", style="bold")
+    rows = [("id", inert(data["id"])), ("when", when(data["ts"]))]
+    rows += [("from", inert(parent)) for parent in data["parents"]]
+    if data["tags"]:
+        rows.append(("tags", ", ".join(inert(tag, 80) for tag in data["tags"])))
+    metrics = [f"{inert(name, 80)}={value:g}" for name, value in data["metrics"].items()]
+    if metrics:
+        rows.append(("metrics", ", ".join(metrics)))
+    for name, text in rows:
+        out.line(f"  {name:8} {text}")
+    out.line()
+    for name, part in data["parts"].items():
+        _show_part(out, inert(name, 60), part)
+
+
+def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
+    room = max((out.columns or 200) - 30, 40)
+    kind = part["type"]
+    lines: list[str] = []
+    if kind == "files":
+        words = f"{count(part['files'], 'file')}, {size(part['bytes'])}"
+        words += ", incomplete" if part["incomplete"] else ""
+    elif kind == "log":
+        words = count(part["items"], "item")
+        lines = [message_words(item, room) for item in part["last"]]
+    elif kind == "tasks":
+        done = [status for status in part["tasks"].values() if status in ("completed", "skipped")]
+        words = f"{len(done)} of {len(part['tasks'])} done"
+        left = [
+            f"{inert(name, 60)}: {inert(status, 20)}"
+            for name, status in part["tasks"].items()
+            if status not in ("completed", "skipped")
+        ]
+        lines = left[:5]
+    elif kind == "session":
+        words = inert(part.get("workspace") or "no directory", 200)
+        waiting = part.get("pending") or []
+        lines = [f"waits for {inert(item, 60)}" for item in waiting[:5]]
+    else:
+        words = inert(part["class"] or "plain data", 80)
+        value = part["value"]
+        fields = list(value.items())[:10] if isinstance(value, dict) else [("", value)]
+        lines = [
+            f"{inert(key, 60)}{': ' if key else ''}{brief(item, room)}" for key, item in fields
+        ]
+        if isinstance(value, dict) and len(value) > 10:
+            lines.append(f"and {len(value) - 10:,} more: --part shows all of it")
+    out.line(f"{name:10} {words}", style="cyan")
+    for line in lines:
+        out.pieces((f"    {line}", ""))

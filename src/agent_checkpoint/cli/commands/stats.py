@@ -1,0 +1,62 @@
+"""`stats`: what is in a store, and what it takes."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, count, inert, size
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.telling import telling_manager
+
+EXAMPLES = """
+agent-checkpoint stats                       of your store
+agent-checkpoint --store ./store stats       of another
+agent-checkpoint stats --json | jq .stored_bytes
+"""
+_SHOWN = 30
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("--all", action="store_true", help="every key, not only the largest")
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Count."""
+    with telling_manager(places, args.out, "Counting") as manager:
+        data = {"store": repr(manager.store.backend), **manager.stats()}
+    return Answer(data, lambda out: _show(out, data, args.all))
+
+
+def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
+    out.line(inert(data["store"]), style="bold")
+    out.line(
+        f"{count(data['checkpoints'], 'checkpoint')} in {count(len(data['keys']), 'key')}, "
+        f"{count(data['objects'], 'object')}"
+    )
+    out.line(
+        f"{size(data['stored_bytes'])} stored; each state by itself would take "
+        f"{size(data['logical_bytes'])}, without files"
+    )
+    rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
+    shown = rows if everything or out.columns is None else rows[:_SHOWN]
+    if rows:
+        limit = None if out.columns is None else 60
+        out.line()
+        out.table(
+            ["key", "checkpoints", "stored", "each by itself"],
+            [
+                [
+                    inert(key, limit),
+                    f"{row['checkpoints']:,}",
+                    size(row["stored_bytes"]),
+                    size(row["logical_bytes"]),
+                ]
+                for key, row in shown
+            ],
+        )
+    if len(shown) < len(rows):
+        out.line(f"and {len(rows) - len(shown):,} more: --all", style="dim")

@@ -1,0 +1,106 @@
+"""`tasks`: how far sessions are."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.out import Answer, Out, inert, when
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.states import plain, read_parts
+from agent_checkpoint.cli.text import brief
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.session.listing import SessionRow, list_sessions
+
+EXAMPLES = """
+agent-checkpoint tasks                 of this directory's session
+agent-checkpoint tasks fix-bug-42      of another
+agent-checkpoint tasks --all           all sessions, at a glance
+"""
+_STYLES = {"completed": "green", "failed": "red", "in_progress": "yellow", "skipped": "dim"}
+_SIGNS = {"completed": "✓", "failed": "✗", "in_progress": "▸", "skipped": "-", "pending": "·"}
+_DONE = ("completed", "skipped")
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="which session; this directory's if none"
+    )
+    parser.add_argument("--all", action="store_true", help="all sessions")
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """List them."""
+    with places.manager() as manager:
+        if args.all:
+            rows = list_sessions(manager.store, args.key or "")
+            data = [_overview(row) for row in rows]
+            return Answer(data, lambda out: _show_all(out, data))
+        key = places.key(manager, args.key, sessions=True)
+        tasks = _tasks(manager, key)
+    found = {"key": key, "tasks": tasks}
+    return Answer(found, lambda out: _show(out, key, tasks))
+
+
+def _tasks(manager: CheckpointManager, key: str) -> list[dict[str, Any]]:
+    head = manager.store.head(key)
+    if head is None or "tasks" not in head.parts:
+        return []
+    state = plain(read_parts(manager.store, head, ["tasks"])["tasks"])
+    rows = state.get("tasks") if isinstance(state, dict) else None
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    names = ("id", "status", "attempt", "note", "result")
+    return [{name: row.get(name) for name in names} for row in found]
+
+
+def _overview(row: SessionRow) -> dict[str, Any]:
+    return {
+        "key": row.key,
+        "id": row.head,
+        "ts": row.ts,
+        "directory": row.workspace,
+        "fork": row.is_fork,
+        "tasks": row.tasks,
+        "pending": row.pending,
+        "unknown": row.unknown,
+    }
+
+
+def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
+    if not tasks:
+        out.line(f"{inert(key)} has no tasks.")
+        return
+    done = sum(row["status"] in _DONE for row in tasks)
+    out.line(f"{inert(key)}: {done} of {len(tasks)} done", style="bold")
+    room = max((out.columns or 200) - 40, 40)
+    for row in tasks:
+        status = inert(row["status"], 20)
+        sign = _SIGNS.get(status, "?") if out.has_signs else ""
+        attempt = f", attempt {row['attempt']}" if row["attempt"] not in (0, 1, None) else ""
+        note = f"  {inert(row['note'], room)}" if row["note"] else ""
+        result = f"  -> {brief(row['result'], room)}" if row["result"] is not None else ""
+        style = _STYLES.get(status, "")
+        out.pieces(
+            (f"  {sign} {inert(row['id'], 60)}", style),
+            (f"  {status}{inert(attempt)}", "dim"),
+            (f"{note}{result}", ""),
+        )
+
+
+def _show_all(out: Out, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        out.line("There are no sessions here.")
+        return
+    limit = None if out.columns is None else 40
+    cells = []
+    for row in rows:
+        done = sum(status in _DONE for status in row["tasks"].values())
+        tasks = f"{done}/{len(row['tasks'])}" if row["tasks"] else ""
+        waits = [f"{len(row['pending'])} to approve"] if row["pending"] else []
+        waits += [f"{len(row['unknown'])} unknown"] if row["unknown"] else []
+        name, place = inert(row["key"], limit), inert(row["directory"], limit)
+        cells.append([name, when(row["ts"]), tasks, ", ".join(waits), place])
+    out.table(["session", "when", "tasks", "waits for", "directory"], cells)

@@ -1,0 +1,47 @@
+"""`verify`: every byte is read and compared with its hash."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+
+from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.main import FAILED
+from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.telling import telling_manager
+
+EXAMPLES = """
+agent-checkpoint verify                     ends with 1 if anything is damaged
+agent-checkpoint verify --json              what, and why, for programs
+"""
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    add_json(parser)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Read everything."""
+    with telling_manager(places, args.out, "Verifying", counts_all=True) as manager:
+        report = manager.verify()
+    data = {
+        "ok": report.ok,
+        "checkpoints": report.checkpoints,
+        "objects": report.objects,
+        "problems": [{"checkpoint": p.checkpoint, "reason": p.reason} for p in report.problems],
+    }
+
+    def show(out: Out) -> None:
+        looked = f"{count(report.checkpoints, 'checkpoint')}, {count(report.objects, 'object')}"
+        if report.ok:
+            out.line(f"All is well: {looked}.", style="green")
+            return
+        out.line(f"{count(len(report.problems), 'problem')} in {looked}:", style="bold red")
+        limit = None if out.columns is None else 300
+        for problem in report.problems:
+            where = inert(problem.checkpoint, limit)
+            out.line(f"  {where}: {inert(problem.reason, limit)}", style="red")
+        out.line("The others are not affected. Restore a copy of the store, or go on from those.")
+
+    return Answer(data, show, 0 if report.ok else FAILED)

@@ -1,0 +1,108 @@
+"""A backend that tells how much of it was read. Owns counting; all else is the backend's own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.cli.out import Out, Tell
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Entry, ObjectInfo
+
+_EVERY = 64
+
+
+class TellingBackend(Backend):
+    """Another backend, whose reads are counted."""
+
+    def __init__(self, inner: Backend, tell: Tell) -> None:
+        self._inner = inner
+        self._tell = tell
+        self._objects = self._told = 0
+
+    @property
+    def readable(self) -> bool:  # type: ignore[override]
+        """Whether entries are for people to read."""
+        return self._inner.readable
+
+    def __repr__(self) -> str:
+        return repr(self._inner)
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return objects, and count them."""
+        found = self._inner.get_objects(ids)
+        self._objects += len(found)
+        if self._objects - self._told >= _EVERY:
+            self._told = self._objects
+            self._tell(self._objects, f"{self._objects:,} objects")
+        return found
+
+    def put_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Pass on."""
+        self._inner.put_objects(objects)
+
+    def missing_objects(self, ids: Iterable[str]) -> set[str]:
+        """Pass on."""
+        return self._inner.missing_objects(ids)
+
+    def list_objects(self) -> Iterator[ObjectInfo]:
+        """Pass on."""
+        return self._inner.list_objects()
+
+    def delete_objects(self, ids: Iterable[str]) -> None:
+        """Pass on."""
+        self._inner.delete_objects(ids)
+
+    def append(
+        self,
+        stream: str,
+        entry: bytes,
+        *,
+        after: int | None = None,
+        objects: Mapping[str, bytes] = NO_OBJECTS,
+        requires: Collection[str] = (),
+    ) -> int:
+        """Pass on."""
+        return self._inner.append(stream, entry, after=after, objects=objects, requires=requires)
+
+    def read(self, stream: str, **which: Any) -> list[Entry]:
+        """Pass on."""
+        return self._inner.read(stream, **which)
+
+    def remove(self, stream: str, seqs: Iterable[int]) -> None:
+        """Pass on."""
+        self._inner.remove(stream, seqs)
+
+    def streams(self, prefix: str = "") -> Iterator[str]:
+        """Pass on."""
+        return self._inner.streams(prefix)
+
+    def close(self) -> None:
+        """Pass on."""
+        self._inner.close()
+
+
+@contextmanager
+def telling_manager(
+    places: Places, out: Out, words: str, *, counts_all: bool = False
+) -> Iterator[CheckpointManager]:
+    """Open the store for long work, and show on a terminal how far it is.
+
+    Args:
+        places: where the store is.
+        out: where to show it.
+        words: what is being done.
+        counts_all: whether every object will be read, so that it is known how many there are.
+
+    Raises:
+        CheckpointError: it cannot be opened.
+    """
+    with places.manager() as manager:
+        total = None
+        if counts_all and out.is_terminal:
+            total = sum(1 for _ in manager.store.backend.list_objects())
+        with out.progress(words, total) as tell:
+            yield CheckpointManager(TellingBackend(manager.store.backend, tell))

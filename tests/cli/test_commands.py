@@ -1,0 +1,222 @@
+"""All commands at once: each has help, examples, a section in the documents and a test."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_checkpoint.cli.parsing import parser_of, root_parser
+from agent_checkpoint.cli.reference import page
+from agent_checkpoint.cli.registry import COMMANDS, Listed, find_command
+from tests.cli.world import run, run_process
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = "".join(
+    path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))
+)
+WITHOUT_DATA = {"completion"}
+
+
+def name(listed: Listed) -> str:
+    return listed.name
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=name)
+def test_a_command_has_help_and_an_example(listed: Listed) -> None:
+    parser = parser_of(listed.name)
+    help_text = parser.format_help(80)
+    assert help_text.startswith(f"usage: agent-checkpoint {listed.name}")
+    assert f"agent-checkpoint {listed.name}" in listed.load().EXAMPLES
+    for action in parser._actions:
+        assert action.help, f"{listed.name}: {action.dest} says nothing of itself"
+    ran = run(listed.name, "--help")
+    assert ran.status == 0
+    assert "examples:" in ran.out
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=name)
+def test_a_command_is_in_the_documents_and_tested(listed: Listed) -> None:
+    assert f"\n### {listed.name}\n" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert re.search(rf'run(_process)?\((\s*"--store", [^"]+,)?\s*"{listed.name}"', TESTS)
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=name)
+def test_a_command_that_prints_data_has_json(listed: Listed) -> None:
+    if listed.name not in WITHOUT_DATA:
+        assert "--json" in parser_of(listed.name)._option_string_actions
+
+
+@pytest.mark.parametrize("listed", COMMANDS, ids=name)
+def test_examples_are_such_that_the_parser_takes_them(listed: Listed) -> None:
+    import shlex
+
+    for line in listed.load().EXAMPLES.strip().splitlines():
+        command = line.partition("agent-checkpoint ")[2]
+        # Words that explain an example stand after two spaces or more.
+        command = re.split(r"  +| [|<>]", command)[0]
+        words = shlex.split(command)
+        while words[0] != listed.name:
+            words.pop(0)
+        parser_of(listed.name).parse_args(words[1:])
+
+
+def test_the_reference_is_up_to_date() -> None:
+    written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert written == page(), "python -m agent_checkpoint.cli.reference > docs/cli.md"
+
+
+def test_the_help_groups_the_commands() -> None:
+    shown = run("--help").out
+    assert shown == root_parser().format_help()
+    for group in ("files:", "sessions:", "the store:", "more:"):
+        assert group in shown
+    assert all(f"  {listed.name} " in shown for listed in COMMANDS)
+    assert max(map(len, root_parser().format_help(80).splitlines())) <= 80
+
+
+def test_help_loads_no_command() -> None:
+    code = (
+        "import sys; from agent_checkpoint.cli.main import main; main(['--help']); "
+        "print([n for n in sys.modules if n.startswith('agent_checkpoint')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.splitlines()[-1]
+    assert "commands" not in loaded
+    assert "store" not in loaded
+
+
+def test_the_version() -> None:
+    assert run("--version").out.startswith("agent-checkpoint 0")
+
+
+def test_nothing_was_typed() -> None:
+    ran = run()
+    assert ran.status == 2
+    assert "usage:" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        (["sav"], "did you mean save?"),
+        (["rolback"], "did you mean rollback?"),
+        (["save", "--lable", "x"], "did you mean --label?"),
+        (["--stor", "x", "log"], "did you mean --store?"),
+        (["completion", "bsh"], "did you mean bash?"),
+        (["rollback", "--effects", "wran"], "did you mean warn?"),
+    ],
+)
+def test_a_typo_is_told_in_two_lines(typed: list[str], hint: str) -> None:
+    ran = run(*typed)
+    assert ran.status == 2
+    assert ran.out == ""
+    assert hint in ran.err
+    assert len(ran.err.splitlines()) == 2
+    assert ran.err.splitlines()[1].startswith("Try: agent-checkpoint")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["log", "-n", "x"],
+        ["log", "a", "b"],
+        ["fork", "x"],
+        ["rollback", "--to", "x", "--steps", "2"],
+    ],
+)
+def test_what_makes_no_sense(typed: list[str]) -> None:
+    ran = run(*typed)
+    assert ran.status == 2
+    assert len(ran.err.splitlines()) == 2
+
+
+def test_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*rest: object) -> None:
+        raise KeyboardInterrupt
+
+    listed = find_command("keys")
+    assert listed is not None
+    monkeypatch.setattr(listed.load(), "run", interrupted)
+    assert run("keys").status == 130
+
+
+def test_an_error_of_the_system_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*rest: object) -> None:
+        raise PermissionError(13, "Permission denied", "/x")
+
+    listed = find_command("keys")
+    assert listed is not None
+    monkeypatch.setattr(listed.load(), "run", failing)
+    ran = run("keys")
+    assert ran.status == 1
+    assert ran.err.startswith("agent-checkpoint: PermissionError")
+
+
+def test_doctor_tells_what_works() -> None:
+    ran = run("doctor", "--json")
+    assert ran.status == 0
+    checks = {row["name"]: row for row in ran.data["checks"]}
+    assert checks.keys() >= {
+        "store",
+        "durability",
+        "free space",
+        "inotify",
+        "private views",
+        "overlay mounts",
+        "reflink",
+        "zstd",
+        "orjson",
+        "chunking",
+        "cloudpickle",
+        "rich",
+    }
+    for row in checks.values():
+        assert set(row) == {"name", "works", "detail", "use", "get"}
+        assert row["use"]
+    shown = run("doctor").out
+    assert "store: " in shown
+
+
+def test_doctor_of_a_store_that_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "store.db").write_text("no store" * 1000)
+    ran = run("--store", tmp_path, "doctor")
+    assert ran.status == 0
+    assert "name another: --store PATH" in ran.out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_all(shell: str, tmp_path: Path) -> None:
+    import shutil
+
+    script = run("completion", shell).out
+    for listed in COMMANDS:
+        assert listed.name in script
+    assert "keep-latest" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
+
+
+def test_bash_completes(tmp_path: Path) -> None:
+    script = (
+        run("completion", "bash").out
+        + """
+COMP_WORDS=(agent-checkpoint --store x pru) COMP_CWORD=3; _agent_checkpoint; echo "${COMPREPLY[@]}"
+COMP_WORDS=(agent-checkpoint prune --keep-l) COMP_CWORD=2; _agent_checkpoint; echo "${COMPREPLY[@]}"
+COMP_WORDS=(agent-checkpoint effects re) COMP_CWORD=2; _agent_checkpoint; echo "${COMPREPLY[@]}"
+"""
+    )
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["prune", "--keep-latest", "resolve"]
+
+
+def test_it_works_without_rich(tmp_path: Path, repo: Path) -> None:
+    code = (
+        "import sys; sys.modules['rich'] = None; from agent_checkpoint.cli.main import main; "
+        "sys.exit(main(['keys', '--json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)) == 1
+    assert run_process("keys", at=tmp_path).status == 0

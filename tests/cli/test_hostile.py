@@ -1,0 +1,194 @@
+"""A store that somebody wrote who means harm: all of it is shown as text, and cut."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_checkpoint import Session
+from agent_checkpoint.cli.graph import Node, drawn
+from agent_checkpoint.cli.hints import in_commands
+from agent_checkpoint.cli.text import brief, cut_to, inert, json_text, quoted, safe, width
+from tests.cli.world import opened, run, send_mail
+
+EVIL = "x\x1b[31m\x07\u202eevil\n\r\x9b2J\u2028end"
+BAD = ("\x1b", "\x07", "\u202e", "\r", "\x9b", "\u2028")
+
+
+def clean(text: str) -> bool:
+    return not any(char in text for char in BAD)
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """A store in which keys, labels, tags, states, paths and effects are hostile."""
+    place = tmp_path / "evil"
+    place.mkdir()
+    (place / f"file{EVIL}").write_text(f"line {EVIL}\n")
+    with Session(f"key{EVIL}", workspace=place) as session:
+        session.messages.append({"role": EVIL, "content": EVIL})
+        send_mail(EVIL, EVIL)
+        for task in session.tasks([EVIL]):
+            with task:
+                task.note = EVIL
+        session.save(label=EVIL, tags=[EVIL], metrics={EVIL: 1.0})
+    with opened() as manager:
+        manager.save("plain", {EVIL: EVIL, "big": "y" * 3_000_000}, label="z" * 100_000)
+        manager.fork(f"key{EVIL}", f"fork{EVIL}")
+    return place
+
+
+COMMANDS = [
+    ["keys"],
+    ["log"],
+    ["log", "--all"],
+    ["show"],
+    ["show", "plain"],
+    ["show", "--part", "messages"],
+    ["diff", "@1"],
+    ["diff", "@1", "~0"],
+    ["diff", "@1", "--stat"],
+    ["tasks"],
+    ["tasks", "--all"],
+    ["effects"],
+    ["approvals", "--all"],
+    ["stats"],
+    ["verify"],
+    ["rollback", "--to", "@1", "--dry-run"],
+    ["rollback", "--to", "@1", "--yes"],
+    ["restore", "@1", "--dry-run"],
+    ["doctor"],
+]
+
+
+@pytest.mark.parametrize("typed", COMMANDS, ids=" ".join)
+def test_nothing_of_it_reaches_a_terminal(evil: Path, typed: "list[str]") -> None:
+    (evil / "app.py").write_text(EVIL)
+    ran = run(*typed, at=evil)
+    assert ran.status in (0, 4), ran.err
+    assert clean(ran.out + ran.err)
+    assert len(ran.out) < 3_000_000
+    if "--part" not in typed:
+        data = run(*typed, "--json", at=evil)
+        assert clean(data.out)
+        json.loads(data.out)
+
+
+def test_no_error_carries_it(evil: Path) -> None:
+    for typed in (
+        [EVIL],
+        ["log", EVIL],
+        ["show", f"{EVIL}@3"],
+        ["log", f"--{EVIL}"],
+        ["fork", EVIL, "x"],
+    ):
+        ran = run(*typed, at=evil)
+        assert ran.status in (2, 3)
+        assert clean(ran.err), typed
+        assert len(ran.err.splitlines()) <= 2
+
+
+def test_huge_values_are_cut(evil: Path) -> None:
+    shown = run("show", "plain").out
+    assert "yyy" in shown
+    assert len(shown) < 5000
+
+
+def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
+    place = tmp_path / "odd"
+    place.mkdir()
+    name = b"\xff\xfe.txt"
+    (place / name.decode(errors="surrogateescape")).write_text("x")
+    assert run("save", at=place).status == 0
+    (place / name.decode(errors="surrogateescape")).write_text("y")
+    for typed in (["diff"], ["diff", "--json"], ["restore", "@1", "--dry-run"]):
+        ran = run(*typed, at=place)
+        assert ran.status == 0, ran.err
+    assert run("diff", "--json", at=place).data["files"]["changed"]
+
+
+def test_text_is_inert() -> None:
+    assert inert("a\nb\x1b\u202e") == "a\\nb\\x1b\\u202e"
+    assert safe("a\nb\x1b") == "a\nb\\x1b"
+    assert inert("x" * 10, 3) == "xxx… (10 characters)"
+    assert inert(None) == ""
+    assert inert("\U000e0001") == "\\U000e0001"
+
+
+def test_json_stays_json() -> None:
+    data = {"a\u202e": ["\x9b", "\U000e0001", "\ud800", "ü", 1.5, None], "n": "line\n"}
+    text = json_text(data)
+    assert clean(text)
+    assert "ü" in text
+    text.encode()
+    assert json.loads(text) == data
+
+
+def test_brief_builds_only_what_it_shows() -> None:
+    assert brief({"a": [1, "x"], "b": None}) == '{"a": [1, "x"], "b": null}'
+    assert len(brief(["y" * 10_000_000] * 1000, 50)) <= 51
+    assert len(brief({str(n): n for n in range(100_000)}, 50)) <= 51
+    deep: object = 1
+    for _ in range(90):
+        deep = [deep]
+    assert brief(deep, 500).count("[") <= 21
+
+
+def test_columns() -> None:
+    assert width("日本") == 4
+    assert cut_to("日本語", 4) == "日…"
+    assert cut_to("abc", 3) == "abc"
+    assert cut_to("abcd", 3) == "ab…"
+
+
+def test_what_is_to_be_typed_can_be_typed() -> None:
+    import subprocess
+
+    for text in ("plain", "with space", "it's", "~home", "$x", EVIL, "*"):
+        done = subprocess.run(
+            ["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True
+        )
+        assert done.stdout.decode() == text
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("list_keys() names them all.", "`agent-checkpoint keys` lists them all."),
+        ("history('x') lists those it has.", "`agent-checkpoint log 'x'` lists those it has."),
+        ('with effects="warn", or', "with --effects warn, or"),
+        (
+            "say so: session.resolve('3f', happened=True or False).",
+            "say so: `agent-checkpoint effects resolve 3f --happened`, or `--not`.",
+        ),
+        ("or say gc(ignore_clock=True); no", "or say `agent-checkpoint gc --ignore-clock`; no"),
+        ("verify() tells", "`agent-checkpoint verify` tells"),
+        ("Pass workspace=, the directory", "Say --workspace, the directory"),
+    ],
+)
+def test_the_library_speaks_of_commands(said: str, told: str) -> None:
+    assert in_commands(said) == told
+
+
+def draw(*rows: "tuple[int, int | None]") -> "list[str]":
+    nodes = [
+        Node(("k", number), None if parent is None else ("k", parent), "o")
+        for number, parent in rows
+    ]
+    return [
+        before if node is None else f"{before} {node.place[1]}" for before, node in drawn(nodes)
+    ]
+
+
+def test_a_line_is_drawn_as_a_line() -> None:
+    assert draw((3, 2), (2, 1), (1, None)) == ["o 3", "o 2", "o 1"]
+
+
+def test_a_rollback_makes_a_branch() -> None:
+    rows = draw((5, 2), (4, 3), (3, 2), (2, 1), (1, None))
+    assert rows == ["o 5", "│ o 4", "│ o 3", "├─╯", "o 2", "o 1"]
+
+
+def test_several_branches_come_together() -> None:
+    rows = draw((4, 1), (3, 1), (2, 1), (1, None))
+    assert rows == ["o 4", "│ o 3", "│ │ o 2", "├─┴─╯", "o 1"]

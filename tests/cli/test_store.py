@@ -1,0 +1,189 @@
+"""keys, stats, verify, prune, gc, purge, export, import: a store as a whole."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_checkpoint import CheckpointManager
+from tests.cli.world import opened, run, run_process
+
+
+@pytest.fixture
+def counted() -> None:
+    """The key `run` with ten checkpoints, of which the third has a tag."""
+    with opened() as manager:
+        for step in range(1, 11):
+            manager.save(
+                "run", {"step": step, "text": f"{step} " * 2000}, tags=["good"] * (step == 3)
+            )
+
+
+def test_keys(session: Path, repo: Path) -> None:
+    rows = {row["key"]: row for row in run("keys", "--json").data}
+    assert rows["fix"]["session"] is True
+    assert rows["fix"]["directory"] == str(session.resolve())
+    assert rows[f"workspace:{repo.resolve()}"]["seq"] == 2
+    shown = run("keys").out.splitlines()
+    assert shown[0].split() == ["key", "head", "when", "kind", "directory"]
+    assert len(shown) == 1 + len(rows)
+    assert [row["key"] for row in run("keys", "fi", "--json").data] == ["fix"]
+
+
+def test_keys_of_an_empty_store() -> None:
+    assert "nothing here yet" in run("keys").out
+    assert "No key begins" in run("keys", "x").out
+    assert run("keys", "--json").data == []
+
+
+def test_the_store_is_the_one_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointManager(backend="sqlite", path=tmp_path / "a") as manager:
+        manager.save("here", {"x": 1})
+    for typed in (["--store", tmp_path / "a", "keys"], ["keys", "--store", tmp_path / "a"]):
+        assert [row["key"] for row in run(*typed, "--json").data] == ["here"]
+    assert run("keys", "--json").data == []
+    monkeypatch.setenv("AGENT_CHECKPOINT_STORE", str(tmp_path / "a"))
+    assert len(run("keys", "--json").data) == 1
+    assert run("--store", "nosuch://x", "keys").status == 2
+
+
+@pytest.mark.usefixtures("counted")
+def test_stats() -> None:
+    data = run("stats", "--json").data
+    assert data["checkpoints"] == 10
+    assert set(data) == {
+        "store",
+        "checkpoints",
+        "logical_bytes",
+        "stored_bytes",
+        "dedupe_ratio",
+        "objects",
+        "keys",
+    }
+    assert "10 checkpoints in 1 key" in run("stats").out
+
+
+@pytest.mark.usefixtures("counted")
+def test_verify(tmp_path: Path) -> None:
+    assert run("verify").out.startswith("All is well")
+    assert run("verify", "--json").data["ok"] is True
+
+
+def test_verify_of_a_damaged_store(tmp_path: Path) -> None:
+    with CheckpointManager(backend="file", path=tmp_path / "s") as manager:
+        manager.save("run", {"step": 1})
+        manager.save("run", {"step": 2})
+    entry = sorted(
+        path
+        for path in (tmp_path / "s").rglob("*")
+        if path.is_file() and b'"step": 2' in path.read_bytes()
+    )[0]
+    entry.write_bytes(entry.read_bytes().replace(b'"step": 2', b'"step": 3'))
+    url = f"file://{tmp_path / 's'}"
+    found = run("--store", url, "verify")
+    assert found.status == 1
+    assert "run@2" in found.out
+    data = run("--store", url, "verify", "--json")
+    assert data.status == 1
+    assert [row["checkpoint"] for row in data.data["problems"]] == ["run@2"]
+    assert "unreadable" in run("--store", url, "keys").out
+    assert "unreadable" in run("--store", url, "log", "run").out
+
+
+@pytest.mark.usefixtures("counted")
+def test_prune_and_gc() -> None:
+    assert run("prune", "run").status == 2
+    told = run(
+        "prune", "run", "--keep-latest", 2, "--keep-tagged", "good", "--dry-run", "--json"
+    ).data
+    assert (len(told["deleted"]), told["kept"], told["done"]) == (7, 3, False)
+    refused = run("prune", "run", "--keep-latest", 2)
+    assert refused.status == 4
+    assert "8 checkpoints of run would go, 2 stay" in refused.out
+    done = run(
+        "prune",
+        "run",
+        "--keep-latest",
+        2,
+        "--keep-every",
+        5,
+        "--keep-tagged",
+        "",
+        "--yes",
+        "--json",
+    )
+    assert done.data["done"] is True
+    left = [row["id"].rpartition("-")[2] for row in run("log", "run", "--json").data["checkpoints"]]
+    assert left == ["10", "9", "5", "3"]
+    assert "All 4 checkpoints" in run("prune", "run", "--keep-newer-than", 1).out
+    assert run("prune", "run", "--keep-newer-than", "1e300").status == 2
+    told = run("gc", "--dry-run", "--json").data
+    assert told["objects"] > 0
+    assert told["done"] is False
+    assert run("gc", "--json").data == {**told, "done": True}
+    assert run("gc").out == "Everything is needed.\n"
+
+
+def test_purge_reads_the_secret_from_the_standard_input() -> None:
+    secret = "sk-live-424242"
+    with opened() as manager:
+        manager.save("run", {"note": "nothing yet"})
+        manager.save("run", {"note": f"the key is {secret}"})
+    assert run("purge", secret, stdin="x").status == 2  # never in the command line
+    assert run("purge").status == 2
+    told = run("purge", "--dry-run", stdin=f"{secret}\n")
+    assert told.status == 0
+    assert "1 checkpoint" in told.out
+    refused = run("purge", stdin=secret)
+    assert refused.status == 4
+    done = run("purge", "--yes", "--json", stdin=secret)
+    assert done.data["done"] is True
+    assert list(done.data["replaced"]) == ["run"]
+    for ran in (told, refused, done):
+        assert secret not in ran.out + ran.err
+    assert "[purged]" in run("show", "run").out
+    assert "No checkpoint holds it" in run("purge", stdin=secret).out
+    assert run("purge", stdin="abc").status == 2
+
+
+def test_export_and_import(session: Path, tmp_path: Path) -> None:
+    done = run("export", "fix", "fix.ckpt", "--json", at=tmp_path)
+    assert done.data["checkpoints"] > 5
+    assert run("export", "fix", "fix.ckpt", at=tmp_path).status == 4
+    assert run("export", "fix", "fix.ckpt", "--yes", at=tmp_path).status == 0
+    assert run("export", "nothing", "x.ckpt", at=tmp_path).status == 3
+    taken = run("import", "fix.ckpt", at=tmp_path)
+    assert taken.status == 4
+    assert "--store" in taken.err
+    other = run("--store", tmp_path / "other", "import", "fix.ckpt", "--json", at=tmp_path)
+    assert other.data["key"] == "fix"
+    assert run("--store", tmp_path / "other", "verify").status == 0
+    assert run("import", "no.ckpt", at=tmp_path).status == 2
+    (tmp_path / "bad.ckpt").write_bytes(b"no archive")
+    assert run("import", "bad.ckpt", at=tmp_path).status == 1
+
+
+def test_a_reader_that_has_had_enough(tmp_path: Path) -> None:
+    with opened() as manager:
+        for number in range(500):
+            manager.save(f"key-{number:04}-{'x' * 200}", {"x": number})
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "agent_checkpoint", "keys"], stdout=write, stderr=subprocess.PIPE
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "store.db").write_text("no store" * 1000)
+    ran = run_process("--store", tmp_path / "store", "keys", at=tmp_path)
+    assert ran.status == 1
+    assert "Traceback" not in ran.err
+    assert len(ran.err.splitlines()) <= 2

@@ -1,0 +1,105 @@
+"""On a terminal, and elsewhere: colours, questions, progress, and their absence."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.world import opened, run_process
+
+pytest.importorskip("rich")
+ESCAPE = "\x1b["
+
+
+def on_terminal(
+    *typed: object, at: Path, answer: str = "", columns: int = 80, **env: str
+) -> "tuple[int, str]":
+    """Run the command on a terminal of its own; return the exit status and what was seen."""
+    import fcntl
+    import struct
+    import termios
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "COLUMNS", "CI")
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent_checkpoint", *map(str, typed)],
+        cwd=at,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**given, "TERM": "xterm-256color", "PYTHONUTF8": "1", **env},
+        start_new_session=True,
+    )
+    os.close(slave)
+    seen, until = b"", time.monotonic() + 60
+    if answer:
+        os.write(master, f"{answer}\n".encode())
+    while time.monotonic() < until:
+        ready, _, _ = select.select([master], [], [], 0.1)
+        if ready:
+            try:
+                piece = os.read(master, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            seen += piece
+        elif process.poll() is not None:
+            break
+    status = process.wait(timeout=10)
+    os.close(master)
+    return status, seen.decode(errors="replace")
+
+
+def test_a_terminal_has_colours_and_a_pipe_has_none(repo: Path) -> None:
+    for typed in (["log"], ["keys"], ["diff", "@1", "@2"], ["show"]):
+        status, seen = on_terminal(*typed, at=repo)
+        assert status == 0
+        assert ESCAPE in seen, typed
+        assert ESCAPE not in run_process(*typed, at=repo).out
+
+
+def test_no_color_is_respected(repo: Path) -> None:
+    _, seen = on_terminal("log", at=repo, NO_COLOR="1")
+    assert "@2" in seen
+    assert "\x1b[3" not in seen
+    _, seen = on_terminal("log", at=repo, TERM="dumb")
+    assert ESCAPE not in seen
+
+
+def test_lines_are_cut_on_a_terminal_and_nowhere_else(tmp_path: Path) -> None:
+    with opened() as manager:
+        manager.save("run", {"x": 1}, label="long " * 100)
+    _, seen = on_terminal("log", "run", at=tmp_path, columns=60, NO_COLOR="1")
+    import re
+
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen)
+    assert max(len(line) for line in plain.splitlines()) <= 60
+    assert run_process("log", "run", at=tmp_path).out.count("long ") >= 99
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y", 0), ("n", 4), ("", 4)])
+def test_a_person_is_asked(repo: Path, answer: str, status: int) -> None:
+    found, seen = on_terminal("restore", "@1", at=repo, answer=answer or "\n")
+    assert "[y/N]" in seen
+    assert found == status
+    restored = (repo / "app.py").read_text() == "print('hello')\n"
+    assert restored == (status == 0)
+
+
+def test_progress_is_not_in_the_output(repo: Path) -> None:
+    ran = run_process("verify", at=repo)
+    assert ran.err == ""
+    status, seen = on_terminal("verify", at=repo)
+    assert status == 0
+    assert "All is well" in seen
