@@ -45,6 +45,10 @@ COMMANDS = (
     Listed("save", "save a directory", FILES),
     Listed("log", "show what was saved, with its branches", FILES),
     Listed("restore", "make files what they were", FILES),
+    Listed("watch", "save a directory whenever its files change", FILES),
+    Listed("run", "run a command, and save on the way", FILES),
+    Listed("hook", "save at every tool call of a coding agent", SESSIONS),
+    Listed("rewind", "take a coding agent back to a tool call", SESSIONS),
     Listed("keys", "list all lines of checkpoints", STORE),
 )
 
