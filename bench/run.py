@@ -3,7 +3,8 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 session forks changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P13 session forks
+                               changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import agent_checkpoint
-from bench import changes, conversation, explore, import_time, million, session
+from bench import changes, conversation, explore, hook, import_time, million, session
 from bench.figures import summary_ms
 from bench.ours import has_log
 from bench.rows import Row
@@ -40,7 +41,18 @@ STEPS = 1_000
 RESULTS = ROOT / "bench" / "results"
 PACKAGES = ["agent-checkpoint", "orjson", "backports.zstd"]
 PACKAGES += ["langgraph-checkpoint-sqlite", "langgraph-checkpoint", "ormsgpack"]
-SUBJECTS = (*workspace_rows.SUBJECTS, "P6", "P7", "P8", "P9", "P10", "session", "forks", "changes")
+SUBJECTS = (
+    *workspace_rows.SUBJECTS,
+    "P6",
+    "P7",
+    "P8",
+    "P9",
+    "P10",
+    "P13",
+    "session",
+    "forks",
+    "changes",
+)
 
 
 def installed() -> dict[str, str | None]:
@@ -110,6 +122,10 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["million"] = million.measure(place, checkpoints)
         shutil.rmtree(place)
         rows += million.rows(results["million"])
+    if "P13" in only:
+        say("the hook of a coding agent …")
+        results["hook"] = hook.measure(directory, quick=quick)
+        rows += hook.rows(results["hook"])
     if "session" in only:
         say("a session that saves message after message …")
         place = directory / "session"
