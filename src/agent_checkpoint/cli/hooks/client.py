@@ -40,8 +40,8 @@ def main(arguments: list[str]) -> int:
     except BaseException as error:  # also what a bug raises: the agent must not suffer from it
         tell_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
-        if agent == "gemini":
-            _write(1, b"{}\n")  # it wants JSON, and nothing but JSON
+        if agent not in ("claude-code", "codex"):
+            _write(1, b"{}\n")  # Gemini CLI wants JSON, and nothing but JSON
     return 0
 
 

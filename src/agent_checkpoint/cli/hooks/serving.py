@@ -147,6 +147,8 @@ class Server:
         if not self._is_like_us(connection):
             return
         text = _read_request(connection)
+        if not text:  # somebody only wanted to know whether anybody listens
+            return
         if text == END:
             self.end()
             return
