@@ -330,6 +330,13 @@ def test_a_full_store_does_not_stop_the_agent(work: Scene) -> None:
         assert tags == ["toolu_3", "toolu_01ABC123"]
 
 
+def test_a_store_may_be_named_by_a_relative_path(work: Scene) -> None:
+    event = work.event("claude-code.post-tool-use")
+    work.hook("claude-code", event, AGENT_CHECKPOINT_STORE="../named")
+    with work.manager(work.place / "named") as manager:
+        assert manager.list_keys() == [CLAUDE]
+
+
 def test_a_damaged_store_does_not_stop_the_agent(work: Scene) -> None:
     (work.home / "store").mkdir(parents=True)
     (work.home / "store" / "store.db").write_bytes(b"this is no database" * 1000)

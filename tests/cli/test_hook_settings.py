@@ -5,11 +5,19 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
 from agent_checkpoint.cli.hooks.events import AGENTS
-from agent_checkpoint.cli.hooks.settings import FORMS, command_of, install, installed, uninstall
+from agent_checkpoint.cli.hooks.settings import (
+    FORMS,
+    command_of,
+    events_of,
+    install,
+    installed,
+    uninstall,
+)
 from agent_checkpoint.cli.hooks.spans import parse
 from agent_checkpoint.errors import InvalidInputError
 from tests.cli.scene import Scene, scene
@@ -44,7 +52,7 @@ def test_a_new_file_has_all_events_of_the_format(agent: str, tmp_path: Path) -> 
     assert install(agent, path)
     assert installed(agent, path)
     hooks = json.loads(path.read_text())["hooks"]
-    assert list(hooks) == list(FORMS[agent].events)
+    assert list(hooks) == list(events_of(agent))
     for groups in hooks.values():
         ((handler,),) = (group["hooks"] for group in groups)
         assert handler["type"] == "command"
@@ -145,6 +153,38 @@ def test_comments_are_refused_where_the_agent_refuses_them(tmp_path: Path) -> No
     path.write_text("{} // mine")
     with pytest.raises(InvalidInputError):
         install("codex", path)
+
+
+@pytest.mark.parametrize(
+    ("says", "is_known"),
+    [
+        ("2.1.145 (Claude Code)", True),
+        ("2.2.0 (Claude Code)", True),
+        ("2.1.100 (Claude Code)", False),
+        ("what?", False),
+        (None, False),
+    ],
+)
+def test_events_that_an_old_version_would_choke_on(
+    says: Optional[str], is_known: bool, work: Scene
+) -> None:
+    programs = work.place / "bin"
+    programs.mkdir()
+    if says is not None:
+        (programs / "claude").write_text(f"#!/bin/sh\necho '{says}'\n")
+        (programs / "claude").chmod(0o755)
+    path = f"{programs}:/usr/bin:/bin"
+    work.command("hook", "install", "claude-code", PATH=path)
+    assert "already" in work.command("hook", "install", "claude-code", PATH=path)
+    settings = work.place / "home" / ".claude" / "settings.json"
+    hooks = json.loads(settings.read_text())["hooks"]
+    assert ("PostToolBatch" in hooks) == is_known
+    (programs / "claude").write_text("#!/bin/sh\necho 2.1.200\n")
+    (programs / "claude").chmod(0o755)
+    work.command("hook", "install", "claude-code", PATH=path)  # after an update
+    assert "PostToolBatch" in json.loads(settings.read_text())["hooks"]
+    work.command("hook", "uninstall", "claude-code", PATH="/nowhere")
+    assert json.loads(settings.read_text()) == {}
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:

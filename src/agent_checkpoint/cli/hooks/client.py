@@ -68,7 +68,10 @@ def request_of(agent: str, event: bytes) -> bytes:
     """Return all that must be known to save an event, as bytes."""
     get = os.environ.get
     project = next((found for name in PROJECTS if (found := get(name))), "")
-    fields = [agent, get(STORE, ""), project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
+    store = get(STORE, "")
+    if store and "://" not in store:
+        store = os.path.abspath(os.path.expanduser(store))  # the other process is elsewhere
+    fields = [agent, store, project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
     head = b"\0".join(os.fsencode(field.replace("\0", "")) for field in fields)
     return b"%d %d\n%b%b" % (len(head), len(event), head, event)
 

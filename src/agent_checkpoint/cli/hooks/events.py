@@ -1,8 +1,8 @@
 """Events of coding agents as one noun. Owns what their formats have in common, and the words.
 
-Followed are the formats that the agents document: Claude Code 2.1 (hooks reference), Codex 0.13x
-(`codex-rs/hooks/schema`), Gemini CLI 0.26 (`docs/hooks/reference.md`). What is not known is passed
-over; what has to be there is checked.
+Followed are the formats that the agents document: Claude Code 2.1.145 (hooks reference), Codex
+0.129 (`codex-rs/hooks/schema`) and Gemini CLI 0.26 (`docs/hooks/reference.md`), or newer. What is
+not known is passed over; what has to be there is checked.
 """
 
 from __future__ import annotations

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import stat
+import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +39,8 @@ class Form(NamedTuple):
     project: str
     """The same below that of a project."""
     events: tuple[str, ...]
+    newer: tuple[str, ...]
+    """Events that an older version does not know, for which it may refuse the whole file."""
     seconds: int
     """How many of the format's units a second is."""
     comments: bool
@@ -52,12 +57,11 @@ FORMS = {
             "UserPromptSubmit",
             "PreToolUse",
             "PostToolUse",
-            "PostToolUseFailure",
-            "PostToolBatch",
             "PreCompact",
             "Stop",
             "SessionEnd",
         ),
+        ("PostToolUseFailure", "PostToolBatch"),
         1,
         False,
         "Sessions that run already read it when they are started again.",
@@ -66,6 +70,7 @@ FORMS = {
         ".codex/hooks.json",
         ".codex/hooks.json",
         ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop"),
+        (),
         1,
         False,
         "Codex asks you to review new hooks before it runs them: see /hooks there.",
@@ -74,12 +79,31 @@ FORMS = {
         ".gemini/settings.json",
         ".gemini/settings.json",
         ("BeforeAgent", "BeforeTool", "AfterTool", "PreCompress", "AfterAgent", "SessionEnd"),
+        (),
         1000,
         True,
-        "Gemini CLI asks whether you trust hooks of a project when it next starts there.",
+        "Gemini CLI warns of hooks that are new in a project before it runs them.",
     ),
 }
 _TIMEOUT = 30
+_KNOWS_NEWER = (2, 1, 145)
+"""The version of Claude Code that has them; before 2.1.101 an unknown one spoils all settings."""
+
+
+@cache
+def events_of(agent: str) -> tuple[str, ...]:
+    """Return the events that the version of an agent that is here surely knows."""
+    form = FORMS[agent]
+    if not form.newer:
+        return form.events
+    try:
+        command = ["claude", "--version"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=15).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return form.events
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", told)
+    is_newer = found is not None and tuple(map(int, found.groups())) >= _KNOWS_NEWER
+    return form.events + form.newer if is_newer else form.events
 
 
 def settings_file(agent: str, project: Path | None) -> Path:
@@ -107,8 +131,8 @@ def installed(agent: str, path: Path) -> bool:
     hooks = _hooks(_parsed(agent, path, text))
     return all(
         [command for _, _, _, command in _ours(hooks, event)] == [command_of(agent)]
-        for event in FORMS[agent].events
-    ) and {event for event in hooks if _ours(hooks, event)} == set(FORMS[agent].events)
+        for event in events_of(agent)
+    ) and {event for event in hooks if _ours(hooks, event)} == set(events_of(agent))
 
 
 def install(agent: str, path: Path) -> bool:
@@ -122,7 +146,7 @@ def install(agent: str, path: Path) -> bool:
         return False
     before = _read(path)
     text = "{}\n" if before is None or not before.strip() else _removed(agent, path, before)
-    for event in FORMS[agent].events:
+    for event in events_of(agent):
         text = _added(agent, path, text, event)
     parse(text, comments=FORMS[agent].comments)
     _write(path, text, before)
@@ -200,8 +224,8 @@ def _parsed(agent: str, path: Path, text: str) -> Node:
         hooks = (root.members or {}).get("hooks")
         if root.members is None or (hooks is not None and hooks.members is None):
             raise ValueError("it is no object with an object of hooks")
-        wrong = [event for event, node in _hooks(root).items() if event in FORMS[agent].events]
-        if any(_hooks(root)[event].items is None for event in wrong):
+        events = (*FORMS[agent].events, *FORMS[agent].newer)
+        if any(node.items is None for event, node in _hooks(root).items() if event in events):
             raise ValueError("the hooks of an event are no list")
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
