@@ -1,11 +1,14 @@
 """The process that stays: it is safe to kill, to stop, to replace, and to have none of it."""
 
 import os
+import random
 import shutil
 import signal
 import stat
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -112,6 +115,44 @@ def test_killed_while_it_saves_the_hook_saves(work: Scene) -> None:
     process.communicate(timeout=60)
     assert process.returncode == 0
     assert tools(work) == ["toolu_2", "toolu_3"]
+    with work.manager() as manager:
+        assert manager.verify().ok
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_nothing_is_lost_or_saved_twice(work: Scene) -> None:
+    done = threading.Event()
+    dice = random.Random("kills")
+
+    def kill() -> None:
+        while not done.wait(dice.uniform(0.1, 0.5)):
+            for server in work.servers():
+                with suppress(ProcessLookupError):
+                    os.kill(server, dice.choice([signal.SIGKILL, signal.SIGTERM]))
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        for number in range(0, 45, 3):
+            processes = []
+            for one in range(number, number + 3):
+                (work.workspace / f"file{one % 7}").write_text(str(one))
+                event = work.event(
+                    "claude-code.post-tool-use",
+                    session_id=f"session{one % 2}",
+                    tool_use_id=f"toolu_{one}",
+                )
+                processes.append(work.start("claude-code", event))
+            for process in processes:
+                printed, complaints = process.communicate(timeout=60)
+                assert (process.returncode, printed, complaints) == (0, b"", b"")
+    finally:
+        done.set()
+        killer.join()
+    found = [
+        row["tags"][-1] for one in range(2) for row in work.history(f"claude-code/session{one}")
+    ]
+    assert sorted(found) == sorted(f"toolu_{number}" for number in range(45))
     with work.manager() as manager:
         assert manager.verify().ok
 

@@ -136,6 +136,11 @@ def test_a_session_without_a_transcript(tmp_path: Path) -> None:
         (work.workspace / "src" / "app.py").write_text("new")
         work.hook("codex", work.event("codex.post-tool-use", tool_use_id="call_2"))
         work.command("rewind", "call_q8Xb2", "--yes")
+        with work.manager() as manager:
+            assert (
+                manager.history("codex/019a8b1c-6f5e-7c31-9a44-2f1d8f0c7b55")[0]["kind"]
+                == "rollback"
+            )
         assert (work.workspace / "src" / "app.py").read_text() == "print('old')\n"
 
 

@@ -150,20 +150,24 @@ class Running:
         self._place = place
         self._output = output
 
-    def run(self) -> int:
+    def run(self, on_start: Callable[[], object]) -> int:
         """Run it; return its exit status, as a shell tells it.
+
+        Args:
+            on_start: called when it has been started: a process with threads had better not fork.
 
         Raises:
             InvalidInputError: there is no such command.
         """
         if os.isatty(0) and os.isatty(1):
-            return self._on_terminal()
-        return self._with_pipes()
+            return self._on_terminal(on_start)
+        return self._with_pipes(on_start)
 
     # -- without a terminal ----------------------------------------------------------------------
 
-    def _with_pipes(self) -> int:
+    def _with_pipes(self, on_start: Callable[[], object]) -> int:
         process = self._start(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        on_start()
         # Ctrl-C on a terminal reaches it by itself.
         numbers = _PASSED_ON if os.isatty(0) else (*_PASSED_ON, signal.SIGINT, signal.SIGQUIT)
         ignored = (signal.SIGINT, signal.SIGQUIT) if os.isatty(0) else ()
@@ -190,7 +194,7 @@ class Running:
 
     # -- on a terminal ---------------------------------------------------------------------------
 
-    def _on_terminal(self) -> int:
+    def _on_terminal(self, on_start: Callable[[], object]) -> int:
         ours, theirs = os.openpty()
         before = termios.tcgetattr(0)
         termios.tcsetattr(theirs, termios.TCSANOW, before)
@@ -202,6 +206,7 @@ class Running:
 
         process = self._start(stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=begin)
         os.close(theirs)
+        on_start()
         resized = signal.signal(signal.SIGWINCH, lambda *_: _copy_size(ours))
         try:
             tty.setraw(0)
@@ -209,7 +214,8 @@ class Running:
                 self._talk(ours, process)
                 status = process.wait()
         finally:
-            termios.tcsetattr(0, termios.TCSADRAIN, before)
+            with suppress(termios.error):  # it may be gone by now
+                termios.tcsetattr(0, termios.TCSADRAIN, before)
             signal.signal(signal.SIGWINCH, resized)
             os.close(ours)
         return status if status >= 0 else 128 - status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Do one of these; an event is always taken well."""
+    if not args.what and sys.stdin.isatty():
+        raise InvalidInputError("It reads an event of an agent. To set it up: hook install AGENT.")
     if args.what not in _VERBS:
         client.main([args.what] if args.what else [])
         args.json = False

@@ -58,13 +58,13 @@ def run(args: Namespace, places: Places) -> Answer:
                     sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
 
         watcher = threading.Thread(target=look, daemon=True)
-        watcher.start()
         started = time.monotonic()
         try:
-            status = running.run()
+            status = running.run(on_start=watcher.start)
         finally:
             ended.set()
-            watcher.join(60)
+            if watcher.ident is not None:
+                watcher.join(60)
         took = time.monotonic() - started
         try:
             recorder.save(f"after {words}", status=status, seconds=took, full=True)

@@ -62,6 +62,7 @@ class Rewinding:
         self._target = target
         self._note = note
         self._exclude = exclude
+        self._is_whole = files and conversation and not exclude
         self._tree = tree_in(store, target) if files else None
         rules: dict[str, Any] = {}
         if self._tree is not None:
@@ -113,7 +114,7 @@ class Rewinding:
             ended = bool(self._note.transcript and self._note.transcript["ended"])
             text = text_of(self._lines, is_ended=ended)
             self.kept = write_transcript(self._present.path, text)
-        if self._tree is not None and self._lines is not None and not self._exclude:
+        if self._is_whole:
             draft = again(self._target, self._target.key, "rollback")
             self._store.write(draft, parents=(self._target.id,))
 

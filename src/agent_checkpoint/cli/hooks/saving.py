@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.cli.hooks.client import PLACES, tell_failure
-from agent_checkpoint.cli.hooks.events import AFTER, Event, read_event
+from agent_checkpoint.cli.hooks.events import AFTER, TURN, Event, read_event
 from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note, read_note
 from agent_checkpoint.cli.hooks.transcripts import Transcript
 from agent_checkpoint.core.encode import encode
@@ -193,7 +193,7 @@ class Keeper:
             found = self._transcripts.pop(key, None)
         if found is None:
             found = Transcript(event.transcript)
-        if not found.read(again=event.moment == "turn"):
+        if not found.read(again=event.moment == TURN):
             return None
         if found.size <= _MOST_KEPT:
             with self._lock:
