@@ -188,3 +188,7 @@ def test_a_transcript_that_cannot_be_written_leaves_it_as_it_was(work: Scene) ->
     os.symlink("/proc/version", work.transcript)
     work.command("rewind", "@1", "--yes", status=1)
     assert (moved / "t.jsonl").read_bytes() == before
+    work.transcript.unlink()
+    (moved / "t.jsonl").rename(work.transcript)
+    assert now(work) == AT_4  # and no file went back without the conversation
+    assert list(work.place.glob(".rewind-*")) == []

@@ -1,9 +1,10 @@
 """A coding agent's session, set back: its files and its conversation together. Owns the order.
 
 look     what would be done to the files, and to the transcript
+write    the transcript of then, beside the one of now
 hold     one safety checkpoint of the files and of the whole transcript, in the session's key
 files    restored, with that checkpoint as the evidence
-words    the transcript replaced at once; the one before stays beside it
+words    the transcript replaced by that at once; the one before stays beside it
 turn     a checkpoint with the content of the target: the head of a key is always its present
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 from agent_checkpoint.cli.hooks.events import Event
 from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note
-from agent_checkpoint.cli.hooks.transcripts import Transcript, text_of, write_transcript
+from agent_checkpoint.cli.hooks.transcripts import Replacement, Transcript, text_of
 from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.log import Log
@@ -28,7 +29,6 @@ from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.restoring import Held
-from agent_checkpoint.workspace.snapshots import read_record
 from agent_checkpoint.workspace.workspace import Workspace
 
 
@@ -100,23 +100,35 @@ class Rewinding:
 
         Raises:
             RestoreIncompleteError: some files could not be restored; the conversation is as it was.
-            CheckpointError: nothing was done, or it can be done again.
+            CheckpointError: nothing was done.
         """
-        safety = self._hold()
-        self.safety_id = safety.id
-        if self._tree is not None:
-            tree = read_record(str(safety.parts[FILES]["$object"]), self._store.backend)  # type: ignore[index,call-overload]
-            if self._exclude:
-                self.plan = self._workspace.restore(self._tree, exclude=self._exclude)
-            else:
-                self.plan = self._workspace.restore_held(self._tree, Held(tree, safety.id))
-        if self._lines is not None and self._present is not None and self.words is not None:
-            ended = bool(self._note.transcript and self._note.transcript["ended"])
-            text = text_of(self._lines, is_ended=ended)
-            self.kept = write_transcript(self._present.path, text)
+        text = self._replacement()  # first: files must not go back without the conversation
+        try:
+            safety = self._hold()
+            self.safety_id = safety.id
+            self._restore_files(safety)
+            self.kept = None if text is None else text.put()
+        finally:
+            if text is not None:
+                text.discard()
         if self._is_whole:
             draft = again(self._target, self._target.key, "rollback")
             self._store.write(draft, parents=(self._target.id,))
+
+    def _replacement(self) -> Replacement | None:
+        if self._lines is None or self._present is None or self.words is None:
+            return None
+        ended = bool(self._note.transcript and self._note.transcript["ended"])
+        return Replacement(self._present.path, text_of(self._lines, is_ended=ended))
+
+    def _restore_files(self, safety: Checkpoint) -> None:
+        present = tree_in(self._store, safety)
+        if self._tree is None or present is None:
+            return
+        if self._exclude:
+            self.plan = self._workspace.restore(self._tree, exclude=self._exclude)
+        else:
+            self.plan = self._workspace.restore_held(self._tree, Held(present, safety.id))
 
     def _hold(self) -> Checkpoint:
         captured: Any = Captured(_AllFiles(self._workspace), self._store.writer)

@@ -122,33 +122,53 @@ def text_of(lines: Sequence[str], *, is_ended: bool) -> bytes:
     return text + b"\n" if is_ended and lines else text
 
 
-def write_transcript(path: str, text: bytes) -> str | None:
-    """Put a text in the place of a transcript, at once; return where the one before is kept.
+class Replacement:
+    """A text that is written and durable, and can take the place of a transcript at once."""
 
-    Raises:
-        StorageError: it cannot be written; the file is as it was.
-    """
-    place = os.path.realpath(path)
-    fresh = None
-    try:
-        mode = stat.S_IMODE(os.stat(place).st_mode) if os.path.exists(place) else 0o600
-        fd, fresh = tempfile.mkstemp(prefix=".rewind-", dir=os.path.dirname(place))
-        with os.fdopen(fd, "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fchmod(fd, mode)
-            os.fsync(fd)
+    def __init__(self, path: str, text: bytes) -> None:
+        """Write it beside the transcript.
+
+        Raises:
+            StorageError: it cannot be written there.
+        """
+        self._path = os.path.realpath(path)
+        self._fresh = ""
+        try:
+            has_mode = os.path.exists(self._path)
+            mode = stat.S_IMODE(os.stat(self._path).st_mode) if has_mode else 0o600
+            fd, self._fresh = tempfile.mkstemp(prefix=".rewind-", dir=os.path.dirname(self._path))
+            with os.fdopen(fd, "wb") as file:
+                file.write(text)
+                file.flush()
+                os.fchmod(fd, mode)
+                os.fsync(fd)
+        except OSError as error:
+            self.discard()
+            raise StorageError(f"{path} cannot be written ({error}).") from error
+
+    def put(self) -> str | None:
+        """Put it in the place of the transcript; return where the one before is kept.
+
+        Raises:
+            StorageError: it cannot be done; the transcript is as it was.
+        """
         kept = None
-        if os.path.exists(place):
-            kept = _free(f"{place}.before-rewind")
-            shutil.copy2(place, kept)
-        os.replace(fresh, place)
-    except OSError as error:
-        if fresh is not None:
+        try:
+            if os.path.exists(self._path):
+                kept = _free(f"{self._path}.before-rewind")
+                shutil.copy2(self._path, kept)
+            os.replace(self._fresh, self._path)
+        except OSError as error:
+            raise StorageError(f"{self._path} cannot be replaced ({error}).") from error
+        self._fresh = ""
+        return kept
+
+    def discard(self) -> None:
+        """Take it away, if it was not put there. Twice is fine."""
+        if self._fresh:
             with suppress(OSError):
-                os.unlink(fresh)
-        raise StorageError(f"The transcript {path} cannot be written ({error}).") from error
-    return kept
+                os.unlink(self._fresh)
+            self._fresh = ""
 
 
 def _free(path: str) -> str:
