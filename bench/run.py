@@ -3,7 +3,8 @@
     make bench                 about a quarter of an hour: six minutes for P1 to P5, and most of
                                the rest to fill a store with a million checkpoints
     make bench QUICK=1         a hundred thousand checkpoints, and no directory of as many files
-    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 help session forks changes
+    make bench ONLY=P7,P8      some of: P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P13 help session forks
+                               changes
     make bench KEEP=1          also replaces bench/results.json and docs/images/bench.svg
 
 The exit status tells whether the measuring worked, not whether the targets hold: that is printed.
@@ -26,7 +27,16 @@ from pathlib import Path
 from typing import Any
 
 import agent_checkpoint
-from bench import changes, conversation, explore, help_time, import_time, million, session
+from bench import (
+    changes,
+    conversation,
+    explore,
+    help_time,
+    hook,
+    import_time,
+    million,
+    session,
+)
 from bench.figures import summary_ms
 from bench.ours import has_log
 from bench.rows import Row
@@ -48,6 +58,7 @@ SUBJECTS = (
     "P9",
     "P10",
     "help",
+    "P13",
     "session",
     "forks",
     "changes",
@@ -125,6 +136,10 @@ def measure(only: set[str], checkpoints: int, directory: Path, quick: bool) -> d
         results["million"] = million.measure(place, checkpoints)
         shutil.rmtree(place)
         rows += million.rows(results["million"])
+    if "P13" in only:
+        say("the hook of a coding agent …")
+        results["hook"] = hook.measure(directory, quick=quick)
+        rows += hook.rows(results["hook"])
     if "session" in only:
         say("a session that saves message after message …")
         place = directory / "session"

@@ -11,6 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_checkpoint.cli.hooks.note import PART as HOOK
+from agent_checkpoint.cli.hooks.note import read_note
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART, read_meta
@@ -69,6 +71,9 @@ def _last_saved(store: Store, head: Checkpoint) -> int:
 
 def works_in(store: Store, head: Checkpoint) -> str | None:
     """Return the directory that a checkpoint's session works in, if it says so."""
+    if HOOK in head.parts:
+        note = read_note(store, head)
+        return note.root if note is not None and note.is_ours else None
     if PART not in head.parts:
         return None
     meta = read_meta(store, head)

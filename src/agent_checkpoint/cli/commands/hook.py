@@ -1,0 +1,116 @@
+"""`hook`: saves at every tool call of a coding agent; puts itself into the agent's settings."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.cli.hooks import client
+from agent_checkpoint.cli.hooks.events import AGENTS
+from agent_checkpoint.cli.hooks.settings import FORMS, install, installed, settings_file, uninstall
+from agent_checkpoint.cli.out import Answer, Out
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import InvalidInputError
+
+EXAMPLES = """
+agent-checkpoint hook install claude-code   at every tool call, in all your projects
+agent-checkpoint hook install codex --project   in this project only
+agent-checkpoint hook status                where it is installed, and what went wrong
+agent-checkpoint hook uninstall gemini      take it out again
+agent-checkpoint hook claude-code < event.json   what the agent runs
+"""
+_VERBS = ("install", "uninstall", "status", "stop")
+_LAST = 5
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument(
+        "what",
+        nargs="?",
+        metavar="WHAT",
+        default="",
+        help="install, uninstall, status, stop (the process that saves); or the agent whose event "
+        f"is read: {', '.join(AGENTS)}",
+    )
+    parser.add_argument("agent", nargs="?", metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
+    scope = parser.add_mutually_exclusive_group()
+    scope.add_argument("--project", action="store_true", help="in the settings of this directory")
+    scope.add_argument("--user", action="store_true", help="in your own settings (the default)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Do one of these; an event is always taken well."""
+    if not args.what and sys.stdin.isatty():
+        raise InvalidInputError("It reads an event of an agent. To set it up: hook install AGENT.")
+    if args.what not in _VERBS:
+        client.main([args.what] if args.what else [])
+        args.json = False
+        return Answer({}, lambda out: None)
+    if args.what == "status":
+        return _status(places)
+    if args.what == "stop":
+        from agent_checkpoint.cli.hooks.serving import end_all
+
+        told = end_all()
+        words = "Told to end." if told else "There is no process that saves."
+        return Answer({"stopped": told}, lambda out: out.line(words))
+    if args.agent not in AGENTS:
+        raise InvalidInputError(f"Say which agent: {', '.join(AGENTS)}.")
+    path = settings_file(args.agent, places.directory if args.project else None)
+    is_changed = (install if args.what == "install" else uninstall)(args.agent, path)
+    data = {"agent": args.agent, "file": str(path), "changed": is_changed}
+
+    def show(out: Out) -> None:
+        if args.what == "uninstall":
+            out.line(f"Removed from {path}." if is_changed else f"It is not in {path}.")
+            return
+        out.line(f"Installed in {path}." if is_changed else f"It is in {path} already.")
+        out.line("Back to a tool call: agent-checkpoint rewind")
+        out.line(FORMS[args.agent].then, style="dim")
+
+    return Answer(data, show)
+
+
+def _status(places: Places) -> Answer:
+    rows: list[dict[str, Any]] = []
+    for agent in AGENTS:
+        for scope, project in (("user", None), ("project", places.directory)):
+            path = settings_file(agent, project)
+            row = {"agent": agent, "scope": scope, "file": str(path)}
+            try:
+                rows.append({**row, "installed": installed(agent, path), "trouble": None})
+            except InvalidInputError as error:
+                rows.append({**row, "installed": False, "trouble": str(error)})
+    log = client.log_file()
+    failures = _failures(log)
+    data = {"agents": rows, "log": log, "failures": failures}
+
+    def show(out: Out) -> None:
+        out.table(
+            ["agent", "scope", "installed", "file"],
+            (
+                [row["agent"], row["scope"], "yes" if row["installed"] else "no", row["file"]]
+                for row in rows
+            ),
+        )
+        for row in rows:
+            if row["trouble"]:
+                out.line(row["trouble"], style="yellow")
+        if failures:
+            out.line(f"What went wrong last, from {log}:", style="yellow")
+            for line in failures:
+                out.line(f"  {line}")
+
+    return Answer(data, show)
+
+
+def _failures(log: str | None) -> list[str]:
+    try:
+        text = "" if log is None else Path(log).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.splitlines()[-_LAST:]

@@ -1,0 +1,224 @@
+"""`rewind`: files and conversation of a coding agent go back to a tool call, together."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.cli.hooks.events import AGENTS
+from agent_checkpoint.cli.hooks.note import Note, read_note
+from agent_checkpoint.cli.hooks.rewinding import Rewinding
+from agent_checkpoint.cli.main import REFUSED
+from agent_checkpoint.cli.out import Answer, Out, when
+from agent_checkpoint.cli.ownership import keys_of
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.lookup import find
+
+EXAMPLES = """
+agent-checkpoint rewind                  the tool calls of the session here, the newest first
+agent-checkpoint rewind @17              files and conversation as they were after that one
+agent-checkpoint rewind @17 --dry-run    only show what would be done
+agent-checkpoint rewind @17 --only files   leave the conversation as it is
+"""
+_SHOWN = 15
+_RESUME = {
+    "claude-code": "claude --resume {}",
+    "codex": "codex resume {}",
+    "gemini": "gemini --resume {}",
+}
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument(
+        "id",
+        nargs="?",
+        metavar="ID",
+        help="@17, ~2, a tool call's id or a checkpoint's; list if none",
+    )
+    parser.add_argument("--session", metavar="KEY", help="which; the last one here if not said")
+    parser.add_argument(
+        "--only", choices=("files", "conversation"), help="leave the other as it is"
+    )
+    parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
+    parser.add_argument("-N", type=int, default=20, metavar="N", help="list so many (20)")
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="for programs; needs --yes")
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """List, or go back."""
+    with places.manager() as manager:
+        if args.id is None:
+            return _list(manager, _key(args, places, manager), max(args.N, 1))
+        target = _target(args, places, manager)
+        note = read_note(manager.store, target)
+        if note is None:
+            raise InvalidInputError(f"{show(target.id, 120)} is of no coding agent: use restore.")
+        if not note.is_ours:
+            raise InvalidInputError(
+                f"The paths in {show(target.id, 120)} were not noted under your secret, so nothing "
+                "is written to them. `restore --into DIR` puts its files elsewhere."
+            )
+        work = Rewinding(
+            manager.store,
+            target,
+            note,
+            files=args.only != "conversation",
+            conversation=args.only != "files",
+            exclude=(".git",) if args.keep_git else (),
+        )
+        with work:
+            work.preview()
+            if args.dry_run:
+                return Answer(_data(work, target, done=False), lambda out: _preview(out, work))
+            if not args.yes:
+                _preview(args.out, work)
+                if not args.out.confirm(f"Go back to @{target.seq}?"):
+                    words = "Nothing was done. Say --yes to go on without a question."
+                    data = _data(work, target, done=False)
+                    return Answer(data, lambda out: out.line(words), REFUSED)
+            work.run()
+
+    def tell(out: Out) -> None:
+        if args.yes:
+            _preview(out, work)
+        out.line(f"Back at @{target.seq}: {target.label or ''}", style="green")
+        if work.kept is not None:
+            out.line(f"The conversation before is kept in {work.kept}")
+        out.line(f"To undo: agent-checkpoint rewind '{work.safety_id}'")
+        _tell_limits(out, note)
+
+    return Answer(_data(work, target, done=True), tell)
+
+
+def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
+    if args.session is not None:
+        return places.key(manager, args.session)
+    for place in (places.directory, *places.directory.parents):
+        for key in keys_of(manager.store, place):
+            head = manager.store.head(key)
+            note = None if head is None else read_note(manager.store, head)
+            if note is not None and note.agent in AGENTS:
+                return key
+    raise NotFoundError(
+        f"No coding agent has worked in {places.directory} since the hook is installed: "
+        "`agent-checkpoint hook status` tells whether it is."
+    )
+
+
+def _target(args: Namespace, places: Places, manager: CheckpointManager) -> Checkpoint:
+    said: str = args.id
+    if said[:1] in "@~" and said[1:].isdigit():
+        return find(manager.store, _key(args, places, manager) + said)
+    try:
+        return find(manager.store, said)
+    except NotFoundError:
+        key = _key(args, places, manager)
+        for checkpoint, note in _rows(manager, key):
+            if any(call.id == said for call in note.calls) and not note.event.startswith("Pre"):
+                return checkpoint
+        raise
+
+
+def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, Note]]:
+    for entry in manager.store.entries(key):
+        try:
+            checkpoint = read_checkpoint(key, entry.seq, entry.data)
+            note = read_note(manager.store, checkpoint)
+        except (IntegrityError, FormatError):
+            continue  # `verify` tells about it
+        if note is not None:
+            yield checkpoint, note
+
+
+def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
+    rows: list[dict[str, Any]] = []
+    for checkpoint, note in _rows(manager, key):
+        if len(rows) >= limit:
+            break
+        lines = None if note.transcript is None else note.transcript["lines"]
+        rows.append(
+            {
+                "id": checkpoint.id,
+                "seq": checkpoint.seq,
+                "ts": checkpoint.ts_ns / 1e9,
+                "kind": checkpoint.kind,
+                "label": checkpoint.label,
+                "event": note.event,
+                "tool_use_ids": [call.id for call in note.calls if call.id],
+                "lines": lines,
+            }
+        )
+
+    def tell(out: Out) -> None:
+        out.line(key, style="bold")
+        out.table(
+            ["", "when", "what", "lines"],
+            (
+                [
+                    f"@{row['seq']}",
+                    when(row["ts"]),
+                    f"{'' if row['kind'] == 'save' else row['kind'] + ' '}{row['label'] or ''}",
+                    row["lines"],
+                ]
+                for row in rows
+            ),
+        )
+        out.line("Back to one of them: agent-checkpoint rewind @N", style="dim")
+
+    return Answer({"key": key, "checkpoints": rows}, tell)
+
+
+def _preview(out: Out, work: Rewinding) -> None:
+    plan = work.plan
+    if plan is not None:
+        for words, paths in (
+            ("write", plan.write),
+            ("delete", plan.delete),
+            ("set the mode of", plan.mode),
+        ):
+            for path in paths[:_SHOWN]:
+                out.line(f"  {words} {path}")
+            if len(paths) > _SHOWN:
+                out.line(f"  {words} {len(paths) - _SHOWN:,} more")
+        for path, why in list(plan.leave.items())[:_SHOWN]:
+            out.line(f"  leave {path}: {why}", style="yellow")
+        for line in plan.git:
+            out.line(f"  git: {line}", style="yellow")
+    if not plan and work.words is None:
+        out.line("Nothing to do: files and conversation are what they were.")
+    if work.words is not None:
+        out.line(f"  {work.words}", style="yellow")
+
+
+def _tell_limits(out: Out, note: Note) -> None:
+    out.line(
+        "What was done outside of the directory stays done. A session that is running has its own "
+        "memory of the conversation: end it, and resume it from here.",
+        style="dim",
+    )
+    if note.agent in _RESUME:
+        out.line(f"  {_RESUME[note.agent].format(note.session)}", style="dim")
+
+
+def _data(work: Rewinding, target: Checkpoint, *, done: bool) -> dict[str, Any]:
+    plan = work.plan
+    return {
+        "id": target.id,
+        "done": done,
+        "write": [] if plan is None else plan.write,
+        "delete": [] if plan is None else plan.delete,
+        "mode": [] if plan is None else plan.mode,
+        "leave": {} if plan is None else plan.leave,
+        "transcript": work.words,
+        "transcript_before": None if work.kept is None else str(Path(work.kept)),
+        "safety_id": work.safety_id,
+    }

@@ -1,0 +1,81 @@
+"""`run`: any agent or script, with checkpoints of the directory before, on the way and after."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import threading
+import time
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from agent_checkpoint.cli.out import Answer, safe
+from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.errors import CheckpointError, InvalidInputError
+
+EXAMPLES = """
+agent-checkpoint run -- python agent.py         before, every 10 seconds if files change, after
+agent-checkpoint run --every 60 -- make test    less often
+agent-checkpoint run --key nightly -- ./agent   under a name of your own
+"""
+_EVERY = 10.0
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("argv", nargs="+", metavar="COMMAND", help="what to run, after --")
+    parser.add_argument("--key", metavar="NAME", help="where to; the directory's own key if none")
+    parser.add_argument(
+        "--every", type=float, default=_EVERY, metavar="SECONDS", help="how often to look (10)"
+    )
+    parser.add_argument("--dir", metavar="DIR", help="where; this directory if none")
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="PATTERN", help="leave out"
+    )
+    parser.add_argument("--gitignore", action="store_true", help="leave out what .gitignore says")
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Run it, and save; return its exit status."""
+    from agent_checkpoint.cli.running import Recorder, Running
+    from agent_checkpoint.workspace.workspace import Workspace
+
+    every = checked_seconds(args.every)
+    place = existing_directory(args.dir, places.directory)
+    options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
+    with places.manager() as manager, Workspace(place, manager.store, **options) as workspace:
+        recorder = Recorder(manager.store, workspace, args.key or workspace.key, args.argv)
+        words = shlex.join(args.argv)
+        recorder.save(f"before {words}")
+        running = Running(args.argv, place, recorder.output)
+        ended = threading.Event()
+
+        def look() -> None:
+            while not ended.wait(every):
+                try:
+                    recorder.save(f"during {words}", only_changes=True)
+                except CheckpointError as error:  # the command goes on; so may the store
+                    sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
+
+        watcher = threading.Thread(target=look, daemon=True)
+        started = time.monotonic()
+        try:
+            status = running.run(on_start=watcher.start)
+        finally:
+            ended.set()
+            if watcher.ident is not None:
+                watcher.join(60)
+        took = time.monotonic() - started
+        try:
+            recorder.save(f"after {words}", status=status, seconds=took, full=True)
+        except CheckpointError as error:
+            sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
+            status = status or 1
+    return Answer({}, lambda out: None, status)
+
+
+def checked_seconds(value: float) -> float:
+    """Return a number of seconds that can be waited. Raises InvalidInputError."""
+    if not 0.05 <= value <= 86_400:
+        raise InvalidInputError(f"--every takes seconds, from 0.05 to 86,400, not {value:g}.")
+    return value

@@ -1,0 +1,85 @@
+"""`watch`: a directory, saved whenever its files change, until it is interrupted."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from argparse import ArgumentParser, Namespace
+from types import FrameType
+from typing import Any
+
+from agent_checkpoint.cli.commands.run import checked_seconds
+from agent_checkpoint.cli.out import Answer, safe
+from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.errors import CheckpointError
+
+EXAMPLES = """
+agent-checkpoint watch                     this directory, until Ctrl-C
+agent-checkpoint watch ~/repo --every 10   another one, at most every ten seconds
+"""
+_EVERY = 2.0
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("directory", nargs="?", metavar="DIR", help="what; this one if none")
+    parser.add_argument(
+        "--every", type=float, default=_EVERY, metavar="SECONDS", help="how often to look (2)"
+    )
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="PATTERN", help="leave out"
+    )
+    parser.add_argument("--gitignore", action="store_true", help="leave out what .gitignore says")
+    parser.add_argument("--json", action="store_true", help="for programs, at the end")
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Save until it is told to end; then once more."""
+    from agent_checkpoint.workspace.workspace import Workspace
+
+    every = checked_seconds(args.every)
+    place = existing_directory(args.directory, places.directory)
+    ended = threading.Event()
+    saved: list[str] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended.set()
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
+    try:
+        with places.manager() as manager, Workspace(place, manager.store, **options) as workspace:
+            is_first = True
+            while True:
+                is_last = ended.is_set()
+                try:
+                    head = manager.store.head(workspace.key)
+                    workspace.snapshot(full=is_last)
+                    now = manager.store.head(workspace.key)
+                    if now is not None and (head is None or now.id != head.id):
+                        saved.append(now.id)
+                        _tell(args, f"Saved @{now.seq}")
+                except CheckpointError as error:
+                    if is_first or is_last:
+                        raise
+                    # It may pass, as a full disk does; files that change meanwhile are not lost.
+                    sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
+                if is_first:
+                    _tell(args, f"Watching {place}. Ctrl-C ends it.")
+                is_first = False
+                if is_last:
+                    break
+                ended.wait(every)
+            key = workspace.key
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    data = {"key": key, "directory": str(place), "saved": saved}
+    return Answer(data, lambda out: None)
+
+
+def _tell(args: Namespace, text: str) -> None:
+    if not args.json:
+        args.out.line(text)
+        args.out.flush()

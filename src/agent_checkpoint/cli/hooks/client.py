@@ -1,0 +1,269 @@
+"""One event of a coding agent, handed to the process that saves it. Owns that hand-over.
+
+An agent starts it at every tool call, as a file, by `python -I -S`. So it loads next to nothing of
+the standard library, nothing of this package and nothing from where the agent works. It never
+stops the agent: it always ends well, and what went wrong is in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import _socket
+
+FILE = os.path.abspath(__file__)
+DIRECT = "AGENT_CHECKPOINT_HOOK_DIRECT"
+SECONDS = "AGENT_CHECKPOINT_HOOK_SECONDS"
+STORE = "AGENT_CHECKPOINT_STORE"
+PLACES = ("HOME", "AGENT_CHECKPOINT_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
+"""What says where everything is: whoever saves for this process must have the same."""
+SECRET = "AGENT_CHECKPOINT_SECRET"  # noqa: S105 - the name of it
+PROJECTS = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
+
+MOST_EVENT = 64 << 20
+_MOST_LOG = 256 << 10
+_PATIENCE = 5.0
+_ANSWERS_WITHIN = 1.0
+_STARTS_WITHIN = 5.0
+
+
+def main(arguments: list[str]) -> int:
+    """Take the event from the standard input; return 0, whatever happens."""
+    agent = arguments[0] if arguments else ""
+    try:
+        event = _read()
+        if event is not None:
+            hand_over(agent, event)
+    except BaseException as error:  # also what a bug raises: the agent must not suffer from it
+        tell_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
+    finally:
+        if agent not in ("claude-code", "codex"):
+            _write(1, b"{}\n")  # Gemini CLI wants JSON, and nothing but JSON
+    return 0
+
+
+def hand_over(agent: str, event: bytes) -> None:
+    """Have an event saved: by the process that watches the directory, or else by this one."""
+    request = request_of(agent, event)
+    if not os.environ.get(DIRECT) and sys.platform == "linux" and _by_another(request):
+        return
+    find_package()
+    from agent_checkpoint.cli.hooks.saving import save_within
+
+    save_within(seconds(), request)
+
+
+def seconds() -> float:
+    """Return how long the agent may be kept waiting."""
+    try:
+        return min(max(float(os.environ.get(SECONDS) or _PATIENCE), 0.05), 3600.0)
+    except ValueError:
+        return _PATIENCE
+
+
+def request_of(agent: str, event: bytes) -> bytes:
+    """Return all that must be known to save an event, as bytes."""
+    get = os.environ.get
+    project = next((found for name in PROJECTS if (found := get(name))), "")
+    store = get(STORE, "")
+    if store and "://" not in store:
+        store = os.path.abspath(os.path.expanduser(store))  # the other process is elsewhere
+    fields = [agent, store, project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
+    head = b"\0".join(os.fsencode(field.replace("\0", "")) for field in fields)
+    return b"%d %d\n%b%b" % (len(head), len(event), head, event)
+
+
+# -- the other process -----------------------------------------------------------------------------
+
+
+def _by_another(request: bytes) -> bool:
+    """Have another process save it, which is started if there is none; tell whether it did."""
+    directory = open_state()
+    if directory is None:
+        return False
+    try:
+        connection = _connect(directory)
+        if connection is None:
+            _start()
+            connection = _connect(directory)
+        return connection is not None and _ask(connection, request)
+    finally:
+        os.close(directory)
+
+
+def _ask(connection: _socket.socket, request: bytes) -> bool:
+    try:
+        connection.settimeout(_ANSWERS_WITHIN)
+        connection.sendall(request)
+        if connection.recv(1) != b"+":
+            return False
+    except OSError:  # it does not answer, is ending, or is killed
+        return False
+    try:
+        connection.settimeout(seconds())
+        return bool(connection.recv(1))
+    except ConnectionError:
+        return False
+    except OSError:
+        tell_failure("It takes long to save, and goes on while the agent works.")
+        return True
+
+
+def _connect(directory: int) -> _socket.socket | None:
+    import _socket  # `socket` takes as long to load as all the rest
+
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection.settimeout(_ANSWERS_WITHIN)
+    try:
+        connection.connect(f"/proc/self/fd/{directory}/{socket_name()}")
+    except OSError:
+        connection.close()
+        return None
+    return connection
+
+
+def _start() -> None:
+    """Start the other process, apart from the agent; wait until it listens or is gone."""
+    import select
+
+    ready, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.setsid()
+            os.chdir("/")
+            os.set_inheritable(write, True)
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in range(3):  # the agent waits until nobody has its pipes
+                os.dup2(null, fd)
+            kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+            command = [sys.executable, "-I", "-S", FILE, "--serve", str(write)]
+            os.execve(sys.executable, command, kept)  # noqa: S606 - our own file
+        finally:
+            os._exit(127)
+    os.close(write)
+    select.select([ready], [], [], min(_STARTS_WITHIN, seconds()))
+    os.close(ready)
+
+
+# -- names and places, for both processes ----------------------------------------------------------
+
+
+def state_directory() -> str | None:
+    """Return where sockets and the record of failures are; None if there is no place."""
+    given = os.environ.get("AGENT_CHECKPOINT_HOME")
+    if given:
+        return f"{given}/hook" if os.path.isabs(given) else None
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = os.path.expanduser("~")
+    if not os.path.isabs(state):
+        state = f"{home}/.local/state"
+    return f"{state}/agent-checkpoint" if os.path.isabs(state) else None
+
+
+def open_state() -> int | None:
+    """Return the directory, open and made if need be; None if it is not this user's alone."""
+    path = state_directory()
+    if path is None:
+        return None
+    try:
+        if not os.path.isdir(path):
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            os.makedirs(path, mode=0o700, exist_ok=True)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(fd)
+        return None
+    return fd
+
+
+def socket_name() -> str:
+    """Return the name of the socket: another one for each installed version, and each host."""
+    return f"{os.uname().nodename[:40]}-{stamp()}.sock"
+
+
+def stamp() -> str:
+    """Return what differs as soon as another version is installed."""
+    found = os.stat(FILE)
+    return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_mtime_ns:x}"
+
+
+def log_file() -> str | None:
+    """Return where failures are written down."""
+    path = state_directory()
+    return None if path is None else f"{path}/hook.log"
+
+
+def tell_failure(text: str) -> None:
+    """Write down what went wrong, in a line; what was written long ago is dropped."""
+    import time
+
+    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    line = f"{when} {text[:2000]}".replace("\n", " ") + "\n"
+    try:
+        directory = open_state()
+        if directory is None:
+            return
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open("hook.log", flags, 0o600, dir_fd=directory)
+            try:
+                if os.fstat(fd).st_size > _MOST_LOG:
+                    os.rename("hook.log", "hook.log.1", src_dir_fd=directory, dst_dir_fd=directory)
+                os.write(fd, line.encode("utf-8", "backslashreplace"))
+            finally:
+                os.close(fd)
+        finally:
+            os.close(directory)
+    except OSError:
+        pass  # a full disk, perhaps: there is nobody else to tell
+
+
+def find_package() -> None:
+    """Make this package importable, with what is installed beside it, if Python is bare."""
+    if not sys.flags.no_site or "site" in sys.modules:
+        return
+    # Before what is installed: another version of this package may be there, too.
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(FILE)))))
+    import site
+
+    site.main()
+
+
+def _read() -> bytes | None:
+    """Return the standard input; None if a person sits there."""
+    if os.isatty(0):
+        return None
+    pieces: list[bytes] = []
+    left = MOST_EVENT
+    while left > 0:
+        piece = os.read(0, min(left, 1 << 20))
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+        left -= len(piece)
+    raise ValueError(f"an event has more than {MOST_EVENT:,} bytes")
+
+
+def _write(fd: int, text: bytes) -> None:
+    try:  # noqa: SIM105 - `contextlib` takes its time to load
+        os.write(fd, text)
+    except OSError:
+        pass
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--serve"]:
+        find_package()
+        from agent_checkpoint.cli.hooks.serving import serve
+
+        serve(int(sys.argv[2]))
+    else:
+        main(sys.argv[1:])
+    # What Python does at its end takes longer than what is above.
+    os._exit(0)

@@ -1,0 +1,199 @@
+"""Events of coding agents as one noun. Owns what their formats have in common, and the words.
+
+Followed are the formats that the agents document: Claude Code 2.1.145 (hooks reference), Codex
+0.129 (`codex-rs/hooks/schema`) and Gemini CLI 0.26 (`docs/hooks/reference.md`), or newer. What is
+not known is passed over; what has to be there is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, NamedTuple
+
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show
+
+CLAUDE, CODEX, GEMINI = "claude-code", "codex", "gemini"
+AGENTS = (CLAUDE, CODEX, GEMINI)
+
+BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
+"""When it is: before a tool call, after one, after several, or between turns."""
+
+_MOMENTS = {
+    "PreToolUse": BEFORE,
+    "BeforeTool": BEFORE,
+    "PostToolUse": AFTER,
+    "PostToolUseFailure": AFTER,
+    "AfterTool": AFTER,
+    "PostToolBatch": BATCH,
+}
+_OF_GEMINI = frozenset(
+    {"BeforeTool", "AfterTool", "BeforeAgent", "AfterAgent", "PreCompress", "BeforeModel"}
+)
+_WORDS = {
+    "UserPromptSubmit": "prompt",
+    "BeforeAgent": "prompt",
+    "Stop": "end of turn",
+    "AfterAgent": "end of turn",
+    "SubagentStop": "end of a subagent",
+    "SessionStart": "session begins",
+    "SessionEnd": "session ends",
+    "PreCompact": "before the conversation is compacted",
+    "PreCompress": "before the conversation is compacted",
+}
+_TELLING = (
+    "command",
+    "file_path",
+    "absolute_path",
+    "path",
+    "notebook_path",
+    "pattern",
+    "query",
+    "url",
+    "description",
+    "prompt",
+)
+_LONGEST = 100
+_MOST_CALLS = 50
+
+
+class Call(NamedTuple):
+    """One call of a tool."""
+
+    tool: str
+    words: str
+    id: str | None = None
+
+
+class Event(NamedTuple):
+    """What an agent tells of itself at one moment."""
+
+    agent: str
+    name: str
+    session: str
+    cwd: str
+    transcript: str | None
+    calls: tuple[Call, ...] = ()
+    prompt: str | None = None
+
+    @property
+    def moment(self) -> str:
+        """When it is."""
+        return _MOMENTS.get(self.name, TURN)
+
+    @property
+    def key(self) -> str:
+        """The key of the session's checkpoints."""
+        return f"{self.agent}/{self.session}"
+
+    @property
+    def is_end(self) -> bool:
+        """Whether nothing is going on after it."""
+        return self.name in ("Stop", "AfterAgent", "SessionEnd")
+
+    @property
+    def label(self) -> str:
+        """The event in words."""
+        if self.calls:
+            words = ", ".join(call.words for call in self.calls)
+            return _short(f"before {words}" if self.moment == BEFORE else words)
+        words = _WORDS.get(self.name, self.name)
+        return _short(f"{words}: {self.prompt}" if self.prompt else words)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Words to find the checkpoint by."""
+        found = [f"event:{self.name}"]
+        for call in self.calls:
+            found += [f"tool:{call.tool}", *([call.id] if call.id else [])]
+        return tuple(dict.fromkeys(found))
+
+
+def read_event(agent: str, text: bytes) -> Event:
+    """Return what an event says.
+
+    Args:
+        agent: which agent it is from; it is found out if that is none.
+        text: the event, as the agent sends it.
+
+    Raises:
+        InvalidInputError: it is no event.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(f"The event is no JSON ({error}).") from None
+    if not isinstance(data, dict):
+        raise InvalidInputError(f"An event is a JSON object, not {type(data).__name__}.")
+    name = _text(data, "hook_event_name")
+    transcript = data.get("transcript_path")
+    cwd = _text(data, "cwd")
+    if not os.path.isabs(cwd) or "\0" in cwd:
+        raise InvalidInputError(f"The cwd of the event is no absolute path: {show(cwd)}.")
+    prompt = data.get("prompt")
+    return Event(
+        agent if agent in AGENTS else _agent_of(name, data),
+        _clean(name),
+        _clean(_text(data, "session_id")),
+        cwd,
+        transcript if _is_path(transcript) else None,
+        tuple(_calls(data)),
+        _clean(prompt) if isinstance(prompt, str) and prompt else None,
+    )
+
+
+def _agent_of(name: str, data: dict[str, Any]) -> str:
+    if name in _OF_GEMINI or ("timestamp" in data and "tool_use_id" not in data):
+        return GEMINI
+    return CODEX if "turn_id" in data else CLAUDE
+
+
+def _calls(data: dict[str, Any]) -> list[Call]:
+    rows = data.get("tool_calls")
+    rows = rows if isinstance(rows, list) else [data]
+    return [
+        Call(
+            _clean(row["tool_name"])[:_LONGEST],
+            _words(_clean(row["tool_name"]), row.get("tool_input"), str(data["cwd"])),
+            _clean(row["tool_use_id"])[:200] if isinstance(row.get("tool_use_id"), str) else None,
+        )
+        for row in rows[:_MOST_CALLS]
+        if isinstance(row, dict) and isinstance(row.get("tool_name"), str) and row["tool_name"]
+    ]
+
+
+def _words(tool: str, given: Any, cwd: str) -> str:
+    """Return a call in a few words: the tool, and what it was given that tells most."""
+    found: Any = given
+    if isinstance(given, dict):
+        named = [given[name] for name in _TELLING if isinstance(given.get(name), (str, list))]
+        found = named[0] if named else given
+    if isinstance(found, list) and all(isinstance(item, str) for item in found):
+        found = " ".join(found)
+    if isinstance(found, str) and found.startswith(f"{cwd}/"):
+        found = found[len(cwd) + 1 :]
+    if found in (None, {}, ""):
+        return tool
+    text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+    return _short(f"{tool} {_clean(text)}")
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def _text(data: dict[str, Any], name: str) -> str:
+    value = data.get(name)
+    if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > 4096:
+        raise InvalidInputError(f"The event has no {name}.")
+    return value
+
+
+def _clean(text: str) -> str:
+    return text[:2000].encode("utf-8", "replace").decode()
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and os.path.isabs(value) and "\0" not in value

@@ -1,0 +1,109 @@
+"""What the hook notes about an agent in each checkpoint. Owns that part, and reading it."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from agent_checkpoint.cli.hooks.events import Call, Event
+from agent_checkpoint.core.codec import decode_part
+from agent_checkpoint.core.encode import encode
+from agent_checkpoint.core.seal import check_seal, make_seal
+from agent_checkpoint.errors import IntegrityError, StateError
+from agent_checkpoint.records import Checkpoint, JsonValue, show
+from agent_checkpoint.store.store import Store
+
+PART = "hook"
+"""The name of the part."""
+TRANSCRIPT = "transcript"
+"""The name of the part that the conversation is."""
+
+
+class Note(NamedTuple):
+    """Which session of which agent a checkpoint is of, and where it works."""
+
+    agent: str
+    session: str
+    root: str
+    cwd: str
+    event: str
+    calls: tuple[Call, ...] = ()
+    transcript: dict[str, Any] | None = None
+    seal: str | None = None
+    """Proves that it was this user's hook that named the paths: anybody can write a note."""
+
+    @classmethod
+    def of(cls, event: Event, root: str, transcript: dict[str, Any] | None) -> Note:
+        """Return the note of an event."""
+        note = cls(event.agent, event.session, root, event.cwd, event.name, event.calls, transcript)
+        with suppress(StateError):  # then nothing is written to the paths without being named
+            note = note._replace(seal=make_seal(note._said()))
+        return note
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was this user who wrote it."""
+        try:
+            check_seal(self._said(), self.seal)
+        except StateError:
+            return False
+        return True
+
+    def _said(self) -> bytes:
+        path = None if self.transcript is None else self.transcript["path"]
+        return json.dumps(["hook", self.agent, self.session, self.root, path]).encode()
+
+    def dump(self) -> JsonValue:
+        """Return the part, ready to be written. Raises StateError."""
+        found = {name: value for name, value in self._asdict().items() if value is not None}
+        return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
+
+
+def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
+    """Return what the hook noted in a checkpoint; None if it is none of the hook.
+
+    Raises:
+        IntegrityError: the part is damaged.
+        StorageError: the medium failed.
+    """
+    tree = checkpoint.parts.get(PART)
+    if tree is None:
+        return None
+    reader = store.reader(checkpoint)
+    reader.fetch([tree])
+    try:
+        found = decode_part(tree, PART, reader=reader).value
+        calls = tuple(
+            Call(*map(_text, call[:2]), *map(_maybe, call[2:])) for call in found["calls"]
+        )
+        names = ("agent", "session", "root", "cwd", "event")
+        texts = {name: _text(found[name]) for name in names}
+        return Note(
+            **texts,
+            calls=calls,
+            transcript=_transcript(found.get("transcript")),
+            seal=_maybe(found.get("seal")),
+        )
+    except (StateError, KeyError, TypeError, ValueError) as error:
+        where = show(checkpoint.id, 120)
+        raise IntegrityError(f"The checkpoint {where} has a damaged note of a hook.") from error
+
+
+def _transcript(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    kinds = {"path": str, "lines": int, "bytes": int, "ended": bool, "digest": str}
+    if any(type(found[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError("not what a transcript is noted as")
+    return {name: found[name] for name in kinds}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("not a text")
+    return value
+
+
+def _maybe(value: Any) -> str | None:
+    return None if value is None else _text(value)

@@ -1,0 +1,284 @@
+"""From an event to a checkpoint. Owns when one is due, and what is kept between two of them.
+
+The same for a process of its own at each event, and for the one that stays and watches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent_checkpoint.backends.opening import open_named
+from agent_checkpoint.cli.hooks.client import PLACES, tell_failure
+from agent_checkpoint.cli.hooks.events import AFTER, TURN, Event, read_event
+from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note, read_note
+from agent_checkpoint.cli.hooks.transcripts import Transcript
+from agent_checkpoint.core.encode import encode
+from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, InvalidInputError
+from agent_checkpoint.records import Checkpoint, Draft, check_key
+from agent_checkpoint.store.reading import OBJECT
+from agent_checkpoint.store.references import Captured
+from agent_checkpoint.store.safety import SAFETY
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.workspace import Workspace
+
+_MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
+_MOST_KEPT = 32 << 20
+"""Of a longer conversation nothing is kept in memory."""
+_TRIES = 8
+_ROOTS = (".git", ".hg", ".jj", ".svn")
+
+
+class Request(NamedTuple):
+    """What an agent's process hands over."""
+
+    agent: str
+    store: str
+    project: str
+    secret: str
+    places: tuple[str, ...]
+    event: bytes
+
+
+def parse_request(text: bytes) -> Request:
+    """Take a request apart. Raises InvalidInputError."""
+    try:
+        line, _, rest = text.partition(b"\n")
+        head, event = map(int, line.split())
+        fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
+        agent, store, project, secret, *places = fields
+    except ValueError:
+        raise InvalidInputError("This is no request of a hook.") from None
+    if len(rest) != head + event or len(places) != len(PLACES):
+        raise InvalidInputError("A request of a hook is not whole.")
+    return Request(agent, store, project, secret, tuple(places), rest[head:])
+
+
+def save_within(seconds: float, request: bytes) -> None:
+    """Save in this process; give up, and say so, when it takes too long."""
+    done = threading.Event()
+
+    def work() -> None:
+        try:
+            Keeper(watch=False).save(parse_request(request))
+        except BaseException as error:
+            tell_failure(f"{type(error).__name__}: {error}")
+        finally:
+            done.set()
+
+    threading.Thread(target=work, daemon=True).start()
+    if not done.wait(seconds):
+        tell_failure(f"Nothing was saved: it took more than {seconds:g} s.")
+
+
+class Keeper:
+    """Saves events, one after the other for each session; several threads may use it."""
+
+    def __init__(self, *, watch: bool) -> None:
+        """Keep nothing yet.
+
+        Args:
+            watch: whether directories stay open and are watched, for the next event.
+        """
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._stores: OrderedDict[str, _Opened] = OrderedDict()
+        self._workspaces: OrderedDict[tuple[int, str], Workspace] = OrderedDict()
+        self._transcripts: OrderedDict[str, Transcript] = OrderedDict()
+        self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
+
+    def save(self, request: Request) -> str | None:
+        """Save what is not saved yet; return the id of the checkpoint, if one was due.
+
+        Raises:
+            CheckpointError: nothing was saved; the message says why.
+        """
+        event = read_event(request.agent, request.event)
+        key = check_key(event.key)
+        with self._session(key):
+            return self._save(event, key, self._store(request.store), request.project)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            for workspace in self._workspaces.values():
+                workspace.close()
+            for opened in self._stores.values():
+                opened.store.backend.close()
+            self._workspaces.clear()
+            self._stores.clear()
+            self._transcripts.clear()
+
+    # -- one checkpoint --------------------------------------------------------------------------
+
+    def _save(self, event: Event, key: str, store: Store, project: str) -> str | None:
+        head, before = _head(store, key)
+        workspace = self._workspace(store, root_of(event, before, project))
+        transcript = self._transcript(event, key)
+        note = Note.of(
+            event, str(workspace.path), None if transcript is None else transcript.note()
+        )
+        files = _Files(workspace, full=event.is_end)
+        captured: Any = Captured(files, store.writer)
+        parts: dict[str, Any] = {FILES: captured}
+        if transcript is not None:
+            parts[TRANSCRIPT] = encode(transcript.lines, TRANSCRIPT)
+        parts[PART] = note.dump()
+        draft = Draft(key, parts, label=event.label, tags=event.tags)
+        for attempt in range(_TRIES):
+            if not _is_due(event, note, {OBJECT: captured.name}, head, before):
+                files.writer.committed()  # the head has just that
+                return None
+            after = (0 if head is None else head.seq) if attempt < _TRIES - 1 else None
+            try:
+                parents = () if head is None else (head.id,)
+                return store.write(draft, parents=parents, after=after).id
+            except ConflictError:  # another hook was faster, and may have saved the same
+                head, before = _head(store, key)
+        raise AssertionError("unreachable: the last try has no condition")
+
+    # -- what is kept ----------------------------------------------------------------------------
+
+    def _session(self, name: str) -> threading.Lock:
+        with self._lock:
+            lock = self._sessions.pop(name, None) or threading.Lock()
+            self._sessions[name] = lock
+            for old in [n for n, held in self._sessions.items() if not held.locked()]:
+                if len(self._sessions) <= _MOST_LOCKS:
+                    break
+                if old != name:
+                    del self._sessions[old]
+            return lock
+
+    def _store(self, said: str) -> Store:
+        with self._lock:
+            found = self._stores.pop(said, None)
+            if found is not None and found.is_replaced():
+                self._forget(found.store)
+                found = None
+            found = found or _Opened(said)
+            self._stores[said] = found
+            if len(self._stores) > _MOST_STORES:
+                self._forget(self._stores.pop(next(iter(self._stores))).store)
+            return found.store
+
+    def _forget(self, store: Store) -> None:
+        for name in [name for name in self._workspaces if name[0] == id(store)]:
+            self._workspaces.pop(name).close()
+        store.backend.close()
+
+    def _workspace(self, store: Store, root: str) -> Workspace:
+        name = id(store), root
+        with self._lock:
+            found = self._workspaces.pop(name, None)
+        if found is None:  # which may take its time, if a restore was interrupted
+            found = Workspace(root, store, watch=self._watch)
+        with self._lock:
+            found = self._workspaces.setdefault(name, found)
+            self._workspaces.move_to_end(name)
+            while len(self._workspaces) > _MOST_WORKSPACES:
+                self._workspaces.pop(next(iter(self._workspaces))).close()
+            return found
+
+    def _transcript(self, event: Event, key: str) -> Transcript | None:
+        if event.transcript is None:
+            return None
+        key = f"{key}\0{event.transcript}"
+        with self._lock:
+            found = self._transcripts.pop(key, None)
+        if found is None:
+            found = Transcript(event.transcript)
+        if not found.read(again=event.moment == TURN):
+            return None
+        if found.size <= _MOST_KEPT:
+            with self._lock:
+                self._transcripts[key] = found
+                while len(self._transcripts) > _MOST_TRANSCRIPTS:
+                    self._transcripts.popitem(last=False)
+        return found
+
+
+class _Opened:
+    """A store that is open."""
+
+    def __init__(self, said: str) -> None:
+        self.store = Store(open_named(said or None))
+        self._seen: tuple[int, int] | None = None
+
+    def is_replaced(self) -> bool:
+        """Tell whether what is open is no longer what is there: it would be written in vain."""
+        path = getattr(self.store.backend, "path", None)
+        try:
+            found = None if path is None else os.stat(path)
+        except OSError:
+            found = None
+        now = None if found is None else (found.st_dev, found.st_ino)
+        before, self._seen = self._seen, now
+        return before is not None and before != now
+
+
+class _Files:
+    """Captures a workspace, and keeps what it was handed to."""
+
+    writer: Writer
+
+    def __init__(self, workspace: Workspace, *, full: bool) -> None:
+        self._workspace = workspace
+        self._full = full
+
+    def checkpoint_to(self, writer: Writer) -> str:
+        self.writer = writer
+        return self._workspace.checkpoint_to(writer, full=self._full)
+
+
+def root_of(event: Event, before: Note | None, project: str) -> str:
+    """Return the directory of a session: where it began to work, whatever it goes to since."""
+    if before is not None and before.is_ours and os.path.isdir(before.root):
+        return before.root
+    if os.path.isabs(project) and os.path.isdir(project):
+        return os.path.realpath(project)
+    cwd = Path(os.path.realpath(event.cwd))
+    home = Path(os.path.realpath(os.path.expanduser("~")))
+    for place in (cwd, *cwd.parents):
+        if place == home or place in home.parents:
+            break
+        if any(os.path.lexists(place / name) for name in _ROOTS):
+            return str(place)
+    return str(cwd)
+
+
+def _head(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
+    try:
+        head = store.head(key)
+        return head, None if head is None else read_note(store, head)
+    except (IntegrityError, FormatError):  # `verify` tells about it; the agent goes on
+        head = next(_readable(store, key), None)
+        return head, None
+
+
+def _readable(store: Store, key: str) -> Any:
+    from agent_checkpoint.store.entries import read_checkpoint
+
+    for entry in store.entries(key):
+        try:
+            yield read_checkpoint(key, entry.seq, entry.data)
+        except (IntegrityError, FormatError):
+            continue
+
+
+def _is_due(
+    event: Event, note: Note, files: Any, head: Checkpoint | None, before: Note | None
+) -> bool:
+    """Tell whether there is something to save that the head does not have."""
+    if head is None or before is None or head.kind == SAFETY:
+        return True
+    if head.parts.get(FILES) != files or note.transcript != before.transcript:
+        return True
+    # A tool call that changed nothing is noted all the same, but once.
+    known = {call.id for call in before.calls if before.event == note.event and call.id}
+    return event.moment == AFTER and not {call.id for call in note.calls} <= known

@@ -1,0 +1,275 @@
+"""The settings of coding agents. Owns where they are, and putting our hooks in and out."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent_checkpoint.cli.hooks.client import FILE
+from agent_checkpoint.cli.hooks.events import CLAUDE, CODEX, GEMINI
+from agent_checkpoint.cli.hooks.spans import (
+    Node,
+    indented,
+    parse,
+    unit_of,
+    with_item,
+    with_member,
+    without,
+)
+from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.records import show
+
+_MARKS = ("agent_checkpoint/cli/hooks/client.py", "agent-checkpoint hook ")
+
+
+class Form(NamedTuple):
+    """How an agent is told of hooks."""
+
+    user: str
+    """Its file below the home directory."""
+    project: str
+    """The same below that of a project."""
+    events: tuple[str, ...]
+    newer: tuple[str, ...]
+    """Events that an older version does not know, for which it may refuse the whole file."""
+    seconds: int
+    """How many of the format's units a second is."""
+    comments: bool
+    then: str
+    """What the user has to do yet."""
+
+
+FORMS = {
+    CLAUDE: Form(
+        ".claude/settings.json",
+        # The one that is not committed: the command is a path of this machine.
+        ".claude/settings.local.json",
+        (
+            "UserPromptSubmit",
+            "PreToolUse",
+            "PostToolUse",
+            "PreCompact",
+            "Stop",
+            "SessionEnd",
+        ),
+        ("PostToolUseFailure", "PostToolBatch"),
+        1,
+        False,
+        "Sessions that run already read it when they are started again.",
+    ),
+    CODEX: Form(
+        ".codex/hooks.json",
+        ".codex/hooks.json",
+        ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop"),
+        (),
+        1,
+        False,
+        "Codex asks you to review new hooks before it runs them: see /hooks there.",
+    ),
+    GEMINI: Form(
+        ".gemini/settings.json",
+        ".gemini/settings.json",
+        ("BeforeAgent", "BeforeTool", "AfterTool", "PreCompress", "AfterAgent", "SessionEnd"),
+        (),
+        1000,
+        True,
+        "Gemini CLI warns of hooks that are new in a project before it runs them.",
+    ),
+}
+_TIMEOUT = 30
+_KNOWS_NEWER = (2, 1, 145)
+"""The version of Claude Code that has them; before 2.1.101 an unknown one spoils all settings."""
+
+
+@cache
+def events_of(agent: str) -> tuple[str, ...]:
+    """Return the events that the version of an agent that is here surely knows."""
+    form = FORMS[agent]
+    if not form.newer:
+        return form.events
+    try:
+        command = ["claude", "--version"]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=15).stdout
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return form.events
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", told)
+    is_newer = found is not None and tuple(map(int, found.groups())) >= _KNOWS_NEWER
+    return form.events + form.newer if is_newer else form.events
+
+
+def settings_file(agent: str, project: Path | None) -> Path:
+    """Return the file of an agent's settings: the user's, or a project's."""
+    form = FORMS[agent]
+    return Path.home() / form.user if project is None else project / form.project
+
+
+def command_of(agent: str) -> str:
+    """Return the command that an agent starts.
+
+    If Python or the package are gone it ends well all the same: the status 2, which Python has for
+    a file that is missing, would keep the agent from every tool call.
+    """
+    parts = [sys.executable, "-I", "-S", FILE, agent]
+    otherwise = "echo '{}'" if agent == GEMINI else "true"
+    return f"{shlex.join(parts)} 2>/dev/null || {otherwise}"
+
+
+def installed(agent: str, path: Path) -> bool:
+    """Tell whether our hooks are there, all of them as they are now. Raises InvalidInputError."""
+    text = _read(path)
+    if text is None:
+        return False
+    hooks = _hooks(_parsed(agent, path, text))
+    return all(
+        [command for _, _, _, command in _ours(hooks, event)] == [command_of(agent)]
+        for event in events_of(agent)
+    ) and {event for event in hooks if _ours(hooks, event)} == set(events_of(agent))
+
+
+def install(agent: str, path: Path) -> bool:
+    """Put our hooks in; tell whether anything had to be changed.
+
+    Raises:
+        InvalidInputError: the file does not parse; it is as it was.
+        StorageError: it cannot be written; it is as it was.
+    """
+    if installed(agent, path):
+        return False
+    before = _read(path)
+    text = "{}\n" if before is None or not before.strip() else _removed(agent, path, before)
+    for event in events_of(agent):
+        text = _added(agent, path, text, event)
+    parse(text, comments=FORMS[agent].comments)
+    _write(path, text, before)
+    return True
+
+
+def uninstall(agent: str, path: Path) -> bool:
+    """Take our hooks out, and nothing else; tell whether there were any. Raises as `install`."""
+    before = _read(path)
+    text = None if before is None else _removed(agent, path, before)
+    if before is None or text is None or text == before:
+        return False
+    _write(path, text, before)
+    return True
+
+
+def _removed(agent: str, path: Path, text: str) -> str:
+    while True:
+        root = _parsed(agent, path, text)
+        hooks = _hooks(root)
+        found = next((ours for event in hooks for ours in _ours(hooks, event)), None)
+        if found is None:
+            return text
+        event, group, handler, _ = found
+        handlers = (group.members or {})["hooks"]
+        if len(handlers.items or []) > 1:
+            text = without(text, handlers, handler)
+        elif len(hooks[event].items or []) > 1:
+            text = without(text, hooks[event], group)
+        elif len(hooks) > 1:
+            text = without(text, (root.members or {})["hooks"], hooks[event])
+        else:
+            text = without(text, root, (root.members or {})["hooks"])
+
+
+def _added(agent: str, path: Path, text: str, event: str) -> str:
+    root = _parsed(agent, path, text)
+    unit = unit_of(text)
+    hooks = (root.members or {}).get("hooks")
+    if hooks is None:
+        return _added(agent, path, with_member(text, root, "hooks", "{}"), event)
+    found = (hooks.members or {}).get(event)
+    if found is None:
+        return with_member(text, hooks, event, indented([_group(agent)], 2, unit))
+    return with_item(text, found, indented(_group(agent), 3, unit))
+
+
+def _group(agent: str) -> dict[str, Any]:
+    handler: dict[str, Any] = {"type": "command", "command": command_of(agent)}
+    if agent == GEMINI:
+        handler["name"] = "agent-checkpoint"
+    return {"hooks": [{**handler, "timeout": _TIMEOUT * FORMS[agent].seconds}]}
+
+
+def _hooks(root: Node) -> dict[str, Node]:
+    hooks = (root.members or {}).get("hooks")
+    return {} if hooks is None else (hooks.members or {})
+
+
+def _ours(hooks: dict[str, Node], event: str) -> list[tuple[str, Node, Node, str]]:
+    """Return our handlers for an event, each with its group and its command."""
+    found = []
+    for group in (hooks[event].items or []) if event in hooks else []:
+        handlers = (group.members or {}).get("hooks")
+        for handler in (handlers.items or []) if handlers is not None else []:
+            command = handler.value.get("command") if isinstance(handler.value, dict) else None
+            if isinstance(command, str) and any(mark in command for mark in _MARKS):
+                found.append((event, group, handler, command))
+    return found
+
+
+def _parsed(agent: str, path: Path, text: str) -> Node:
+    try:
+        root = parse(text, comments=FORMS[agent].comments)
+        hooks = (root.members or {}).get("hooks")
+        if root.members is None or (hooks is not None and hooks.members is None):
+            raise ValueError("it is no object with an object of hooks")
+        events = (*FORMS[agent].events, *FORMS[agent].newer)
+        if any(node.items is None for event, node in _hooks(root).items() if event in events):
+            raise ValueError("the hooks of an event are no list")
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError(
+            f"{show(str(path), 200)} does not parse ({error}): repair it first. It was not touched."
+        ) from None
+    return root
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{show(str(path), 200)} cannot be read ({error}).") from None
+
+
+def _write(path: Path, text: str, before: str | None) -> None:
+    """Put a text in the place of a file, at once, with its mode; the text before stays beside."""
+    place = Path(os.path.realpath(path))  # a link to it stays a link
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        mode = stat.S_IMODE(place.stat().st_mode) if before is not None else None
+        if before is not None and mode is not None:
+            _replace(place.with_name(f"{place.name}.before-agent-checkpoint"), before, mode)
+        _replace(place, text, mode)
+    except OSError as error:
+        raise StorageError(f"{show(str(path), 200)} cannot be written ({error}).") from error
+
+
+def _replace(place: Path, text: str, mode: int | None) -> None:
+    fd, fresh = tempfile.mkstemp(prefix=".agent-checkpoint-", dir=place.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(text.encode())
+            file.flush()
+            if mode is None:
+                mask = os.umask(0)
+                os.umask(mask)
+                mode = 0o666 & ~mask
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+        Path(fresh).replace(place)
+    except OSError:
+        with suppress(OSError):
+            Path(fresh).unlink()
+        raise

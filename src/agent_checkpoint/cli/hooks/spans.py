@@ -1,0 +1,158 @@
+"""JSON with comments, as text that is changed in place. Owns where its values begin and end.
+
+So what a person wrote stays as it is: order, comments, spaces, all but what is put in or taken out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+_SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\\x00-\x1f]|\\.)*"')
+_PLAIN = re.compile(r"[-+.0-9A-Za-z]+")
+_DEEPEST = 100
+
+
+class Node(NamedTuple):
+    """A value, and where it stands in the text."""
+
+    value: Any
+    start: int
+    end: int
+    members: dict[str, Node] | None = None
+    """Of an object, by name."""
+    items: list[Node] | None = None
+    """Of an array."""
+    key: int | None = None
+    """Where its name begins, if it is a member."""
+
+
+def parse(text: str, *, comments: bool) -> Node:
+    """Return what a text says. Raises ValueError if it is not JSON."""
+    if not comments:
+        json.loads(text)
+    at = _skip(text, 0)
+    node = _value(text, at, 0)
+    if _skip(text, node.end) != len(text):
+        raise ValueError(f"there is more after the end, at {node.end}")
+    return node
+
+
+def with_member(text: str, node: Node, name: str, value: str) -> str:
+    """Return the text with a member put at the end of an object."""
+    return _put(text, node, f"{json.dumps(name)}: {value}", list((node.members or {}).values()))
+
+
+def with_item(text: str, node: Node, value: str) -> str:
+    """Return the text with an item put at the end of an array."""
+    return _put(text, node, value, node.items or [])
+
+
+def without(text: str, outer: Node, inner: Node) -> str:
+    """Return the text without a member or an item, and without the comma that it needs no more."""
+    siblings = outer.items if outer.items is not None else list((outer.members or {}).values())
+    place = siblings.index(inner)
+    start = inner.start if inner.key is None else inner.key
+    if place:  # from the end of the one before: with the comma between them
+        return text[: siblings[place - 1].end] + text[inner.end :]
+    if len(siblings) > 1:
+        after = siblings[1]
+        return text[:start] + text[after.start if after.key is None else after.key :]
+    rest = text[inner.end : outer.end - 1]
+    before = text[outer.start + 1 : start]
+    if not before.strip() and not rest.strip():
+        return text[: outer.start + 1] + text[outer.end - 1 :]
+    return text[:start] + text[inner.end :]
+
+
+def indented(value: Any, depth: int, unit: str) -> str:
+    """Return a value as text that stands at a depth."""
+    text = json.dumps(value, indent=unit, ensure_ascii=False)
+    return text.replace("\n", "\n" + unit * depth)
+
+
+def unit_of(text: str) -> str:
+    """Return by how much a text is indented."""
+    found = re.search(r"\{[ \t]*\r?\n([ \t]+)", text)
+    return found[1] if found else "  "
+
+
+def _put(text: str, node: Node, piece: str, siblings: list[Node]) -> str:
+    unit = unit_of(text)
+    line = text.rfind("\n", 0, node.start) + 1
+    own = re.match(r"[ \t]*", text[line:])
+    outer = own[0] if own else ""
+    if siblings:
+        last = siblings[-1].end
+        return f"{text[:last]},\n{outer}{unit}{piece}{text[last:]}"
+    inside = text[node.start + 1 : node.end - 1].rstrip()
+    return f"{text[: node.start + 1]}{inside}\n{outer}{unit}{piece}\n{outer}{text[node.end - 1 :]}"
+
+
+def _skip(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    return found.end() if found else at
+
+
+def _value(text: str, at: int, depth: int) -> Node:
+    if depth > _DEEPEST:
+        raise ValueError("it is nested too deeply")
+    sign = text[at : at + 1]
+    if sign == "{":
+        members: dict[str, Node] = {}
+        for place in _pieces(text, at, "}"):
+            if place.end:
+                return Node(_values(members), at, place.end, members=members)
+            name = _STRING.match(text, place.start)
+            if name is None:
+                raise ValueError(f"a name is missing at {place.start}")
+            colon = _skip(text, name.end())
+            if text[colon : colon + 1] != ":":
+                raise ValueError(f"a colon is missing at {colon}")
+            node = _value(text, _skip(text, colon + 1), depth + 1)
+            members[json.loads(name[0])] = node._replace(key=place.start)
+            place.at.append(node.end)
+    if sign == "[":
+        items: list[Node] = []
+        for place in _pieces(text, at, "]"):
+            if place.end:
+                return Node([item.value for item in items], at, place.end, items=items)
+            items.append(_value(text, place.start, depth + 1))
+            place.at.append(items[-1].end)
+    found = (_STRING if sign == '"' else _PLAIN).match(text, at)
+    if found is None:
+        raise ValueError(f"a value is missing at {at}")
+    return Node(json.loads(found[0]), at, found.end())
+
+
+class _Place(NamedTuple):
+    """Where the next piece of an array or object begins, or where all of it ends."""
+
+    start: int
+    end: int
+    at: list[int]
+    """Where the piece ended, told by who has read it."""
+
+
+def _pieces(text: str, at: int, sign: str) -> Iterator[_Place]:
+    at = _skip(text, at + 1)
+    if text[at : at + 1] == sign:
+        yield _Place(at, at + 1, [])
+        return
+    while True:
+        place = _Place(at, 0, [])
+        yield place
+        at = _skip(text, place.at[0])
+        if text[at : at + 1] == sign:
+            yield _Place(at, at + 1, [])
+            return
+        if text[at : at + 1] != ",":
+            raise ValueError(f"a comma is missing at {at}")
+        at = _skip(text, at + 1)
+
+
+def _values(members: dict[str, Node]) -> dict[str, Any]:
+    return {name: node.value for name, node in members.items()}

@@ -1,0 +1,194 @@
+"""`rewind`: files and conversation go back together, after a preview, and forth again."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.scene import Scene, scene
+from tests.cli.test_hook import CLAUDE
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Scene]:
+    with scene(tmp_path, "direct") as found:
+        for number in (2, 3, 4):
+            (found.workspace / "src" / "app.py").write_text(f"print({number})\n")
+            (found.workspace / f"made-{number}").write_text("x")
+            found.tool(number)
+        yield found
+
+
+def now(work: Scene) -> tuple[list[int], str, list[str]]:
+    lines = [json.loads(line)["n"] for line in work.transcript.read_text().splitlines()]
+    made = sorted(path.name for path in work.workspace.glob("made-*"))
+    return lines, (work.workspace / "src" / "app.py").read_text(), made
+
+
+AT_2 = ([1, 2], "print(2)\n", ["made-2"])
+AT_4 = ([1, 2, 3, 4], "print(4)\n", ["made-2", "made-3", "made-4"])
+
+
+def test_the_tool_calls_are_listed_newest_first(work: Scene) -> None:
+    told = json.loads(work.command("rewind", "--json", cwd=work.workspace / "src"))
+    assert told["key"] == CLAUDE
+    assert [row["tool_use_ids"] for row in told["checkpoints"]] == [
+        ["toolu_4"],
+        ["toolu_3"],
+        ["toolu_2"],
+    ]
+    assert [row["lines"] for row in told["checkpoints"]] == [4, 3, 2]
+    assert "Bash sed" in work.command("rewind")
+    assert len(json.loads(work.command("rewind", "-N", "1", "--json"))["checkpoints"]) == 1
+
+
+@pytest.mark.parametrize("name", ["@1", "~2", "toolu_2", f"{CLAUDE}@1"])
+def test_back_and_forth(name: str, work: Scene) -> None:
+    mode = work.transcript.stat().st_mode
+    told = json.loads(work.command("rewind", name, "--yes", "--json"))
+    assert now(work) == AT_2
+    assert work.transcript.stat().st_mode == mode
+    kept = Path(told["transcript_before"])
+    assert kept.parent == work.transcript.parent
+    assert kept.suffix != ".jsonl"  # or the agent would take it for a session
+    assert len(kept.read_text().splitlines()) == 4
+    rows = work.history(CLAUDE)
+    assert [row["kind"] for row in rows[:2]] == ["rollback", "safety"]
+    assert rows[0]["parents"][0].endswith("-1")
+    work.command("rewind", told["safety_id"], "--yes")
+    assert now(work) == AT_4
+
+
+def test_a_preview_changes_nothing(work: Scene) -> None:
+    told = work.command("rewind", "@1", "--dry-run")
+    assert "write src/app.py" in told
+    assert "delete made-4" in told
+    assert "from 4 lines to 2" in told
+    assert now(work) == AT_4
+    assert len(work.history(CLAUDE)) == 3
+    told = work.command("rewind", "@1", status=4)  # nobody is there to be asked
+    assert "Nothing was done" in told
+    assert now(work) == AT_4
+    assert len(work.history(CLAUDE)) == 3
+
+
+def test_it_says_what_it_cannot_do(work: Scene) -> None:
+    told = work.command("rewind", "@1", "--yes")
+    assert "stays done" in told
+    assert "claude --resume 5b0fd7d1" in told
+    assert "To undo: " in told
+
+
+def test_only_files_or_only_the_conversation(work: Scene) -> None:
+    work.command("rewind", "@1", "--yes", "--only", "files")
+    assert now(work) == (AT_4[0], *AT_2[1:])
+    work.command("rewind", "@1", "--yes", "--only", "conversation")
+    assert now(work) == AT_2
+
+
+def test_what_was_never_saved_is_in_the_safety_checkpoint(work: Scene) -> None:
+    (work.workspace / "src" / "app.py").write_text("by hand")
+    with work.transcript.open("a") as file:
+        file.write('{"n": 99}\n')
+    told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
+    assert now(work) == AT_2
+    work.command("rewind", told["safety_id"], "--yes")
+    assert now(work) == ([1, 2, 3, 4, 99], "by hand", AT_4[2])
+
+
+def test_the_agent_goes_on_from_there(work: Scene) -> None:
+    work.command("rewind", "@1", "--yes")
+    work.tool(5)
+    (row, *_) = work.history(CLAUDE)
+    assert row["tags"][-1] == "toolu_5"
+    with work.manager() as manager:
+        saved = list(manager.state_dict(CLAUDE)["transcript"])
+    assert [json.loads(line)["n"] for line in saved] == [1, 2, 5]
+
+
+def test_a_transcript_that_was_written_anew_or_is_gone(work: Scene) -> None:
+    work.transcript.write_text('{"n": 7}\n')
+    assert "written anew" in work.command("rewind", "@1", "--yes")
+    assert now(work) == AT_2
+    work.transcript.unlink()
+    assert "which is gone" in work.command("rewind", "@3", "--yes")
+    assert now(work) == AT_4
+
+
+def test_a_transcript_without_a_last_newline(tmp_path: Path) -> None:
+    with scene(tmp_path, "direct") as work:
+        work.transcript = tmp_path / "session.json"  # as Gemini CLI had them
+        first = json.dumps({"messages": [1]}, indent=2)
+        work.transcript.write_text(first)
+        work.hook("gemini", work.event("gemini.after-tool"))
+        work.transcript.write_text(json.dumps({"messages": [1, 2]}, indent=2))
+        work.hook("gemini", work.event("gemini.after-tool"))
+        work.command("rewind", "@1", "--yes")
+        assert work.transcript.read_text() == first
+
+
+def test_a_session_without_a_transcript(tmp_path: Path) -> None:
+    with scene(tmp_path, "direct") as work:
+        work.hook("codex", work.event("codex.post-tool-use"))
+        (work.workspace / "src" / "app.py").write_text("new")
+        work.hook("codex", work.event("codex.post-tool-use", tool_use_id="call_2"))
+        work.command("rewind", "call_q8Xb2", "--yes")
+        with work.manager() as manager:
+            assert (
+                manager.history("codex/019a8b1c-6f5e-7c31-9a44-2f1d8f0c7b55")[0]["kind"]
+                == "rollback"
+            )
+        assert (work.workspace / "src" / "app.py").read_text() == "print('old')\n"
+
+
+def test_the_last_session_here_is_meant_unless_another_is_named(work: Scene) -> None:
+    work.hook(
+        "claude-code",
+        work.event("claude-code.post-tool-use", session_id="other", transcript_path=None),
+    )
+    assert json.loads(work.command("rewind", "--json"))["key"] == "claude-code/other"
+    told = json.loads(work.command("rewind", "--session", CLAUDE, "--json"))
+    assert len(told["checkpoints"]) == 3
+    work.command("rewind", "@1", "--session", CLAUDE, "--yes")
+    assert now(work) == AT_2
+
+
+def test_a_checkpoint_from_elsewhere_names_no_paths_here(work: Scene) -> None:
+    """Anybody can write a note: without this user's seal nothing is written to its paths."""
+    victim = work.place / "home" / ".profile"
+    victim.write_text("mine")
+    config = work.place / "home" / ".config"
+    work.hook(
+        "claude-code",
+        work.event("claude-code.post-tool-use", session_id="foreign", transcript_path=str(victim)),
+    )
+    victim.write_text("changed since")
+    shutil.rmtree(config)  # now that secret is somebody else's
+    told = work.command("rewind", "claude-code/foreign", "--yes", status=2)
+    assert "not noted under your secret" in told
+    assert victim.read_text() == "changed since"
+
+
+def test_nothing_to_rewind(work: Scene) -> None:
+    outside = work.place / "outside"
+    outside.mkdir()
+    assert "hook status" in work.command("rewind", status=3, cwd=outside)
+    work.command("rewind", "@99", status=3)
+    work.command("rewind", "toolu_unknown", status=3)
+
+
+def test_a_transcript_that_cannot_be_written_leaves_it_as_it_was(work: Scene) -> None:
+    before = work.transcript.read_bytes()
+    moved = work.place / "moved"
+    moved.mkdir()
+    work.transcript.rename(moved / "t.jsonl")
+    os.symlink("/proc/version", work.transcript)
+    work.command("rewind", "@1", "--yes", status=1)
+    assert (moved / "t.jsonl").read_bytes() == before
+    work.transcript.unlink()
+    (moved / "t.jsonl").rename(work.transcript)
+    assert now(work) == AT_4  # and no file went back without the conversation
+    assert list(work.place.glob(".rewind-*")) == []

@@ -1,0 +1,215 @@
+"""`run`: a command runs as it always does, and the directory is saved on the way."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.scene import Scene, scene, wait_for
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Iterator[Scene]:
+    with scene(tmp_path, "direct") as found:
+        yield found
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "agent_checkpoint", "run", *arguments]
+
+
+def start(work: Scene, *arguments: str, **options: Any) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(
+        command(*arguments), cwd=work.workspace, env=work.environment, **options
+    )
+
+
+def key(work: Scene) -> str:
+    return f"workspace:{work.workspace}"
+
+
+def test_before_on_the_way_and_after(work: Scene) -> None:
+    script = "sleep 1; echo one > one; sleep 1.5; echo two > two; echo said; echo bad >&2; exit 7"
+    done = subprocess.run(
+        command("--every", "0.2", "--", "sh", "-c", script),
+        cwd=work.workspace,
+        env=work.environment,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"said\n", b"bad\n")
+    rows = list(reversed(work.history(key(work))))
+    assert rows[0]["label"].startswith("before sh -c")
+    assert rows[-1]["label"].startswith("after sh -c")
+    assert 3 <= len(rows) <= 5
+    with work.manager() as manager:
+        state = manager.state_dict(key(work))
+    assert state["run"]["status"] == 7
+    assert state["run"]["command"] == ["sh", "-c", script]
+    assert state["run"]["seconds"] > 2
+    assert sorted("".join(state["output"]["begin"]).split()) == ["bad", "said"]
+    work.command("restore", f"{rows[0]['id']}", "--yes")
+    assert not (work.workspace / "one").exists()
+
+
+def test_arguments_after_the_dashes_are_the_commands_own(work: Scene) -> None:
+    done = subprocess.run(
+        command(
+            "--", sys.executable, "-c", "import sys; print(sys.argv[1:])", "--every", "--", "x"
+        ),
+        cwd=work.workspace,
+        env=work.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "['--every', '--', 'x']\n"
+
+
+def test_a_key_of_ones_own(work: Scene) -> None:
+    work.command("run", "--key", "nightly", "--", "sh", "-c", "echo x > x")
+    assert work.keys() == ["nightly"]
+    work.command("restore", "nightly~1", "--yes", cwd=work.place)
+    assert not (work.workspace / "x").exists()
+
+
+def test_what_cannot_be_run(work: Scene) -> None:
+    assert "cannot be run" in work.command("run", "--", "no-such-command-here", status=2)
+    work.command("run", "--every", "0", "--", "true", status=2)
+
+
+def test_much_output_is_passed_on_and_bounded_in_the_store(work: Scene) -> None:
+    script = "import sys; sys.stdout.write('x' * 5_000_000 + 'end')"
+    done = subprocess.run(
+        command("--", sys.executable, "-c", script),
+        cwd=work.workspace,
+        env=work.environment,
+        capture_output=True,
+        timeout=60,
+    )
+    assert len(done.stdout) == 5_000_003
+    with work.manager() as manager:
+        output = manager.state_dict(key(work))["output"]
+    kept = "".join(output["begin"]) + output["end"]
+    assert len(kept) + output["dropped"] == 5_000_003
+    assert len(kept) < 1_000_000
+    assert kept.endswith("xend")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_reach_the_command(number: signal.Signals, work: Scene) -> None:
+    script = (
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = start(
+        work, "--", sys.executable, "-c", script, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    process.send_signal(number)
+    assert process.wait(timeout=60) == 42
+    process.stdout.close()
+    with work.manager() as manager:
+        assert manager.state_dict(key(work))["run"]["status"] == 42
+
+
+def test_the_status_of_a_command_that_was_killed(work: Scene) -> None:
+    work.command("run", "--", "sh", "-c", "kill -KILL $$", status=137)
+
+
+def test_what_is_left_running_is_not_waited_for(work: Scene) -> None:
+    started = time.monotonic()
+    script = "sleep 30 & echo done"
+    process = start(work, "--", "sh", "-c", script, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.wait(timeout=25) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+    assert time.monotonic() - started < 25
+    os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_killed_its_history_is_of_use(work: Scene) -> None:
+    script = "echo a > a; sleep 2; echo b > b; sleep 60"
+    process = start(work, "--every", "0.2", "--", "sh", "-c", script, start_new_session=True)
+    wait_for(lambda: len(work.history(key(work))) >= 2)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    os.killpg(process.pid, signal.SIGKILL)  # the command, which has survived
+    rows = work.history(key(work))
+    with work.manager() as manager:
+        assert manager.verify().ok
+    work.command("restore", rows[-1]["id"], "--yes")
+    assert not (work.workspace / "a").exists()
+
+
+def test_on_a_terminal_the_command_has_one(work: Scene) -> None:
+    script = (
+        "import os, sys\n"
+        "print(os.isatty(0), os.isatty(1), os.get_terminal_size().columns, flush=True)\n"
+        "print('got ' + input('name? '), flush=True)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(work.workspace)
+        os.execvpe(sys.executable, command("--", sys.executable, "-c", script), work.environment)
+    os.set_blocking(terminal, True)
+    import fcntl
+    import struct
+    import termios
+
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 97, 0, 0))
+    seen = read_until(terminal, b"name? ")
+    assert b"True True" in seen
+    os.write(terminal, b"Ada\n")
+    read_until(terminal, b"got Ada")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
+    with work.manager() as manager:
+        state = manager.state_dict(key(work))
+    assert "got Ada" in "".join(state["output"]["begin"])
+
+
+def test_ctrl_c_on_a_terminal_is_for_the_command(work: Scene) -> None:
+    script = (
+        "import time\n"
+        "try:\n    print('ready', flush=True); time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    print('bye', flush=True); raise SystemExit(5)\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(work.workspace)
+        os.execvpe(sys.executable, command("--", sys.executable, "-c", script), work.environment)
+    read_until(terminal, b"ready")
+    os.write(terminal, b"\x03")
+    read_until(terminal, b"bye")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 5
+
+
+def read_until(terminal: int, wanted: bytes) -> bytes:
+    seen, until = b"", time.monotonic() + 30
+    while wanted not in seen:
+        assert time.monotonic() < until, seen
+        if select.select([terminal], [], [], 1)[0]:
+            seen += os.read(terminal, 1 << 16)
+    return seen
+
+
+def test_the_data_is_json(work: Scene) -> None:
+    work.command("run", "--", "true")
+    told = json.loads(work.command("log", "--json"))
+    assert [row["label"] for row in told["checkpoints"]] == ["after true", "before true"]
