@@ -397,7 +397,7 @@ def test_the_other_commands_find_the_session_of_the_directory(direct: Scene) -> 
     direct.tool(2)
     (direct.workspace / "src" / "app.py").write_text("broken")
     direct.tool(3)
-    assert CLAUDE in direct.command("log")
+    assert CLAUDE in direct.command("log", "--json")
     assert CLAUDE in direct.command("keys")
     direct.command("restore", "~1", "--yes", cwd=direct.workspace / "src")
     assert (direct.workspace / "src" / "app.py").read_text() == "print('old')\n"

@@ -90,6 +90,10 @@ def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | 
     elsewhere must not choose what is written to. Else it counts in that very directory.
     """
     around = (here, *here.parents)
+    if HOOK in checkpoint.parts:
+        note = read_note(store, checkpoint)
+        if note is not None and (note.is_ours or Path(note.root) in around):
+            return Path(note.root)
     if PART in checkpoint.parts:
         meta = read_meta(store, checkpoint)
         if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
