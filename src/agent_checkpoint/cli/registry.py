@@ -46,6 +46,7 @@ COMMANDS = (
     Listed("log", "show what was saved, with its branches", FILES),
     Listed("restore", "make files what they were", FILES),
     Listed("keys", "list all lines of checkpoints", STORE),
+    Listed("ui", "show the timeline in a browser", MORE),
 )
 
 
