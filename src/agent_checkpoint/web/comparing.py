@@ -108,7 +108,7 @@ def _compared(
         texts.append(lines)
         notes += [note] if note else []
     if notes:
-        return None, notes[0]
+        return None, "; then ".join(notes)
     return side_by_side(texts[0], texts[1]), ""
 
 

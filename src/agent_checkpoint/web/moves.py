@@ -76,13 +76,14 @@ def _rollback(site: Site, said: dict[str, str]) -> Response:
         raise ConflictError(
             "The session has gone on since the preview: nothing was done. Look at it again."
         )
+    parts, keep_unseen = _chosen(said), bool(said.get("keep_unseen"))
+    seen = foresee_rollback(site.manager, key, target.id, parts=parts).report
+    if policy == "refuse" and seen.blocking:  # before the session is taken over for nothing
+        return _rollback_page(site, target, key, seen, step="refused", status=409)
     session = Session(key, store=site.manager, every="manual")
     try:
         report = session.rollback(
-            to=target.id,
-            effects=policy,
-            parts=_chosen(said),
-            keep_unseen=bool(said.get("keep_unseen")),
+            to=target.id, effects=policy, parts=parts, keep_unseen=keep_unseen
         )
     except RollbackRefusedError as error:
         if not isinstance(error.report, RollbackReport):
