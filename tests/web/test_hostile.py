@@ -12,6 +12,7 @@ import pytest
 from agent_checkpoint import CheckpointManager, Log, Workspace
 from agent_checkpoint.records import Draft
 from agent_checkpoint.store.objects import LEAF, NODE, SPINE, make_object
+from tests.web.example_store import KEY as EXAMPLE
 from tests.web.hostile_store import KEY, SESSION
 from tests.web.visitor import Visitor, links, opened
 
@@ -84,7 +85,7 @@ def test_every_page_of_a_hostile_store_is_inert(hostile: Visitor) -> None:
 
 
 def test_every_page_of_an_ordinary_store_is_inert_and_leads_nowhere_else(looking: Visitor) -> None:
-    seen = crawl(looking, ["/"], most=150)
+    seen = crawl(looking, [f"/checkpoint?id={EXAMPLE}@8", "/"], most=150)
     assert {"/rollback", "/checkpoint", "/effects"} <= {place.partition("?")[0] for place in seen}
 
 

@@ -58,7 +58,15 @@ def test_the_timeline_shows_forks_rollbacks_adopts_and_the_head(looking: Visitor
         assert words in text
     for style in ("edge back", "edge fork", "edge adopt", "mark safety", "mark save aside"):
         assert style in html
-    assert html.count('class="row') == 36
+    assert html.count("<li class=") == 36
+
+
+def test_failures_are_marked(looking: Visitor) -> None:
+    html = looking.text("/timeline", key="nightly-report")
+    text = plain(html)
+    assert "task write failed failed" in text
+    assert "stopped by OSError failed" in text
+    assert html.count("mark save failure") == 1
 
 
 def test_only_events_can_be_shown(looking: Visitor) -> None:

@@ -46,6 +46,13 @@ def test_what_a_rollback_has_passed_over_is_aside() -> None:
     assert [row.is_head for row in picture.rows] == [False] * 4 + [True]
 
 
+def test_a_safety_checkpoint_before_an_adopt_interrupts_no_line() -> None:
+    a = [point("a", 1, 1), point("a", 2, 2, "safety"), point("a", 3, 3, "adopt", [("a", 1)])]
+    b = [*a[:2], point("a", 3, 3, "rollback", [("a", 1)])]
+    assert [part.is_aside for part in draw("a", {"a": a}).segments[0]] == [False, False]
+    assert [part.is_aside for part in draw("a", {"a": b}).segments[0]] == [True, False]
+
+
 def test_a_parent_that_was_pruned_is_stood_in_for_by_the_one_before() -> None:
     a = [point("a", 1, 1), point("a", 4, 4, parents=[("a", 3)]), point("a", 5, 5)]
     assert not any(row.is_aside for row in draw("a", {"a": a}).rows)

@@ -215,11 +215,17 @@ def _segments(
     found: dict[int, list[Segment]] = {}
     for name, points in lines.items():
         at = [places[(name, point.seq)] for point in points]
-        for low, high in zip(at, at[1:]):
+        for place, (low, high) in enumerate(zip(at, at[1:])):
             above, below = rows[high], rows[low]
+            # What a safety checkpoint holds goes on with it, unless a rollback leads elsewhere.
+            next_one = points[place + 2 : place + 3]
+            leads_back = not next_one or next_one[0].kind == "rollback"
+            if above.point.kind == SAFETY:
+                is_aside = leads_back
+            else:
+                is_aside = above.is_aside or (below.is_aside and below.point.kind != SAFETY)
             is_broken = above.point.kind == "rollback"
-            is_aside = above.is_aside or (below.is_aside and below.point.kind != SAFETY)
-            found.setdefault(rows[low].lane, []).append(Segment(low, high, is_broken, is_aside))
+            found.setdefault(below.lane, []).append(Segment(low, high, is_broken, is_aside))
     for segments in found.values():
         segments.sort()
     return found
