@@ -73,8 +73,8 @@ def test_looking_around(served: Served, manager: CheckpointManager) -> None:
     tab = served.tab(manager)
     page = tab.page
     page.get_by_role("link", name=KEY, exact=True).click()
-    assert page.locator(".row").count() == 36
     page.wait_for_selector(".live.on")
+    assert page.locator(".row").count() == 36
     page.get_by_text("before the edit").first.click()
     page.wait_for_url("**/checkpoint?**")
     page.get_by_role("link", name="agent", exact=True).click()
@@ -130,7 +130,7 @@ def test_the_keyboard_is_enough(served: Served, manager: CheckpointManager) -> N
     page.keyboard.type("half")
     press("Enter")
     page.wait_for_url("**/?q=half")
-    assert page.locator("#rows tr").count() == 1
+    page.get_by_text("in the name: 1 key").wait_for()
 
 
 def test_light_and_dark(served: Served, manager: CheckpointManager) -> None:
@@ -173,6 +173,7 @@ def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Plac
         with Session(KEY, store=manager) as session:
             session.save(label="made while the page was open")
             page.get_by_text("made while the page was open").wait_for()
+            page.locator("#overview [data-row='37']").wait_for(state="attached")
         page.get_by_text("38 checkpoints").or_(page.get_by_text("39 checkpoints")).wait_for()
         # Cut off for a while: nothing is missed.
         tab.context.set_offline(True)

@@ -30,6 +30,8 @@ MOST_SHOWN = 1_500_000
 """Characters on one page, whatever there is to show."""
 _A_STEP = 256
 """What a look at an object counts that is known already: going through many of them ends."""
+_AN_ITEM = 48
+"""What an item of a long list counts beside its text: small ones take memory, too."""
 _DEEPEST = 200
 
 SCALAR, WORDS, LIST, MAP, CLOSED = "scalar", "text", "list", "map", "closed"
@@ -180,8 +182,10 @@ class Peek:
         if name not in self._lists:
             found: list[Any] = []
             for _, text in read_sequence(name, self.get):
-                self._take(len(text))  # few objects can stand for any number of items
-                found += read_array(text)
+                items = read_array(text)
+                # Few objects can stand for any number of items.
+                self._take(len(text) + _AN_ITEM * len(items))
+                found += items
             self._lists[name] = found
         return self._lists[name]
 

@@ -80,7 +80,7 @@ def link(page: str, /, **asked: object) -> str:
     pairs = [
         f"{name}={quote(_bytes(value), safe='')}"
         for name, value in asked.items()
-        if value not in (None, "", False)
+        if value is not None and value is not False and value != ""
     ]
     return f"{page}?{'&'.join(pairs)}" if pairs else page
 

@@ -118,10 +118,25 @@ async function refresh() {
   say(total - before === 1 ? "A new checkpoint" : `${total - before} new checkpoints`);
 }
 
+// The overview is drawn again when it has been quiet for a moment, and not for each checkpoint.
+const overview = document.getElementById("overview");
+let later = 0;
+
+async function redraw() {
+  const answer = await fetch(address("/timeline", { key, view }));
+  if (!answer.ok) return;
+  const fresh = fragment(await answer.text()).querySelector("#overview");
+  if (fresh) overview.replaceChildren(...fresh.childNodes);
+}
+
 let pending = Promise.resolve();
 begin();
-follow(key, () => { pending = pending.then(refresh).catch(() => {}); });
-document.getElementById("overview").addEventListener("click", (event) => {
+follow(key, () => {
+  pending = pending.then(refresh).catch(() => {});
+  clearTimeout(later);
+  later = setTimeout(redraw, 3000);
+});
+overview.addEventListener("click", (event) => {
   const bin = event.target.closest("[data-row]");
   if (bin) {
     event.preventDefault();
