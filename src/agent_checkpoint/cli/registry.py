@@ -69,6 +69,7 @@ COMMANDS = (
     Listed("purge", "remove a leaked secret from everything", STORE),
     Listed("export", "write a key into one file", STORE),
     Listed("import", "add the key of such a file", STORE),
+    Listed("ui", "show the timeline in a browser", MORE),
     Listed("demo", "show it all on a scripted coding agent, in seconds", MORE),
     Listed("doctor", "tell what works on this machine", MORE),
     Listed("completion", "write the completions for a shell", MORE),

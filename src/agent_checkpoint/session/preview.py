@@ -1,27 +1,41 @@
 """What a rollback of a session would do, told without opening it. Owns that nobody is disturbed.
 
-Whoever holds the session goes on: nothing is written, and no epoch begins.
+Whoever opens a session takes it over. Here nothing is appended to its key or its ledger, and who
+holds it goes on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
-from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import Files, is_empty
 from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.rollback import Rollback
+from agent_checkpoint.session.saving import Saving
 from agent_checkpoint.session.targets import find_target
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger import Epoch, Ledger
 from agent_checkpoint.store.store import unknown
+from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
+from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
+
+
+class Preview(NamedTuple):
+    """What a rollback would do."""
+
+    report: RollbackReport
+    """`target` in it is the checkpoint that is meant."""
+    no_files: str | None
+    """Why nothing is said of the files, if files would go back."""
 
 
 def preview_rollback(
@@ -33,8 +47,9 @@ def preview_rollback(
     parts: Iterable[str] | None = None,
     keep_unseen: bool = False,
     workspace: Path | None = None,
-) -> RollbackReport:
-    """Return what a rollback would do; `target` in it is the checkpoint that is meant.
+    look: bool = True,
+) -> Preview:
+    """Return what a rollback would do.
 
     Files that others have changed since the last checkpoint count as a step, as they do when the
     session is opened.
@@ -47,58 +62,91 @@ def preview_rollback(
         parts: what goes back; everything if not given.
         keep_unseen: leave files alone that came or changed since the last checkpoint.
         workspace: where its files are; the directory that it had if not given.
+        look: look at the files there, too; contents that are new are stored.
 
     Raises:
-        NotFoundError: there is no such session or checkpoint.
-        InvalidInputError: it has no such part.
+        NotFoundError: there is no such key or checkpoint.
+        InvalidInputError: it is no session, has no such part, or no such past.
         CheckpointError: it cannot be read.
     """
     head = manager.store.head(key)
-    meta = None if head is None else read_meta(manager.store, head)
-    if head is None or meta is None:
-        raise (
-            unknown(key, manager.store)
-            if head is None
-            else NotFoundError(f"{key!r} is no session.")
-        )
-    seen = _Seen(manager, head, meta, workspace)
+    if head is None:
+        raise unknown(key, manager.store)
+    meta = read_meta(manager.store, head)
+    if meta is None:
+        raise InvalidInputError(f"{show(key)} is no session: nothing in it can be rolled back.")
+    seen = _Seen(manager, head, meta)
+    why = "the directory was not looked at" if not look else seen.look(workspace)
     try:
         if to is None and steps > 0 and seen.drifted:
             steps -= 1
         target = find_target(seen, to, steps)
-        report = Rollback(seen, target, parts=parts, keep_unseen=keep_unseen).preview()
-        if report.files is not None:
-            # The session's own checkpoint holds all that has not changed since.
-            report.files.unseen = [path for path in report.files.unseen if path in seen.drifted]
-        return report
+        way = Rollback(seen, target, parts=parts, keep_unseen=keep_unseen)
+        if FILES not in way.report.parts:
+            return Preview(way.report, None)
+        if why is not None:
+            return Preview(way.report, why)
+        return _with_files(way, seen)
     finally:
         if seen._files is not None:
             seen._files.workspace.close()
 
 
+def _with_files(way: Rollback, seen: _Seen) -> Preview:
+    try:
+        report = way.preview()
+    except WorkspaceError as error:
+        return Preview(way.report, str(error))
+    if report.files is not None:
+        # The session's own checkpoint holds all that has not changed since.
+        report.files.unseen = [path for path in report.files.unseen if path in seen.drifted]
+    return Preview(report, None)
+
+
 class _Seen(Work):
     """A session that is looked at, and not opened."""
 
-    def __init__(
-        self, manager: CheckpointManager, head: Checkpoint, meta: Meta, workspace: Path | None
-    ) -> None:
+    def __init__(self, manager: CheckpointManager, head: Checkpoint, meta: Meta) -> None:
         super().__init__(head.key, None, None, "manual")
-        self.manager = manager
+        self.manager, self._owns_manager = manager, False
         if meta.key != head.key:  # a fork that nobody has opened yet
-            meta = meta.fork(head.key, head.parents[0] if head.parents else None)
+            meta = meta.fork(head.key, head.parents[0] if head.kind == "fork" else None)
         self._meta = meta
         self._ledger = Ledger(manager.store, meta.family)
         self._ledger.refresh()
         self._epoch = Epoch(head.key, head.seq)
         self._effects = Effects(self._ledger, meta, self._epoch, self._calls.owner)
-        place = workspace
-        if place is None and meta.workspace is not None and meta.is_bound:
-            place = Path(meta.workspace)
+        self._saving = Saving(manager, meta, head)
+        self._seen_head = head
         self.drifted: set[str] = set()
-        if place is not None and place.is_dir():
-            self._files = Files(Workspace(place, manager.store, watch=False))
-            tree = tree_in(manager.store, head)
+        """Paths that others have changed since the last checkpoint."""
+
+    def look(self, workspace: Path | None) -> str | None:
+        """Look at its files; return why that cannot be, if so."""
+        why = None if workspace is not None else self._why_not()
+        if why is not None:
+            return why
+        store = self.manager.store
+        place = workspace if workspace is not None else Path(str(self._meta.workspace))
+        try:
+            self._files = Files(Workspace(place, store, watch=False))
+            tree = tree_in(store, self._seen_head)
             if tree is not None and not is_empty(place):
                 found = self._files.workspace.diff(tree)
-                gone = {*found.removed, *found.renamed}
-                self.drifted = {*found.added, *found.changed, *found.renamed.values(), *gone}
+                self.drifted = {*found.added, *found.removed, *found.changed}
+                self.drifted |= {*found.renamed, *found.renamed.values()}
+        except WorkspaceError as error:
+            return str(error)
+        return None
+
+    def _why_not(self) -> str | None:
+        said = self._meta.workspace
+        if said is None:
+            return "the session has no directory of its own: it is a fork, and its files are gone"
+        if not self._meta.is_bound:
+            return "it was not you who said where its files are, or on another machine"
+        if not Path(said).is_dir():
+            return f"there is no directory {show(said, 200)}: it will be made"
+        if (Path(said) / STAGING.decode()).exists():
+            return "a restore was interrupted there; it is finished when the session is opened"
+        return None

@@ -243,6 +243,34 @@ def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str
         yield segments[number]
 
 
+def read_unseen(root: str, get: Callable[[str], Object], seen: set[str]) -> Iterator[bytes]:
+    """Iterate over the JSON arrays of a list that stand in objects not seen before, in any order.
+
+    Lists of successive checkpoints share almost all of their objects: to go through all of them
+    costs what is new in each.
+
+    Raises:
+        IntegrityError: the objects do not make up a list.
+    """
+    stack = [root]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = get(name)
+        if found.kind == LEAF:
+            yield found.payload
+        elif found.kind == TAIL:
+            number, has_spine, text = _read_tail(found)
+            stack += found.refs[: len(list(_earlier(number))) + has_spine]
+            yield text
+        elif found.kind in (NODE, SPINE):
+            stack += found.refs
+        else:
+            raise IntegrityError(f"The list {root} is malformed: it refers to what is no list.")
+
+
 def _below(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
     stack = [root]
     while stack:

@@ -188,3 +188,33 @@ def test_a_tree_of_nothing_ends_soon() -> None:
     with pytest.raises(IntegrityError):
         shelf.read(name)
     assert shelf.gets < 10_000
+
+
+# -- what is new in one list after another --------------------------------------------------------
+
+
+def test_what_was_not_seen_is_read_once_and_is_all_of_it() -> None:
+    shelf, builder, looked = Shelf(), SequenceBuilder(), 0
+    seen: set[str] = set()
+    found: set[bytes] = set()
+
+    def get(name: str) -> Any:
+        nonlocal looked
+        looked += 1
+        return shelf.get(name)
+
+    for text in MESSAGES[:1000]:
+        builder.add(text, (), shelf.put)
+        root = builder.finish(shelf.put)
+        for array in sequences.read_unseen(root, get, seen):
+            found.update(json.dumps(item).encode() for item in json.loads(array))
+    assert found == set(MESSAGES[:1000])
+    assert looked < 1500  # and not a thousand times all leaves
+    assert list(sequences.read_unseen(root, get, seen)) == []
+
+
+def test_what_is_no_list_is_refused_there_too() -> None:
+    shelf = Shelf()
+    text = shelf.put(TEXT, b"{}", ())
+    with pytest.raises(IntegrityError, match="no list"):
+        list(sequences.read_unseen(shelf.put(NODE, b"", [text]), shelf.get, set()))

@@ -90,7 +90,7 @@ def run(args: Namespace, places: Places) -> Answer:
             parts=parts,
             keep_unseen=args.keep_unseen,
             workspace=place,
-        )
+        ).report
         data = _data(key, seen)
         if args.dry_run:
             return Answer(data, lambda out: _show(out, key, seen))

@@ -1,0 +1,60 @@
+"""`ui`: the timeline in a browser."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+
+from agent_checkpoint.cli.out import Answer
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import InvalidInputError
+
+EXAMPLES = """
+agent-checkpoint ui                    all keys
+agent-checkpoint ui fix-bug-42         the timeline of one
+agent-checkpoint ui --read-only        nothing can be changed from the page
+agent-checkpoint ui --host 0.0.0.0 --token "$(openssl rand -hex 16)"   also from other machines
+"""
+TOKEN = "AGENT_CHECKPOINT_TOKEN"  # noqa: S105 - the name of a variable
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument("key", nargs="?", metavar="KEY", help="what to show first; all if none")
+    parser.add_argument("--port", type=int, metavar="N", help="the port (8421, or a free one)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="the address (127.0.0.1)")
+    parser.add_argument("--token", help=f"what the page asks for; else ${TOKEN}, or a random one")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument("--read-only", action="store_true", help="the page changes nothing")
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Serve the page until it is interrupted."""
+    try:
+        from agent_checkpoint.web.serving import listen
+    except ImportError as error:
+        raise InvalidInputError(
+            f"The page needs more than is installed ({error.name}): "
+            "pip install 'agent-checkpoint[web]'"
+        ) from None
+    with places.manager() as manager:
+        key = None if args.key is None else places.key(manager, args.key)
+        server = listen(
+            manager,
+            key,
+            host=args.host,
+            port=args.port,
+            token=args.token or os.environ.get(TOKEN) or None,
+            read_only=args.read_only,
+        )
+        args.out.line(server.address)
+        args.out.line(
+            "Ctrl-C ends it. Whoever has this address can see the whole store.", style="dim"
+        )
+        args.out.flush()
+        if not args.no_browser:
+            import webbrowser
+
+            webbrowser.open(server.address)
+        server.run()
+    return Answer({}, lambda out: None)

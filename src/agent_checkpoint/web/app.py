@@ -1,0 +1,127 @@
+"""The application: which address is answered by what, and what becomes of errors.
+
+Owns both. A page that only looks is a GET and changes nothing; what changes something is a POST.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.web import (
+    answers,
+    checkpoint,
+    comparing,
+    listing,
+    live,
+    moves,
+    searching,
+    timeline,
+)
+from agent_checkpoint.web.guard import App, Guard, fault
+from agent_checkpoint.web.site import HERE, Refused, Site
+
+LOOKING: dict[str, Callable[[Site, Request], Response]] = {
+    "/": listing.first_page,
+    "/timeline": timeline.timeline_page,
+    "/timeline/rows": timeline.timeline_piece,
+    "/timeline/state": timeline.timeline_state,
+    "/checkpoint": checkpoint.checkpoint_page,
+    "/state": checkpoint.state_piece,
+    "/file": checkpoint.raw_file,
+    "/diff": comparing.diff_page,
+    "/effects": answers.effects_page,
+    "/approvals": answers.approvals_page,
+    "/rollback": moves.rollback_page,
+    "/fork": moves.fork_page,
+    "/export": moves.export_page,
+    "/search": searching.search_page,
+    "/search/results": searching.search_results,
+}
+CHANGING: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
+    "/approve": answers.approve,
+    "/deny": answers.deny,
+    "/resolve": answers.resolve,
+    "/rollback/preview": moves.preview_rollback,
+    "/rollback": moves.rollback,
+    "/fork": moves.fork,
+    "/export": moves.export,
+}
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+def make_app(manager: CheckpointManager, guard: Guard, *, read_only: bool = False) -> App:
+    """Return the application for one store, behind its guard."""
+    site = Site(manager, guard, read_only=read_only)
+    routes = [Route("/events", _told(site, live.events), methods=["GET"])]
+    for path in LOOKING.keys() | CHANGING.keys():
+        routes.append(Route(path, _answering(site, path), methods=[*_methods(path)]))
+    routes += [
+        Route(f"/static/{name}", _static(data, kind), methods=["GET"])
+        for name, data, kind in _static_files()
+    ]
+
+    def refuse(request: Request, error: Exception) -> Response:
+        return site.refusal(error)
+
+    def unknown(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        return site.refusal(Refused(status, "There is no such page."))
+
+    handlers: dict[Any, Any] = {CheckpointError: refuse, Refused: refuse, HTTPException: unknown}
+    return guard.middleware(Starlette(routes=routes, exception_handlers=handlers))
+
+
+def _methods(path: str) -> list[str]:
+    return (["GET"] if path in LOOKING else []) + (["POST"] if path in CHANGING else [])
+
+
+def _answering(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        if request.method == "POST":
+            return await CHANGING[path](site, request)
+        return await run_in_threadpool(LOOKING[path], site, request)
+
+    return _told(site, lambda _, request: answer(request))
+
+
+def _told(
+    site: Site, handler: Callable[[Site, Request], Awaitable[Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    """Have errors be told in a page, without what the store holds and where in the code it was."""
+
+    async def told(request: Request) -> Response:
+        try:
+            return await handler(site, request)
+        except (CheckpointError, Refused) as error:
+            return site.refusal(error)
+        except Exception as error:  # a fault of ours: who runs the server is told which
+            sys.stderr.write(f"agent-checkpoint: {fault(error)}\n")
+            return site.refusal(Refused(500, "This page could not be made. That is a fault of it."))
+
+    return told
+
+
+def _static_files() -> list[tuple[str, bytes, str]]:
+    found = []
+    for path in sorted((HERE / "static").iterdir()):
+        if path.suffix in _KINDS:
+            found.append((path.name, path.read_bytes(), _KINDS[path.suffix]))
+    return found
+
+
+def _static(data: bytes, kind: str) -> Callable[[Request], Response]:
+    def answer(request: Request) -> Response:
+        return Response(data, media_type=kind)
+
+    return answer

@@ -1,0 +1,104 @@
+"""All keys of a store at a glance. Owns what is told of each there; opens no session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agent_checkpoint.errors import CheckpointError, FormatError, IntegrityError
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.meta import PART, read_meta
+from agent_checkpoint.store.ledger import UNDOING, UNKNOWN, Ledger
+from agent_checkpoint.web.conversation import tasks
+from agent_checkpoint.web.peek import Peek, TooLarge
+from agent_checkpoint.web.site import Site, asked, number
+
+PAGE = 100
+_TASKS = 4 << 20
+"""Bytes that are read to tell how far the tasks of a session are."""
+
+
+@dataclass
+class KeyRow:
+    """What is told of a key."""
+
+    key: str
+    head: Checkpoint | None = None
+    is_session: bool = False
+    workspace: str | None = None
+    origin: str | None = None
+    tasks: dict[str, int] = field(default_factory=dict)
+    """How many tasks have each status."""
+    under_way: str = ""
+    pending: int = 0
+    unknown: int = 0
+    trouble: str | None = None
+
+    @property
+    def ts(self) -> float | None:
+        """When its last checkpoint was made."""
+        return None if self.head is None else self.head.ts_ns / 1e9
+
+
+def first_page(site: Site, request: Request) -> Response:
+    """Show the keys, the latest first; those that have what is searched for in their name."""
+    said = asked(request)
+    query = said.get("q", "")
+    start = number(said, "from")
+    found = [row for row in heads(site) if query.casefold() in row.key.casefold()]
+    rows = found[start : start + PAGE]
+    ledgers: dict[str, Ledger] = {}
+    for row in rows:
+        _complete(site, row, ledgers)
+    name = "keys_rows.html" if said.get("piece") else "keys.html"
+    return site.page(name, rows=rows, total=len(found), start=start, page=PAGE, query=query)
+
+
+def heads(site: Site) -> list[KeyRow]:
+    """Return all keys with their newest checkpoints, the latest first. Raises StorageError."""
+    rows = []
+    for key in site.store.list_keys():
+        row = KeyRow(key)
+        try:
+            row.head = site.store.head(key)
+        except (IntegrityError, FormatError) as error:
+            row.trouble = str(error)
+        rows.append(row)
+    return sorted(rows, key=lambda row: (row.ts is None, -(row.ts or 0), row.key))
+
+
+def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
+    head = row.head
+    if head is None or PART not in head.parts:
+        return
+    row.is_session = True
+    try:
+        meta = read_meta(site.store, head)
+        if meta is None:
+            return
+        row.workspace, row.origin = meta.workspace, meta.origin
+        _count_tasks(row, Peek(site.store.backend, _TASKS), head)
+        if meta.family not in ledgers:
+            ledgers[meta.family] = Ledger(site.store, meta.family)
+            ledgers[meta.family].refresh()
+        ledger = ledgers[meta.family]
+        requests = list(ledger.requests.values())
+        row.pending = sum(one.session == row.key and one.is_open for one in requests)
+        effects = [one for one in ledger.all_effects() if one.session == row.key]
+        row.unknown = sum(one.status in (UNKNOWN, UNDOING) for one in effects)
+    except CheckpointError as error:
+        row.trouble = str(error)
+    except TooLarge:
+        row.trouble = "Its tasks are too large to be counted here."
+
+
+def _count_tasks(row: KeyRow, peek: Peek, head: Checkpoint) -> None:
+    if "tasks" not in head.parts:
+        return
+    for task in tasks(peek, head.parts["tasks"]):
+        status = str(task["status"])
+        row.tasks[status] = row.tasks.get(status, 0) + 1
+        if status in ("in_progress", "failed") and not row.under_way:
+            row.under_way = str(task["id"])

@@ -1,0 +1,179 @@
+"""What all pages share: the store, the templates, what was asked. Owns rendering and refusing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agent_checkpoint.errors import (
+    CheckpointError,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    RollbackRefusedError,
+)
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.web import words
+from agent_checkpoint.web.guard import LARGEST_BODY, Guard, same
+from agent_checkpoint.web.history import Histories
+from agent_checkpoint.web.scenes import Scenes
+
+HERE = Path(__file__).parent
+T = TypeVar("T")
+_MOST_FIELDS = 500
+_HTML = "text/html; charset=utf-8"
+
+
+class Refused(Exception):
+    """What this page does not do; the text is for who asked."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Site:
+    """One store, and how its pages are made."""
+
+    def __init__(
+        self, manager: CheckpointManager, guard: Guard, *, read_only: bool = False
+    ) -> None:
+        self.manager = manager
+        self.guard = guard
+        self.read_only = read_only
+        self.histories = Histories(manager.store)
+        self.scenes = Scenes(manager.store, self.histories)
+        self.listening = 0
+        """How many pages are told of what is new."""
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._templates.filters.update(
+            shown=words.shown,
+            line=words.on_one_line,
+            when=words.when,
+            stamp=words.stamp,
+            size=words.size,
+            short=words.short,
+        )
+        self._templates.globals.update(link=words.link, count=words.count)
+
+    async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
+        """Do what waits for a disk beside the event loop."""
+        return await run_in_threadpool(call, *args)
+
+    @property
+    def store(self) -> Store:
+        """Where all is read from."""
+        return self.manager.store
+
+    def page(self, template: str, /, status: int = 200, **values: Any) -> Response:
+        """Return a page, or a piece of one, made from a template."""
+        found = self._templates.get_template(template)
+        text = found.render(csrf=self.guard.csrf, read_only=self.read_only, **values)
+        # A name of a file may be bytes that are no text: the filters write them out, all but here.
+        return Response(text.encode("utf-8", "backslashreplace"), status, media_type=_HTML)
+
+    def refusal(self, error: Exception) -> Response:
+        """Return the page that tells why something was not done."""
+        status, text = status_of(error), str(error)
+        return self.page("error.html", status, title=_TITLES.get(status, "It failed"), text=text)
+
+    async def form(self, request: Request) -> dict[str, str]:
+        """Return what a form of ours says.
+
+        Raises:
+            Refused: it is none of ours, too large, or nothing may be changed.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/x-www-form-urlencoded":
+            raise Refused(415, "This is no form of this page.")
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > LARGEST_BODY:
+                raise Refused(413, "That is more than a form of this page has.")
+        try:
+            pairs = parse_qsl(
+                body.decode("ascii"),
+                keep_blank_values=True,
+                errors="surrogateescape",
+                max_num_fields=_MOST_FIELDS,
+            )
+        except ValueError:
+            raise Refused(400, "This is no form of this page.") from None
+        said: dict[str, str] = {}
+        for name, value in pairs:
+            said[name] = f"{said[name]}\n{value}" if name == "part" and name in said else value
+        if not same(said.get("csrf", ""), self.guard.csrf):
+            raise Refused(403, "This form is not from this page, or from before it was restarted.")
+        if self.read_only:
+            raise Refused(403, "This page was started with --read-only: it changes nothing.")
+        return said
+
+
+def asked(request: Request) -> dict[str, str]:
+    """Return what an address asks for, also names of files that are no text."""
+    query = request.scope["query_string"].decode("latin-1")
+    try:
+        pairs = parse_qsl(query, errors="surrogateescape", max_num_fields=_MOST_FIELDS)
+    except ValueError:
+        raise Refused(400, "This address asks for too much.") from None
+    return dict(pairs)
+
+
+def wanted(said: dict[str, str], name: str) -> str:
+    """Return what an address or a form must say. Raises Refused."""
+    value = said.get(name, "")
+    if not value:
+        raise Refused(400, f"This address lacks `{name}`.")
+    return value
+
+
+def number(said: dict[str, str], name: str, default: int = 0, most: int = 10**12) -> int:
+    """Return a number that an address says; the default if it says none."""
+    text = said.get(name, "")
+    return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 19 else default
+
+
+def status_of(error: Exception) -> int:
+    """Return the status of an answer that tells of an error."""
+    if isinstance(error, Refused):
+        return error.status
+    if isinstance(error, NotFoundError):
+        return 404
+    if isinstance(error, InvalidInputError):
+        return 400
+    if isinstance(error, (ConflictError, RollbackRefusedError)):
+        return 409
+    return 422 if isinstance(error, CheckpointError) else 500
+
+
+def as_json(value: Any) -> Response:
+    """Return data for a script."""
+    body = json.dumps(value).encode()
+    return Response(body, media_type="application/json")
+
+
+Handler = Callable[[Request], Any]
+_TITLES = {
+    400: "That cannot be",
+    403: "Not allowed",
+    404: "There is no such thing",
+    409: "Refused",
+    422: "That cannot be read",
+}

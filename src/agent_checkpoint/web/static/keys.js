@@ -1,0 +1,16 @@
+// The list of keys follows the store.
+import { address, follow, fragment } from "./page.js";
+
+const list = document.getElementById("list");
+const rows = document.getElementById("rows");
+
+async function refresh() {
+  const asked = { piece: "1", q: list.dataset.query, from: list.dataset.from };
+  const answer = await fetch(address("/", asked));
+  if (!answer.ok) return;
+  const at = [...rows.querySelectorAll("[data-nav]")].indexOf(document.activeElement);
+  rows.replaceChildren(fragment(await answer.text()));
+  if (at >= 0) rows.querySelectorAll("[data-nav]")[at]?.focus({ preventScroll: true });
+}
+
+follow("", refresh);

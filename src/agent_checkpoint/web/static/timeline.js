@@ -1,0 +1,145 @@
+// The timeline: rows are asked for in blocks as they come near, and dropped when they are far.
+// Rows are numbered from the oldest, so that what is new on top moves none of them.
+import { address, follow, fragment, say } from "./page.js";
+
+const timeline = document.getElementById("timeline");
+const { key, view } = timeline.dataset;
+const size = Number(timeline.dataset.blockSize);
+const height = Number(timeline.dataset.rowHeight);
+const near = 1200;
+let total = Number(timeline.dataset.total);
+let shape = timeline.dataset.shape;
+const blocks = new Map(); // by number: { element, rows, loaded, busy }
+
+const rowsOf = (number) => Math.min(size, total - number * size);
+const count = () => Math.ceil(total / size);
+
+function place(number) {
+  const element = document.createElement("div");
+  element.className = "block";
+  element.dataset.number = String(number);
+  const block = { element, rows: 0, loaded: false, busy: false };
+  blocks.set(number, block);
+  resize(number);
+  watcher.observe(element);
+  return block;
+}
+
+function resize(number) {
+  const block = blocks.get(number);
+  block.rows = rowsOf(number);
+  block.element.style.height = `${block.rows * height}px`;
+}
+
+async function load(number) {
+  const block = blocks.get(number);
+  if (!block || block.busy) return;
+  block.busy = true;
+  try {
+    const answer = await fetch(address("/timeline/rows", { key, view, block: number }));
+    if (!answer.ok) throw new Error(String(answer.status));
+    const piece = fragment(await answer.text()).querySelector(".block");
+    if (piece && Number(piece.dataset.number) === number) {
+      block.element.replaceChildren(...piece.childNodes);
+      block.loaded = true;
+    }
+  } catch {
+    say("Some rows could not be loaded. Scroll to try again.");
+  } finally {
+    block.busy = false;
+  }
+}
+
+function drop(block) {
+  if (block.element.contains(document.activeElement)) return;
+  block.element.replaceChildren();
+  block.loaded = false;
+}
+
+const watcher = new IntersectionObserver((entries) => {
+  for (const entry of entries) {
+    const number = Number(entry.target.dataset.number);
+    const block = blocks.get(number);
+    if (!block) continue;
+    if (entry.isIntersecting && !block.loaded) load(number);
+    if (!entry.isIntersecting && block.loaded) drop(block);
+  }
+}, { rootMargin: `${near}px 0px` });
+
+function begin() {
+  const first = timeline.querySelector(".block");
+  const shown = Number(timeline.dataset.block);
+  const pieces = [];
+  for (let number = count() - 1; number >= 0; number -= 1) {
+    const block = place(number);
+    if (number === shown) {
+      block.element.replaceChildren(...first.childNodes);
+      block.loaded = true;
+    }
+    pieces.push(block.element);
+  }
+  timeline.replaceChildren(...pieces);
+  const row = new URLSearchParams(location.search).get("row");
+  if (row !== null) goTo(Number(row));
+}
+
+function goTo(row) {
+  const top = timeline.getBoundingClientRect().top + scrollY;
+  scrollTo({ top: Math.max(0, top + (total - 1 - row) * height - 120) });
+}
+
+async function refresh() {
+  const answer = await fetch(address("/timeline/state", { key, view }));
+  if (!answer.ok) return;
+  const state = await answer.json();
+  const before = total;
+  if (state.shape === shape && state.total === before) return;
+  const isSame = state.shape === shape && state.total > before;
+  total = state.total;
+  shape = state.shape;
+  document.getElementById("total").textContent =
+    `${total.toLocaleString("en")} checkpoint${total === 1 ? "" : "s"}`;
+  if (!isSame) {
+    for (const block of blocks.values()) { watcher.unobserve(block.element); block.element.remove(); }
+    blocks.clear();
+    for (let number = 0; number < count(); number += 1) timeline.prepend(place(number).element);
+    return;
+  }
+  const last = Math.floor((before - 1) / size);
+  for (let number = Math.max(0, last); number < count(); number += 1) {
+    if (!blocks.has(number)) timeline.prepend(place(number).element);
+    resize(number);
+    if (number === last ? blocks.get(number).loaded : number === count() - 1) await load(number);
+  }
+  // The line of an older block may go on into the new one: what is in sight is drawn again.
+  for (const item of timeline.querySelectorAll(".row")) {
+    item.classList.toggle("fresh", Number(item.dataset.row) >= before);
+  }
+  say(total - before === 1 ? "A new checkpoint" : `${total - before} new checkpoints`);
+}
+
+// The overview is drawn again when it has been quiet for a moment, and not for each checkpoint.
+const overview = document.getElementById("overview");
+let later = 0;
+
+async function redraw() {
+  const answer = await fetch(address("/timeline", { key, view }));
+  if (!answer.ok) return;
+  const fresh = fragment(await answer.text()).querySelector("#overview");
+  if (fresh) overview.replaceChildren(...fresh.childNodes);
+}
+
+let pending = Promise.resolve();
+begin();
+follow(key, () => {
+  pending = pending.then(refresh).catch(() => {});
+  clearTimeout(later);
+  later = setTimeout(redraw, 3000);
+});
+overview.addEventListener("click", (event) => {
+  const bin = event.target.closest("[data-row]");
+  if (bin) {
+    event.preventDefault();
+    goTo(Number(bin.dataset.row));
+  }
+});

@@ -1,0 +1,44 @@
+"""A real browser for tests: which one, and what it must never see."""
+
+import shutil
+from typing import Any, Optional
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+def chromium() -> Optional[str]:
+    """Where the browser is; None if this machine has none."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+class Tab:
+    """A page in a browser that notes every error, dialog and request that goes elsewhere."""
+
+    def __init__(self, browser: Any, address: str, **options: Any) -> None:
+        self.origin = address.partition("?")[0].rstrip("/")
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(15_000)
+        self.page = self.context.new_page()
+        self.troubles: list[str] = []
+        self.page.on("console", self._heard)
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.troubles.append("dialog"))
+        self.page.on("request", self._asked)
+        self.page.goto(address)
+
+    def open(self, path: str) -> Any:
+        self.page.goto(self.origin + path)
+        return self.page
+
+    def close(self) -> None:
+        self.context.close()
+        assert self.troubles == []
+
+    def _heard(self, message: Any) -> None:
+        # An answer that is no success is told in the console as well, and wanted by some tests.
+        if message.type in ("error", "warning") and "the server responded" not in message.text:
+            self.troubles.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.origin, "data:", "about:")):
+            self.troubles.append(f"asked elsewhere: {request.url}")

@@ -1,0 +1,72 @@
+"""Stores to look at. Making one takes a second: those that only look share it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.web.example_store import make_example
+from tests.web.hostile_store import make_hostile
+from tests.web.visitor import Visitor, opened
+
+SECRET = "the secret of the tests of the page"
+
+
+class Place(NamedTuple):
+    """A store, and the directory that its session works in."""
+
+    store: Path
+    repo: Path
+
+
+@pytest.fixture(autouse=True)
+def own_secret(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have directories be sealed alike in all tests: the shared store is made before them."""
+    monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", SECRET)
+
+
+def make(folder: Path) -> Place:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_CHECKPOINT_SECRET", SECRET)
+        patch.setenv("AGENT_CHECKPOINT_HOME", str(folder / "home"))
+        place = Place(folder / "store", folder / "repo")
+        make_example(place.store, place.repo)
+        return place
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Only to be looked at."""
+    return make(tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture
+def example(tmp_path: Path) -> Place:
+    """To be changed."""
+    return make(tmp_path)
+
+
+@pytest.fixture
+def looking(shared: Place) -> "Iterator[Visitor]":
+    with opened(shared.store) as manager:
+        yield Visitor(manager)
+
+
+@pytest.fixture
+def acting(example: Place) -> "Iterator[Visitor]":
+    with opened(example.store) as manager:
+        yield Visitor(manager)
+
+
+@pytest.fixture(scope="session")
+def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    make_hostile(folder / "store", folder / "files")
+    return folder / "store"
+
+
+@pytest.fixture
+def hostile(hostile_store: Path) -> "Iterator[Visitor]":
+    with opened(hostile_store) as manager:
+        yield Visitor(manager)

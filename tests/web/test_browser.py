@@ -1,0 +1,279 @@
+"""The page in a real browser: looking, acting, keys, colours, news, hostile content, much of it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, Session
+from agent_checkpoint.web.serving import listen
+from tests.web.browsing import Tab, chromium
+from tests.web.conftest import Place
+from tests.web.example_store import AUTH, KEY, make_long
+from tests.web.hostile_store import KEY as HOSTILE
+from tests.web.hostile_store import SESSION
+from tests.web.visitor import opened
+
+BROWSER = chromium()
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Any]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Served:
+    """Servers of one test, and the tabs that look at them."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._ends: list[Any] = []
+
+    def serve(self, manager: CheckpointManager) -> str:
+        server = listen(manager, port=0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        self._ends.append(lambda: (server.stop(), thread.join(20)))
+        return server.address
+
+    def tab(self, manager: CheckpointManager, **options: Any) -> Tab:
+        tab = Tab(self._browser, self.serve(manager), **options)
+        self._ends.append(tab.close)
+        return tab
+
+    def end(self) -> None:
+        for end in reversed(self._ends):
+            end()
+
+
+@pytest.fixture
+def served(browser: Any) -> "Iterator[Served]":
+    found = Served(browser)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def manager(shared: Place) -> "Iterator[CheckpointManager]":
+    with opened(shared.store) as found:
+        yield found
+
+
+def test_looking_around(served: Served, manager: CheckpointManager) -> None:
+    tab = served.tab(manager)
+    page = tab.page
+    page.get_by_role("link", name=KEY, exact=True).click()
+    page.wait_for_selector(".live.on")
+    assert page.locator(".row").count() == 36
+    page.get_by_text("before the edit").first.click()
+    page.wait_for_url("**/checkpoint?**")
+    page.get_by_role("link", name="agent", exact=True).click()
+    page.get_by_text("SESSION_SECONDS is 60").wait_for()
+    page.get_by_role("link", name="workspace", exact=True).click()
+    page.get_by_role("link", name="app/").click()
+    page.get_by_role("link", name="auth.py").click()
+    page.get_by_text("def is_expired").wait_for()
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert Path(download.value.path()).read_text() == AUTH
+    page.go_back()
+    page.get_by_role("link", name="Compare with the head").first.click()
+    page.locator("details.change", has_text="app/auth.py").locator("ins").first.wait_for()
+
+
+def test_values_of_a_state_are_opened_one_by_one(served: Served, tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as manager:
+        manager.save("key", {"many": [{"inner": {"n": number}} for number in range(300)]})
+        page = served.tab(manager).open("/checkpoint?id=key")
+        page.get_by_text("many").first.click()
+        page.get_by_text("200 more").click()
+        page.get_by_text("100 more").click()
+        page.locator("summary", has_text="299").click()
+        page.get_by_text("inner").last.wait_for()
+
+
+def test_the_keyboard_is_enough(served: Served, manager: CheckpointManager) -> None:
+    page = served.tab(manager).page
+    press = page.keyboard.press
+    press("j")
+    assert page.evaluate("document.activeElement.textContent") == KEY
+    outline = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.evaluate(outline) == "solid"
+    press("Enter")
+    page.wait_for_url("**/timeline?**")
+    for key in "jjjk":
+        press(key)
+    assert page.evaluate("document.activeElement.closest('.row').dataset.row") == "34"
+    press("x")
+    page.get_by_text("Choose a second one").wait_for()
+    for key in "jj":
+        press(key)
+    press("x")
+    page.wait_for_url("**/diff?**")
+    press("g")
+    page.wait_for_url(lambda url: url.endswith("/"))
+    press("?")
+    assert page.locator("dialog#keys").is_visible()
+    press("Escape")
+    assert not page.locator("dialog#keys").is_visible()
+    press("/")
+    page.keyboard.type("half")
+    press("Enter")
+    page.wait_for_url("**/?q=half")
+    page.get_by_text("in the name: 1 key").wait_for()
+
+
+def test_light_and_dark(served: Served, manager: CheckpointManager) -> None:
+    colour = "getComputedStyle(document.body).backgroundColor"
+    light, dark = "rgb(255, 255, 255)", "rgb(18, 22, 28)"
+    page = served.tab(manager, color_scheme="dark").page
+    assert page.evaluate(colour) == dark
+    page.get_by_role("button", name="Light or dark").click()
+    assert page.evaluate(colour) == light
+    page.reload()
+    assert page.evaluate(colour) == light
+    page.emulate_media(color_scheme="light")
+    page.keyboard.press("t")
+    assert page.evaluate(colour) == dark
+
+
+def test_small_screens(served: Served, manager: CheckpointManager) -> None:
+    tab = served.tab(manager, viewport={"width": 400, "height": 800})
+    key = quote(KEY)
+    for path in (
+        "/",
+        f"/timeline?key={key}",
+        f"/checkpoint?id={key}",
+        f"/checkpoint?id={key}&part=calls",
+        f"/checkpoint?id={key}&part=workspace",
+        f"/diff?a={key}@8&b={key}",
+        f"/effects?key={key}",
+        f"/rollback?id={key}@8",
+    ):
+        page = tab.open(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
+
+
+def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Place) -> None:
+    with opened(example.store) as manager:
+        tab = served.tab(manager)
+        page = tab.open(f"/timeline?key={KEY}")
+        page.wait_for_selector(".live.on")
+        page.evaluate("window.same = true")
+        with Session(KEY, store=manager) as session:
+            session.save(label="made while the page was open")
+            page.get_by_text("made while the page was open").wait_for()
+            page.locator("#overview [data-row='37']").wait_for(state="attached")
+        page.get_by_text("38 checkpoints").or_(page.get_by_text("39 checkpoints")).wait_for()
+        # Cut off for a while: nothing is missed.
+        tab.context.set_offline(True)
+        manager.fork(KEY, "a fork in the dark")
+        tab.context.set_offline(False)
+        page.locator(".chip", has_text="a fork in the dark").wait_for()
+        assert page.evaluate("window.same") is True
+        tab.troubles = [text for text in tab.troubles if "ERR_" not in text]
+
+
+def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place) -> None:
+    with opened(example.store) as manager:
+        tab = served.tab(manager)
+        page = tab.open(f"/effects?key={KEY}")
+        page.locator("textarea").first.fill('"2.5"')
+        page.get_by_role("button", name="Approve").click()
+        page.get_by_text("approved", exact=True).wait_for()
+        page.get_by_role("button", name="It did not happen").click()
+        page.get_by_text("failed", exact=True).wait_for()
+
+        page = tab.open(f"/rollback?id={KEY}@2")
+        page.get_by_role("button", name="Preview").click()
+        page.get_by_text("Cannot be undone from here").wait_for()
+        page.get_by_role("button", name="Roll back").click()
+        page.get_by_role("heading", name="Refused").wait_for()
+        page.get_by_role("link", name="Look again").click()
+        page.get_by_role("button", name="Preview").click()
+        page.get_by_label("go back although").check()
+        page.get_by_role("button", name="Roll back").click()
+        page.get_by_role("heading", name="Rolled back").wait_for()
+        assert (example.repo / "app" / "auth.py").read_text() == AUTH
+
+        page = tab.open(f"/fork?id={KEY}@8")
+        page.get_by_label("Its name").fill("by hand")
+        page.get_by_role("button", name="Preview").click()
+        page.get_by_role("button", name="Fork").click()
+        page.wait_for_url("**/timeline?key=by%20hand")
+        assert "by hand" in manager.list_keys()
+
+        page = tab.open(f"/export?key={KEY}")
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download the archive").click()
+        assert download.value.suggested_filename == f"{KEY}.ckpt"
+
+
+def test_search_results_come_in(served: Served, manager: CheckpointManager) -> None:
+    page = served.tab(manager).open(f"/timeline?key={KEY}")
+    page.keyboard.press("/")
+    page.keyboard.type("half a day")
+    page.keyboard.press("Enter")
+    page.get_by_text("That is all.").wait_for()
+    page.get_by_role("link", name="README.md:3").click()
+    page.get_by_text("Signs people in, for half a day.").wait_for()
+
+
+def test_hostile_content_does_nothing(served: Served, hostile_store: Path) -> None:
+    with opened(hostile_store) as manager:
+        tab = served.tab(manager)
+        key, session = quote(HOSTILE, safe=""), quote(SESSION, safe="")
+        for path in (
+            "/",
+            "/approvals",
+            f"/timeline?key={key}",
+            f"/checkpoint?id={key}@1",
+            f"/checkpoint?id={key}&part=agent",
+            f"/checkpoint?id={key}&part=workspace",
+            f"/checkpoint?id={key}&part=workspace&path=page.html",
+            f"/diff?a={key}@1&b={key}",
+            f"/search?key={key}&q=%3Cscript%3E",
+            f"/effects?key={session}",
+            f"/checkpoint?id={session}&part=tasks",
+            f"/timeline?key={session}",
+            "/checkpoint?id=%3Cscript%3Ewindow.owned%3D1%3C%2Fscript%3E",
+        ):
+            page = tab.open(path)
+            page.wait_for_load_state("load")
+            page.wait_for_timeout(150)
+            assert page.evaluate("window.owned === undefined"), path
+            assert page.title() != "owned"
+            assert page.locator("main script, main img, main svg[onload]").count() == 0
+        page.get_by_role("alert").get_by_text("<script>window.owned=1</script>").wait_for()
+
+
+def test_ten_thousand_checkpoints(served: Served) -> None:
+    with CheckpointManager() as manager:
+        make_long(manager)
+        tab = served.tab(manager)
+        started = time.monotonic()
+        page = tab.open("/timeline?key=long-run")
+        page.locator('.row[data-row="10389"]').wait_for()
+        assert time.monotonic() - started < 8
+        # By the overview, to the middle; and by scrolling, to the very first.
+        started = time.monotonic()
+        page.locator("#overview a").nth(80).click(force=True)
+        page.locator('.row[data-row="5250"]').wait_for()
+        page.evaluate("scrollTo(0, document.body.scrollHeight)")
+        page.locator('.row[data-row="0"]').wait_for()
+        assert time.monotonic() - started < 8
+        assert page.locator(".row").count() <= 400
+        manager.save("long-run", {"step": -1}, label="one more on top")
+        page.evaluate("scrollTo(0, 0)")
+        page.get_by_text("one more on top").wait_for()
+        assert page.locator(".row").count() <= 600

@@ -1,0 +1,138 @@
+"""How single things are shown: times, sizes, ids, messages of several makers, news of all keys."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, Log
+from agent_checkpoint.web import searching, words
+from agent_checkpoint.web.guard import Guard
+from agent_checkpoint.web.live import _version
+from agent_checkpoint.web.site import Site
+from tests.web.test_pages import plain
+from tests.web.visitor import PORT, Visitor, opened
+
+
+@pytest.mark.parametrize(
+    ("ago", "said"),
+    [(1, "just now"), (30, "30 s ago"), (600, "10 min ago"), (7200, "2 h ago"), (-3, "just now")],
+)
+def test_times_are_said_as_people_do(ago: float, said: str) -> None:
+    assert words.when(1_700_000_000, 1_700_000_000 + ago) == said
+
+
+def test_older_times_have_a_date() -> None:
+    now = time.time()
+    assert words.when(now - 5 * 86_400)[2] == "-"
+    assert words.when(0.0).startswith(("1970", "1969"))
+    assert words.when(None) == words.stamp(None) == "?"
+    assert words.stamp(1e300) == "?"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (3e15, "3e+03 TB")]
+)
+def test_sizes(number: float, said: str) -> None:
+    assert words.size(number) == said
+
+
+def test_ids_are_short_beside_their_key() -> None:
+    assert words.short("key_1700000000000000000-7", "key") == "@7"
+    assert words.short("key@7", "key") == "@7"
+    assert words.short("key_1700000000000000000-7", "other") == "key @7"
+    assert words.short("nonsense", "key") == "nonsense"
+
+
+def test_addresses_carry_any_text() -> None:
+    assert words.link("/a", key="b c&d=\udcff", path="", row=0) == "/a?key=b%20c%26d%3D%FF&row=0"
+    assert words.link("/a", key="\ud800") == "/a?key=%3F"
+    assert words.link("/a") == "/a"
+
+
+def test_messages_of_several_makers_are_told_apart(tmp_path: Path) -> None:
+    said: list[Any] = [
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "ls"}}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "name": "read", "input": {"path": "a.txt"}},
+                {"type": "image", "source": "x"},
+                "plain",
+            ],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "content": "the result"}]},
+        {"role": "user", "content": "hello", "name": "ann"},
+        ["no", "message"],
+        "a text",
+        7,
+    ]
+    with opened(tmp_path / "store") as manager:
+        manager.save("key", {"messages": Log(said)})
+        manager.save("odd", {"messages": _Same({"n": 1}), "calls": _Same({}), "tasks": _Same({})})
+        visitor = Visitor(manager)
+        text = plain(visitor.text("/checkpoint", id="key"))
+        for words_ in ("tool calls", '"name": "ls"', "I look.", "calls read", "the result", "ann"):
+            assert words_ in text
+        for part in ("messages", "calls", "tasks"):
+            assert visitor.get("/checkpoint", id="odd", part=part).status_code == 200
+
+
+class _Same:
+    def __init__(self, state: "dict[str, Any]") -> None:
+        self.state = state
+
+    def state_dict(self) -> "dict[str, Any]":
+        return self.state
+
+    def load_state_dict(self, state: "dict[str, Any]") -> None:
+        self.state = state
+
+
+def test_calls_that_are_none_are_shown_all_the_same(tmp_path: Path) -> None:
+    with opened(tmp_path / "store") as manager:
+        manager.save("key", {"calls": Log([{"odd": 1}, 7, {"tool": "x", "seconds": "long"}])})
+        text = plain(Visitor(manager).text("/checkpoint", id="key", part="calls"))
+        assert '"odd": 1' in text
+
+
+def test_news_of_all_keys_change_with_any_of_them() -> None:
+    manager = CheckpointManager()
+    site = Site(manager, Guard(port=PORT))
+    manager.save("a", {"n": 1})
+    first = _version(site, "")
+    assert _version(site, "") == first
+    manager.save("b", {"n": 1})
+    second = _version(site, "")
+    manager.store.backend.append("fx/family", b"{}")
+    assert len({first, second, _version(site, "")}) == 3
+    assert _version(site, "a") == _version(site, "a")
+
+
+def test_a_store_that_fails_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_checkpoint.errors import StorageError
+
+    def broken(*args: Any, **options: Any) -> Any:
+        raise StorageError("gone")
+
+    manager = CheckpointManager()
+    site = Site(manager, Guard(port=PORT))
+    monkeypatch.setattr(manager.store, "list_keys", broken)
+    assert _version(site, "") == "trouble"
+
+
+def test_a_search_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = CheckpointManager()
+    for number in range(5):
+        manager.save("key", {"n": number})
+    manager.store.backend.append("key/key", b"damaged")
+    search = searching.Search(manager.store, "key", "x")
+    assert list(search.run())[-1] == {"end": "all", "looked": 5, "found": 0}
+    monkeypatch.setattr(searching, "SECONDS", -1.0)
+    visitor = Visitor(manager)
+    last = visitor.get("/search/results", key="key", q="x").text.splitlines()[-1]
+    assert json.loads(last) == {"end": "time", "looked": 1, "found": 0}
+    assert visitor.get("/search/results", key="key", q="x" * 2000).status_code == 400
