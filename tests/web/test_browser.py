@@ -170,11 +170,13 @@ def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Plac
         page = tab.open(f"/timeline?key={KEY}")
         page.wait_for_selector(".live.on")
         page.evaluate("window.same = true")
+        page.keyboard.press("j")
         with Session(KEY, store=manager) as session:
             session.save(label="made while the page was open")
             page.get_by_text("made while the page was open").wait_for()
             page.locator("#overview [data-row='37']").wait_for(state="attached")
         page.get_by_text("38 checkpoints").or_(page.get_by_text("39 checkpoints")).wait_for()
+        assert page.evaluate("document.activeElement.closest('.row').dataset.row") == "35"
         # Cut off for a while: nothing is missed.
         tab.context.set_offline(True)
         manager.fork(KEY, "a fork in the dark")

@@ -8,8 +8,10 @@ async function refresh() {
   const asked = { piece: "1", q: list.dataset.query, from: list.dataset.from };
   const answer = await fetch(address("/", asked));
   if (!answer.ok) return;
+  const fresh = fragment(await answer.text());
+  // Only now: the focus may have moved while the answer came.
   const at = [...rows.querySelectorAll("[data-nav]")].indexOf(document.activeElement);
-  rows.replaceChildren(fragment(await answer.text()));
+  rows.replaceChildren(fresh);
   if (at >= 0) rows.querySelectorAll("[data-nav]")[at]?.focus({ preventScroll: true });
 }
 

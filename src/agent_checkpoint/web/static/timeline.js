@@ -40,8 +40,11 @@ async function load(number) {
     if (!answer.ok) throw new Error(String(answer.status));
     const piece = fragment(await answer.text()).querySelector(".block");
     if (piece && Number(piece.dataset.number) === number) {
+      const row = document.activeElement.closest?.(".row")?.dataset.row;
       block.element.replaceChildren(...piece.childNodes);
       block.loaded = true;
+      const focused = row && block.element.querySelector(`.row[data-row="${row}"] .go`);
+      if (focused && document.activeElement === document.body) focused.focus({ preventScroll: true });
     }
   } catch {
     say("Some rows could not be loaded. Scroll to try again.");
