@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = "".join(
     path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py"))
 )
-WITHOUT_DATA = {"completion", "demo", "run"}
+WITHOUT_DATA = {"completion", "demo", "run", "ui"}
 
 
 def name(listed: Listed) -> str:
@@ -40,7 +40,7 @@ def test_a_command_has_help_and_an_example(listed: Listed) -> None:
 @pytest.mark.parametrize("listed", COMMANDS, ids=name)
 def test_a_command_is_in_the_documents_and_tested(listed: Listed) -> None:
     assert f"\n### {listed.name}\n" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    called = r'(run(_process)?|command)\((\s*"--store", [^"]+,)?'
+    called = r'(run(_process)?|command|main)\(\[?(\s*"--store", [^"]+,)?'
     assert re.search(rf'{called}\s*"{listed.name}"', TESTS)
 
 

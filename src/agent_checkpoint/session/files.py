@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.staging import STAGING
@@ -46,6 +48,15 @@ class Files:
         if self.held is None:
             return self.workspace.restore(state)
         return self.workspace.restore_held(state, self.held, keep_unseen=self.keep_unseen)
+
+    def changed_since(self, store: Store, checkpoint: Checkpoint | None) -> set[str]:
+        """Return the paths that are not as in a checkpoint. Raises as `Workspace.diff` does."""
+        tree = None if checkpoint is None else tree_in(store, checkpoint)
+        if tree is None:
+            return set()
+        found = self.workspace.diff(tree)
+        paths = {*found.added, *found.removed, *found.changed}
+        return paths | {*found.renamed, *found.renamed.values()}
 
     def undo_load(self, plan: Plan) -> None:
         """Take that back. Raises as `Workspace.restore` does."""

@@ -24,7 +24,6 @@ from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger import Epoch, Ledger
 from agent_checkpoint.store.store import unknown
 from agent_checkpoint.workspace.naming import PART as FILES
-from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
 
@@ -86,21 +85,17 @@ def preview_rollback(
             return Preview(way.report, None)
         if why is not None:
             return Preview(way.report, why)
-        return _with_files(way, seen)
+        return _with_files(way)
     finally:
         if seen._files is not None:
             seen._files.workspace.close()
 
 
-def _with_files(way: Rollback, seen: _Seen) -> Preview:
+def _with_files(way: Rollback) -> Preview:
     try:
-        report = way.preview()
+        return Preview(way.preview(), None)
     except WorkspaceError as error:
         return Preview(way.report, str(error))
-    if report.files is not None:
-        # The session's own checkpoint holds all that has not changed since.
-        report.files.unseen = [path for path in report.files.unseen if path in seen.drifted]
-    return Preview(report, None)
 
 
 class _Seen(Work):
@@ -117,7 +112,6 @@ class _Seen(Work):
         self._epoch = Epoch(head.key, head.seq)
         self._effects = Effects(self._ledger, meta, self._epoch, self._calls.owner)
         self._saving = Saving(manager, meta, head)
-        self._seen_head = head
         self.drifted: set[str] = set()
         """Paths that others have changed since the last checkpoint."""
 
@@ -130,11 +124,8 @@ class _Seen(Work):
         place = workspace if workspace is not None else Path(str(self._meta.workspace))
         try:
             self._files = Files(Workspace(place, store, watch=False))
-            tree = tree_in(store, self._seen_head)
-            if tree is not None and not is_empty(place):
-                found = self._files.workspace.diff(tree)
-                self.drifted = {*found.added, *found.removed, *found.changed}
-                self.drifted |= {*found.renamed, *found.renamed.values()}
+            if not is_empty(place):
+                self.drifted = self._files.changed_since(store, self._saving.head)
         except WorkspaceError as error:
             return str(error)
         return None

@@ -143,7 +143,11 @@ class Rollback:
         tree = tree_in(self._store, self._target) if FILES in self._names else None
         if tree is not None and self._session._files is not None:
             workspace = self._session._files.workspace
-            self.report.files = workspace.restore(tree, dry_run=True, keep_unseen=self._keep_unseen)
+            plan = workspace.restore(tree, dry_run=True, keep_unseen=self._keep_unseen)
+            # The session's own checkpoint holds all that has not changed since.
+            changed = self._session._files.changed_since(self._store, self._session._saving.head)
+            plan.unseen = [path for path in plan.unseen if path in changed]
+            self.report.files = plan
         return self.report
 
     def run(self, policy: str) -> RollbackReport:
