@@ -17,7 +17,7 @@ demo: $(VENV)/.package  ## Show what the library does, on a small agent
 	$(BIN)/python -m agent_checkpoint.demo
 
 test: $(VENV)/.test  ## Run every test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 faults: $(VENV)/.test  ## Break the stores at every point: kills, bad disks, lost power, damage
 	$(BIN)/python -m pytest -n auto tests/crash --full-faults

@@ -62,7 +62,7 @@ def workspace(tmp_path):
 def rounds(full):
     """Return after how many seconds it is killed; None: when all are at work."""
     draw = random.Random(6)
-    return [None, *(draw.uniform(0.05, 2.5) for _ in range(19 if full else 3))]
+    return [None, *(draw.uniform(0.05, 2.5) for _ in range(19 if full else 1))]
 
 
 @pytest.mark.slow

@@ -276,7 +276,7 @@ EDITS = [
 STEPS = st.sampled_from([*EDITS, *[Playground.snapshot] * 8, *[Playground.restore] * 4])
 RUNS = st.lists(st.tuples(STEPS, st.integers(0, 1 << 16)), min_size=20, max_size=40)
 ours = settings(
-    max_examples=60,
+    max_examples=35,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # to shrink a run takes minutes, and as it is it can be read

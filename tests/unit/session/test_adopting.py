@@ -5,6 +5,7 @@ import gc
 import pytest
 
 from agent_checkpoint import (
+    CheckpointManager,
     ConflictError,
     EffectConflictError,
     EffectUnknownError,
@@ -44,6 +45,11 @@ def book(to):
 def send(to):
     sent.append(to)
     return f"sent {to}"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    return CheckpointManager() if request.param == "memory" else tmp_path / "store"
 
 
 @pytest.fixture

@@ -62,6 +62,11 @@ def mounts_in(*places: Path) -> "list[str]":
     return [line for line in lines if any(str(place) in line for place in places)]
 
 
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    return CheckpointManager() if request.param == "memory" else tmp_path / "store"
+
+
 @pytest.fixture
 def session(store, place):
     with Session("work", agent=Agent(), workspace=place, store=store) as session:
