@@ -35,6 +35,8 @@ def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "agent_checkpoint.demo", *arguments],
         cwd=folder,
+        # Fixtures of the whole module are made before a test has a home of its own.
+        env={**os.environ, "HOME": str(folder), "AGENT_CHECKPOINT_HOME": str(folder / "own")},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
