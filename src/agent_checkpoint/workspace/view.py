@@ -45,8 +45,7 @@ name = "agent_checkpoint"
 found = importlib.util.spec_from_file_location(name, sys.argv.pop(1))
 sys.modules[name] = importlib.util.module_from_spec(found)
 found.loader.exec_module(sys.modules[name])
-from agent_checkpoint.workspace.view import main
-sys.exit(main())
+sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 """
 
 
@@ -110,10 +109,17 @@ def view_command(
         ends_with: the process that starts it, if the command shall be killed when the *thread*
             that started it ends.
     """
-    package = Path(__file__).resolve().parents[1] / "__init__.py"
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
-    start = [sys.executable, "-I", "-c", _START, str(package)]
-    return [*start, *places, name, str(ends_with), "--", *command]
+    return [*own_program(__name__), *places, name, str(ends_with), "--", *command]
+
+
+def own_program(module: str) -> list[str]:
+    """Return the command that runs the `main` of a module of this very package, and its arguments.
+
+    It loads nothing from where it is run.
+    """
+    package = Path(__file__).resolve().parents[1] / "__init__.py"
+    return [sys.executable, "-I", "-c", _START, str(package), module]
 
 
 def is_in_view(name: str, process: str = "self") -> bool:

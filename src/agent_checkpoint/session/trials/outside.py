@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -24,23 +23,14 @@ from typing import Any, NamedTuple
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.workspace.apart import is_within_reach, private_place
 from agent_checkpoint.workspace.drivers import begin_fork, end_fork, is_gone
-from agent_checkpoint.workspace.view import end_view
+from agent_checkpoint.workspace.view import end_view, own_program
 
 JOB, PARCEL, OUTPUT, RESULT = "job", "parcel", "output", "result"
 _LOOK_EVERY = 0.1
 _LAST_BREATH = 5.0
 _TAIL = 4000
 _WATCH = "agent-checkpoint: watches who explores"
-
-_START = """
-import importlib.util, sys
-name = "agent_checkpoint"
-found = importlib.util.spec_from_file_location(name, sys.argv.pop(1))
-sys.modules[name] = importlib.util.module_from_spec(found)
-found.loader.exec_module(sys.modules[name])
-from agent_checkpoint.session.trials.child import main
-sys.exit(main())
-"""
+_CHILD = "agent_checkpoint.session.trials.child"
 
 
 class Job(NamedTuple):
@@ -108,8 +98,7 @@ def _run_elsewhere(job: Job) -> dict[str, Any]:
 def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
     (private / PARCEL).write_bytes(job.parcel)
     (private / JOB).write_text(json.dumps({**told, "parent": os.getpid()}))
-    package = Path(__file__).resolve().parents[2] / "__init__.py"
-    command = [sys.executable, "-I", "-c", _START, str(package), str(private)]
+    command = [*own_program(_CHILD), str(private)]
     with (private / OUTPUT).open("wb") as output:
         process = subprocess.Popen(
             command,
