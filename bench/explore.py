@@ -18,6 +18,8 @@ from agent_checkpoint import Session, explore
 from agent_checkpoint.session.forking import Forking
 from agent_checkpoint.workspace.apart import Stage
 from agent_checkpoint.workspace.drivers import end_fork
+from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.workspace import Workspace
 from bench.rows import Row
 
 FORKS = 16
@@ -82,12 +84,16 @@ def rows(figures: dict[str, Any]) -> list[Row]:
     ]
 
 
+def _moment(session: Session) -> tuple[Forking, Workspace, Tree]:
+    forking = Forking(session, at=None, label="bench")
+    if session.workspace is None or forking.tree is None:
+        raise AssertionError("unreachable: the session has files")
+    return forking, session.workspace, forking.tree
+
+
 def _views(session: Session) -> float:
     """Prepare what sixteen processes need to have a view each."""
-    forking = Forking(session, at=None, label="bench")
-    workspace, tree = session.workspace, forking.tree
-    if workspace is None or tree is None:
-        raise AssertionError("unreachable: the session has files")
+    _, workspace, tree = _moment(session)
     began = time.perf_counter()
     with workspace.hold(tree):
         stage = Stage(workspace, tree)
@@ -101,10 +107,7 @@ def _views(session: Session) -> float:
 
 def _mounts(session: Session) -> float:
     """Make sixteen forks that this process works in."""
-    forking = Forking(session, at=None, label="bench")
-    workspace, tree = session.workspace, forking.tree
-    if workspace is None or tree is None:
-        raise AssertionError("unreachable: the session has files")
+    forking, workspace, tree = _moment(session)
     began = time.perf_counter()
     with workspace.hold(tree):
         branches = [forking.make(f"mounted-{number}") for number in range(FORKS)]
@@ -126,11 +129,8 @@ def _one(session: Session, messages: int) -> float:
     """Make one fork of a session with so many messages, in the same files."""
     session.messages.extend({"n": number} for number in range(len(session.messages), messages))
     session.save()
-    forking = Forking(session, at=None, label="bench")
-    workspace = session.workspace
-    if workspace is None or forking.tree is None:
-        raise AssertionError("unreachable: the session has files")
-    with workspace.hold(forking.tree):
+    forking, workspace, tree = _moment(session)
+    with workspace.hold(tree):
         began = time.perf_counter()
         branch = forking.make(f"one-{messages}")
         taken = _ms(began)

@@ -11,6 +11,9 @@ import time
 import unicodedata
 from typing import Any
 
+from agent_checkpoint.wording import count as count
+from agent_checkpoint.wording import size as size
+
 LONGEST = 300
 """Of one value in a line for people. JSON has all of it."""
 
@@ -117,20 +120,6 @@ def when(ts: float | None, now: float | None = None) -> str:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
     except (OverflowError, ValueError, OSError):  # a crafted one
         return "?"
-
-
-def size(number: float) -> str:
-    """Return a number of bytes as people say it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 file`, `1,234 files`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def quoted(text: str) -> str:

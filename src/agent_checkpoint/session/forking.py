@@ -35,12 +35,12 @@ EFFECTS = ("refuse", "allow")
 class Branch(Session):
     """A session that was forked from another; its files are its own, and go with it."""
 
-    def __repr__(self) -> str:
-        return f"<Branch {self.key!r} of {self._meta.origin!r}>"
-
     _keeps_place = False
     _origin: Session | None = None
     """The session that closes it at the latest, if that is in this process."""
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.key!r} of {self._meta.origin!r}>"
 
     def close(self) -> None:
         """Save what is not saved yet, and take the files away. Twice is fine.

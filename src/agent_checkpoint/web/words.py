@@ -12,6 +12,8 @@ import unicodedata
 from urllib.parse import quote
 
 from agent_checkpoint.records import parse_checkpoint_id
+from agent_checkpoint.wording import count as count
+from agent_checkpoint.wording import size as size
 
 _REORDERING = frozenset({"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"})
 
@@ -49,20 +51,6 @@ def stamp(ts: float | None) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ts)) if ts is not None else "?"
     except (ValueError, OverflowError, OSError):
         return "?"
-
-
-def size(number: float) -> str:
-    """Return a number of bytes as people say it."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def short(text: str, key: str) -> str:

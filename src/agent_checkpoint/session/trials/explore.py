@@ -100,9 +100,10 @@ def explore(
 
 
 def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: Any) -> None:
-    for name, function in (("A strategy", strategy), ("on_trial", on_trial or print)):
-        if not callable(function):
-            raise InvalidInputError(f"{name} is a function, not {show(function)}.")
+    if not callable(strategy):
+        raise InvalidInputError(f"A strategy is a function, not {show(strategy)}.")
+    if on_trial is not None and not callable(on_trial):
+        raise InvalidInputError(f"on_trial is a function, not {show(on_trial)}.")
     is_class = isinstance(executor, type)
     if executor is not None and (is_class or not callable(getattr(executor, "submit", None))):
         raise InvalidInputError(

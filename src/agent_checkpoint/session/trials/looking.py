@@ -50,7 +50,8 @@ class Look:
         from agent_checkpoint.workspace.comparing import Side
         from agent_checkpoint.workspace.diff import compare  # slow to load
 
-        before, after = (tree_in(self._store, item) for item in (self._point, self._at(head)))
+        end = find(self._store, head)
+        before, after = (tree_in(self._store, item) for item in (self._point, end))
         if before is None or after is None:
             return None
         return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
@@ -69,9 +70,6 @@ class Look:
                 f"session.adopt({trial.key!r})."
             )
         return self._session.adopt(trial, **options)
-
-    def _at(self, head: str) -> Checkpoint:
-        return find(self._store, head)
 
 
 def _is_own(path: str) -> bool:
