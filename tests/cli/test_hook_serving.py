@@ -1,5 +1,6 @@
 """The process that stays: it is safe to kill, to stop, to replace, and to have none of it."""
 
+import fcntl
 import os
 import random
 import shutil
@@ -23,6 +24,15 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/ns/mnt").exists(), reason="
 def work(tmp_path: Path) -> Iterator[Scene]:
     with scene(tmp_path, "served") as found:
         yield found
+
+
+def has_ended(process: int) -> bool:
+    """Tell whether it has let go of its lock and socket, too: later than of its command line."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return True
+    return text.rpartition(")")[2].split()[0] == "Z"
 
 
 def tools(work: Scene) -> list[str]:
@@ -94,7 +104,7 @@ def test_killed_it_is_replaced_and_nothing_is_lost(work: Scene) -> None:
     work.tool(2)
     (server,) = work.servers()
     os.kill(server, signal.SIGKILL)
-    wait_for(lambda: not work.servers())
+    wait_for(lambda: has_ended(server))
     assert len(work.sockets()) == 1  # stale
     work.tool(3)
     wait_for(lambda: bool(work.servers()))  # on a busy machine, the hook saves before it is up
@@ -102,6 +112,24 @@ def test_killed_it_is_replaced_and_nothing_is_lost(work: Scene) -> None:
     assert other != server
     assert tools(work) == ["toolu_2", "toolu_3"]
     assert work.log == ""
+
+
+def test_one_that_is_dying_and_has_its_lock_yet_is_waited_for(work: Scene) -> None:
+    work.tool(2)
+    (path,) = work.sockets()
+    work.command("hook", "stop")
+    wait_for(lambda: not work.servers())
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        event = work.event("claude-code.post-tool-use", tool_use_id="toolu_3")
+        process = work.start("claude-code", event)
+        wait_for(lambda: bool(work.servers()))
+        time.sleep(0.3)
+    process.communicate(timeout=60)
+    wait_for(lambda: bool(work.sockets()))
+    assert tools(work) == ["toolu_2", "toolu_3"]
+    work.tool(4)
+    assert len(work.servers()) == 1
 
 
 def test_killed_while_it_saves_the_hook_saves(work: Scene) -> None:

@@ -175,6 +175,7 @@ class SessionMachine(RuleBasedStateMachine):
                 with pytest.raises(ConflictError):
                     self.session.adopt(branch)
                 assert self.present == before
+                self.note_new_checkpoints()  # to compare, it has written down what was not yet
 
     @rule()
     def look_first(self):

@@ -46,8 +46,7 @@ def serve(ready: int) -> None:
     if directory is None:
         return
     name = socket_name()
-    if not _is_first(directory, f"{name}.lock"):
-        _wait_for(directory, name)
+    if not _becomes_first(directory, name):
         return
     os.umask(0o077)
     with suppress(FileNotFoundError):
@@ -213,8 +212,25 @@ def _read_request(connection: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def _is_first(directory: int, name: str) -> bool:
-    """Tell whether no other process serves; then none will, until this one has ended."""
+def _becomes_first(directory: int, name: str) -> bool:
+    """Tell whether no other process serves; wait until another one that has the lock listens.
+
+    It may never do so: the lock of one that was killed is there for a moment longer than itself.
+    """
+    for _ in range(100):
+        if _has_lock(directory, f"{name}.lock"):
+            return True
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(f"/proc/self/fd/{directory}/{name}")
+                return False
+            except OSError:
+                time.sleep(0.02)
+    return False
+
+
+def _has_lock(directory: int, name: str) -> bool:
+    """Take the lock, which is held until this process ends; tell whether it was free."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(name, flags, 0o600, dir_fd=directory)
@@ -226,17 +242,6 @@ def _is_first(directory: int, name: str) -> bool:
         if os.fstat(lock).st_nlink:
             return True
         os.close(lock)  # one that has ended took it away just now
-
-
-def _wait_for(directory: int, name: str) -> None:
-    """Wait until another process that has just been started listens."""
-    for _ in range(100):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            try:
-                connection.connect(f"/proc/self/fd/{directory}/{name}")
-                return
-            except OSError:
-                time.sleep(0.02)
 
 
 def _sweep(directory: int) -> None:
