@@ -1,7 +1,12 @@
 """All commands at once: each has help, examples, a section in the documents and a test."""
 
 import json
+import os
+import pty
 import re
+import select
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -190,8 +195,6 @@ def test_doctor_of_a_store_that_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_knows_all(shell: str, tmp_path: Path) -> None:
-    import shutil
-
     script = run("completion", shell).out
     for listed in COMMANDS:
         assert listed.name in script
@@ -211,6 +214,59 @@ COMP_WORDS=(agent-checkpoint effects re) COMP_CWORD=2; _agent_checkpoint; echo "
     )
     done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["prune", "--keep-latest", "resolve"]
+
+
+def test_fish_completes(tmp_path: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("there is no fish here")
+    lines = ["--store x pru", "prune --keep-l", "effects reso", "--ver"]
+    asked = "".join(f"complete -C 'agent-checkpoint {line}'\n" for line in lines)
+    done = subprocess.run(
+        ["fish", "--no-config"],
+        input=run("completion", "fish").out + asked,
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    found = [line.split("\t")[0] for line in done.stdout.splitlines()]
+    assert (found, done.stderr) == (["prune", "--keep-latest", "resolve", "--version"], "")
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("--store x pru", "prune"),
+        ("prune --keep-l", "--keep-latest"),
+        ("effects reso", "resolve"),
+    ],
+)
+def test_zsh_completes(line: str, whole: str, tmp_path: Path) -> None:
+    """It completes only what a person types: a terminal is needed."""
+    if shutil.which("zsh") is None:
+        pytest.skip("there is no zsh here")
+    (tmp_path / "_agent-checkpoint").write_text(run("completion", "zsh").out)
+    begin = f"PS1=; fpath=({tmp_path} $fpath); autoload -U compinit; compinit -u -D; "
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {"TERM": "xterm", "PATH": os.environ["PATH"]})
+    try:
+        os.write(terminal, f"{begin}echo rea''dy\n".encode())
+        read_until(terminal, "ready")
+        os.write(terminal, f"agent-checkpoint {line}\t".encode())
+        read_until(terminal, whole)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
+
+
+def read_until(terminal: int, text: str) -> None:
+    shown = ""
+    while text not in re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]|[\x00-\x1f]", "", shown):
+        assert select.select([terminal], [], [], 20)[0], shown
+        shown += os.read(terminal, 1 << 16).decode(errors="replace")
 
 
 def test_it_works_without_rich(tmp_path: Path, repo: Path) -> None:

@@ -90,17 +90,21 @@ _agent_checkpoint() {{
   commands=(
 {rows}
   )
-  if (( CURRENT == 2 )); then
-    _describe command commands
-    compadd -- --store --version --help
-    return
-  fi
-  case "$words[2]" in
+  local word="" i
+  for ((i = 2; i < CURRENT; i++)); do
+    case "$words[i]" in
+    --store) ((i++)) ;;
+    -*) ;;
+    *) word="$words[i]"; break ;;
+    esac
+  done
+  case "$word" in
+    "") _describe command commands; compadd -- --store --version --help ;;
 {cases}
     *) _files ;;
   esac
 }}
-if [[ "$funcstack[1]" = "_agent_checkpoint" ]]; then
+if [[ "$funcstack[1]" = "_agent-checkpoint" ]]; then
   _agent_checkpoint "$@"
 else
   compdef _agent_checkpoint {NAME}
@@ -108,13 +112,16 @@ fi"""
 
 
 def _fish(commands: list[_Command]) -> str:
-    lines = [f"complete -c {NAME} -n __fish_use_subcommand -l store -r -d 'the store'"]
-    lines += [
-        f"complete -c {NAME} -n __fish_use_subcommand -a {item.name} -d '{_quiet(item.help)}'"
-        for item in commands
+    begin = f"complete -c {NAME} -n __agent_checkpoint_is"
+    lines = [
+        _FISH_WORD,
+        f"{begin} -l store -r -d 'the store'",
+        f"{begin} -l version -d 'show the version'",
+        f"{begin} -s h -l help -d 'show this'",
     ]
+    lines += [f"{begin} -f -a {item.name} -d '{_quiet(item.help)}'" for item in commands]
     for item in commands:
-        begin = f"complete -c {NAME} -n '__fish_seen_subcommand_from {item.name}'"
+        begin = f"complete -c {NAME} -n '__agent_checkpoint_is {item.name}'"
         lines += [f"{begin} -a {word}" for word in item.words]
         for action in item.options:
             names = "".join(
@@ -124,6 +131,25 @@ def _fish(commands: list[_Command]) -> str:
             value = " -r" if action.nargs != 0 else ""
             lines.append(f"{begin}{names}{value} -d '{_quiet(action.help or '')}'")
     return "\n".join(lines)
+
+
+_FISH_WORD = """\
+function __agent_checkpoint_is
+  set -l found
+  set -l is_value no
+  for word in (commandline -opc)[2..-1]
+    if test $is_value = yes
+      set is_value no
+    else if test "$word" = --store
+      set is_value yes
+    else if not string match -q -- '-*' "$word"
+      set found "$word"
+      break
+    end
+  end
+  test "$found" = "$argv[1]"
+end"""
+"""Tells whether this is the command on the line, or that there is none yet."""
 
 
 def _quiet(text: str) -> str:
