@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, Session
+from agent_checkpoint import Approvals, CheckpointManager, Session
 from agent_checkpoint.web.serving import listen
 from tests.web.browsing import Tab, chromium
 from tests.web.conftest import Place
@@ -184,6 +184,26 @@ def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Plac
         page.locator(".chip", has_text="a fork in the dark").wait_for()
         assert page.evaluate("window.same") is True
         tab.troubles = [text for text in tab.troubles if "ERR_" not in text]
+
+
+def test_pages_to_answer_on_follow_but_never_take_away_what_is_typed(
+    served: Served, example: Place
+) -> None:
+    with opened(example.store) as manager:
+        page = served.tab(manager).open("/approvals")
+        other = served.tab(manager).open(f"/effects?key={KEY}")
+        for each in (page, other):
+            each.wait_for_selector(".live.on")
+            each.evaluate("window.same = true")
+        other.locator("textarea").first.fill('"not sent yet"')
+        (request,) = Approvals(manager.store).pending()
+        Approvals(manager.store).deny(request.id, "too early")
+        page.get_by_text("Nothing waits for an answer.").wait_for()
+        other.get_by_text("There is something new").wait_for()
+        assert other.locator("textarea").first.input_value() == '"not sent yet"'
+        assert [each.evaluate("window.same") for each in (page, other)] == [True, True]
+        other.get_by_role("button", name="Show it").click()
+        other.get_by_text("too early").wait_for()
 
 
 def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place) -> None:

@@ -13,7 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.ledger_records import PREFIX
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.scenes import version_of
 from agent_checkpoint.web.site import Refused, Site, asked
 
@@ -55,12 +57,22 @@ def _version(site: Site, key: str) -> str:
     """Return what changes when there is something new; nothing of what it is."""
     try:
         if key:
-            return site.scenes.newest(key)
+            return f"{site.scenes.newest(key)}.{_newest_of_ledger(site.store, key)}"
         store = site.store
         seqs = {name: store.newest(name) for name in store.list_keys()[:_MOST_KEYS]}
         for name in list(store.backend.streams(PREFIX))[:_MOST_KEYS]:
-            found = store.backend.read(name, limit=1, newest_first=True)
-            seqs[name] = found[0].seq if found else 0
+            seqs[name] = _newest_in(store, name)
         return version_of(seqs)
     except CheckpointError:
         return "trouble"
+
+
+def _newest_of_ledger(store: Store, key: str) -> int:
+    head = store.head(key)
+    meta = read_meta(store, head) if head is not None and PART in head.parts else None
+    return 0 if meta is None else _newest_in(store, PREFIX + meta.family)
+
+
+def _newest_in(store: Store, stream: str) -> int:
+    found = store.backend.read(stream, limit=1, newest_first=True)
+    return found[0].seq if found else 0
