@@ -83,21 +83,20 @@ def check_all_there(path, key, acknowledged, number):
     assert os.listdir(path / ".tmp") == []
 
 
-@pytest.mark.parametrize(
-    ("processes", "number"), [(3, 8), pytest.param(8, 200, marks=pytest.mark.slow)]
-)
-def test_processes_saving_to_one_key(tmp_path, processes, number):
+@pytest.mark.parametrize("processes", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_saving_to_one_key(tmp_path, processes, full_faults):
+    number = 200 if full_faults else 20
     told = write_at_once(tmp_path, ["Shared"] * processes, number)
     check_all_there(tmp_path, "Shared", dict(enumerate(told)), number)
 
 
 @pytest.mark.slow
-def test_processes_saving_to_keys_of_their_own(tmp_path):
-    keys = [f"Key {number}" for number in range(8)]
-    told = write_at_once(tmp_path, keys, 100)
+def test_processes_saving_to_keys_of_their_own(tmp_path, full_faults):
+    keys, number = [f"Key {number}" for number in range(8)], 100 if full_faults else 10
+    told = write_at_once(tmp_path, keys, number)
     assert CheckpointManager(backend="file", path=tmp_path).list_keys() == keys
     for name, key in enumerate(keys):
-        check_all_there(tmp_path, key, {name: told[name]}, 100)
+        check_all_there(tmp_path, key, {name: told[name]}, number)
 
 
 BEGINNER = """
