@@ -14,7 +14,7 @@ from agent_checkpoint import (
     UntrustedDataError,
     register_type,
 )
-from agent_checkpoint.core.seal import make_seal
+from agent_checkpoint.seal import make_seal
 from agent_checkpoint.store.archive import MAGIC
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.varints import write_varint

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, UnsafeWorkspaceError, Workspace, WorkspaceError
 from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.workspace.restore import Restore
+from agent_checkpoint.workspace.staging import Journal
 from tests.attacks.forging_trees import look
 
 
@@ -114,6 +117,7 @@ def test_a_journal_that_came_with_the_files_is_not_obeyed(tmp_path):
     staging = place / ".agent-checkpoint-restore"
     staging.mkdir(mode=0o700)
     journal = {
+        "root": str(place),
         "tree": tree.ref,
         "safety": safety.ref,
         "paths": None,
@@ -121,13 +125,97 @@ def test_a_journal_that_came_with_the_files_is_not_obeyed(tmp_path):
         "store": f"sqlite://{place / 'hidden' / 'store'}",
         "safety_id": "x",
         "seen": None,
+        "seal": None,
     }
     (staging / "journal").write_text(json.dumps(journal))
     before = look(place)
-    with pytest.raises(WorkspaceError, match="remove the directory"):
+    with pytest.raises(WorkspaceError, match="Nothing was done"):
         Workspace(place)
     assert look(place).items() >= {k: v for k, v in before.items() if "store" not in k}.items()
     assert (place / "run").read_bytes() == b"reviewed"
+
+
+def interrupted(place, store):
+    """Leave a restore of our own half done."""
+    with Workspace(place, store) as ws:
+        tree = ws.snapshot()
+        (place / "a").write_bytes(b"other")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Restore, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                ws.restore(tree)
+
+
+@pytest.mark.parametrize("where", ["here", "/proc/self/cwd", "outside", "given"])
+def test_a_forged_journal_is_not_obeyed_wherever_its_store_is(tmp_path, monkeypatch, where):
+    """A clone would write a hook of git, which runs at the next commit."""
+    place, made = tmp_path / "cloned", tmp_path / "made"
+    (made / ".git" / "hooks").mkdir(parents=True)
+    (made / ".git" / "hooks" / "pre-commit").write_bytes(b"evil")
+    place.mkdir()
+    store = place if where in ("here", "/proc/self/cwd") else tmp_path / "outside"
+    with CheckpointManager(backend="file", path=store) as evil:
+        with Workspace(made, evil.store) as ws:
+            name = ws.snapshot().ref
+        url = f"file://{where}" if where.startswith("/") else f"file://{store}"
+        staging = place / ".agent-checkpoint-restore"
+        staging.mkdir(mode=0o700)
+        journal = Journal(str(place), name, name, (".git/hooks/pre-commit",), (), url, "x")
+        for seal in (None, "", "0" * 64):
+            (staging / "journal").write_text(json.dumps({**journal._asdict(), "seal": seal}))
+            monkeypatch.chdir(place)
+            with pytest.raises(WorkspaceError, match="Nothing was done"):
+                Workspace(place, evil.store if where == "given" else None)
+        assert not (place / ".git").exists()
+
+
+def test_a_journal_of_our_own_is_for_its_own_directory_and_secret(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "a").write_bytes(b"one")
+    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
+        interrupted(place, manager.store)
+        shutil.copytree(place, tmp_path / "copy")
+        with pytest.raises(WorkspaceError, match="Nothing was done"):
+            Workspace(tmp_path / "copy", manager.store)
+        with monkeypatch.context() as patch:
+            patch.setenv("AGENT_CHECKPOINT_SECRET", "another")
+            with pytest.raises(WorkspaceError, match="Nothing was done"):
+                Workspace(place, manager.store)
+        with Workspace(place, manager.store) as ws:
+            assert ws.recovered is not None
+    assert (place / "a").read_bytes() == b"one"
+
+
+def test_where_there_is_no_secret_a_person_decides(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "a").write_bytes(b"one")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/proc/none")
+    with CheckpointManager(backend="sqlite", path=tmp_path / "store") as manager:
+        interrupted(place, manager.store)
+        with pytest.raises(WorkspaceError, match="Remove that directory") as caught:
+            Workspace(place, manager.store)
+        (row,) = [row for row in manager.history(f"workspace:{place}") if row["kind"] == "safety"]
+        assert row["id"] in str(caught.value)
+        shutil.rmtree(place / ".agent-checkpoint-restore")
+        with Workspace(place, manager.store) as ws:
+            ws.restore(row["id"])
+    assert (place / "a").read_bytes() == b"other"
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file"])
+def test_a_store_is_no_workspace(tmp_path, backend):
+    """To go back would take away what was saved since, and what there is to go back to."""
+    (tmp_path / "a").write_bytes(b"one")
+    with CheckpointManager(backend=backend, path=tmp_path) as manager:
+        with Workspace(tmp_path, manager.store) as ws:
+            for _ in range(2):
+                with pytest.raises(WorkspaceError, match="is a store itself"):
+                    ws.snapshot()
+        with Workspace(tmp_path) as ws, pytest.raises(WorkspaceError, match="is a store itself"):
+            manager.save("key", {"workspace": ws})
+    assert (tmp_path / "a").read_bytes() == b"one"
 
 
 @pytest.mark.parametrize("url", ["", "x", "nope://x", "sqlite://host/x", "file:", "memory://"])

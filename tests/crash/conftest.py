@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.fault_process import FaultProcess
+from tests.crash.fault_process import SECRET, FaultProcess
 from tests.crash.recorded import record
 from tests.crash.scenarios import make_archive, make_store
 from tests.crash.sweeping import BrokenStore
@@ -138,8 +138,9 @@ def workspace_process(session_scratch):
 
 
 @pytest.fixture
-def broken_workspace(workspace_process, scratch):
+def broken_workspace(workspace_process, scratch, monkeypatch):
     """A workspace on which actions are broken."""
+    monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", SECRET)
     return BrokenWorkspace(workspace_process, scratch)
 
 

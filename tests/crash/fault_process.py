@@ -221,6 +221,11 @@ def child_environment():
     return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": path}
 
 
+SECRET = "of the fault tests"
+"""Whoever finishes what a broken process has begun must have the same."""
+
+
 def _own_home(scratch):
     home = str(scratch / "home")
-    return {"HOME": home, "XDG_CONFIG_HOME": home, "AGENT_CHECKPOINT_HOME": home}
+    places = {"HOME": home, "XDG_CONFIG_HOME": home, "AGENT_CHECKPOINT_HOME": home}
+    return {**places, "AGENT_CHECKPOINT_SECRET": SECRET}

@@ -1,6 +1,6 @@
 """Where a store is that was opened without a path. Owns that directory's name; makes nothing.
 
-The secret of pickles is found in the same manner, by `core/seal.py`, but in the config directory:
+The secret of pickles is found in the same manner, by `seal.py`, but in the config directory:
 who copies the data must not get the secret with it.
 """
 

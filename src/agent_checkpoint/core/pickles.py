@@ -9,11 +9,11 @@ import binascii
 import pickle
 from typing import Any
 
-from agent_checkpoint.core.seal import check_seal, make_seal
 from agent_checkpoint.core.trouble import Trouble, blame
 from agent_checkpoint.core.values import decode_bytes, encode_bytes
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
+from agent_checkpoint.seal import check_seal, make_seal
 
 _PROTOCOL = 4
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.core.seal import check_seal, make_seal
-from agent_checkpoint.errors import IntegrityError, StateError
+from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, show
+from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.session.counts import Counts
 from agent_checkpoint.store.reading import whole
 from agent_checkpoint.store.store import Store
@@ -70,19 +69,13 @@ class Meta:
     def bind(self, workspace: str | None) -> None:
         """Note the directory, with a proof of who says so."""
         self.workspace = workspace
-        self.seal = None
-        if workspace is not None:
-            with suppress(StateError):  # then it has to be named at each opening
-                self.seal = make_seal(self._said())
+        # Where there can be no secret, it has to be named at each opening.
+        self.seal = None if workspace is None else claim(self._said())
 
     @property
     def is_bound(self) -> bool:
         """Whether it was this user who said which directory it is: anybody can write a note."""
-        try:
-            check_seal(self._said(), self.seal)
-        except StateError:
-            return False
-        return self.workspace is not None
+        return self.workspace is not None and is_claimed(self._said(), self.seal)
 
     def _said(self) -> bytes:
         return json.dumps(["workspace of a session", self.family, self.workspace]).encode()

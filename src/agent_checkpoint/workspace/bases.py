@@ -138,7 +138,7 @@ def write_out(tree: Tree, target: Path) -> None:
     try:
         plan = Planner(Side(None, tree.get), tree, exclude=Rules.of(())).plan()
         work = Restore(fd, plan)
-        work.run(Journal(tree.ref, tree.ref, None, (), ""))
+        work.run(Journal(os.fspath(target), tree.ref, tree.ref, None, (), ""))
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be written ({error.strerror}).") from error
     finally:

@@ -67,7 +67,10 @@ class Restore:
             contents = (step.after for step in files if step.after is not None)
             names = staging.put(contents, self._plan.tree.get)
             staged = dict(zip((step.path for step in files), names))
-            staging.begin(journal)
+            if self._is_begun:
+                staging.settle()
+            else:
+                staging.begin(journal)
         except BaseException:
             if self._is_begun:
                 staging.close()

@@ -133,6 +133,7 @@ class Restoring:
             return
         seen = held.seen if wish.keep_unseen else None
         journal = Journal(
+            root=os.fspath(self._root.path),
             tree=plan.tree.ref,
             safety=held.tree.ref,
             safety_id=held.checkpoint_id,
@@ -158,7 +159,7 @@ class Restoring:
                 return None
         with self._root.held(exclusive=True) as root:
             try:
-                journal = read_journal(root)
+                journal = read_journal(root, os.fspath(self._root.path))
                 if journal is None:
                     remove_staging(root)  # it was not begun, or is finished by now
                     return None
@@ -246,8 +247,11 @@ class Restoring:
 
     def _holds(self, backend: Backend) -> bool:
         """Tell whether a store is in the workspace."""
-        place = getattr(backend, "path", None)
-        return place is not None and self._root.path in Path(os.path.realpath(place)).parents
+        path = getattr(backend, "path", None)
+        if path is None:
+            return False
+        place = Path(os.path.realpath(path))
+        return self._root.path in (place, *place.parents)
 
     def _store_of(self, journal: Journal, store: Store | None) -> Store:
         """Return the store that an interrupted restore was from. Raises WorkspaceError."""

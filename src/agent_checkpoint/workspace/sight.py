@@ -5,6 +5,7 @@ What is remembered from the last look is in `memory`.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -281,13 +282,19 @@ class Sight:
         links: Links | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
     ) -> Scan:
+        found, places = os.fstat(root), self._memory.own_places()
+        if (found.st_dev, found.st_ino) in places:
+            raise WorkspaceError(
+                f"{show(str(self._path))} is a store itself: to restore it would take away the "
+                "history that is in it. Use a store elsewhere, or in a directory below."
+            )
         return Scan(
             root,
             writer,
             objects_from(writer.backend) if writer.backend is not None else _nothing,
             contents,
             rules=self._rules,
-            excluded=Excluded({STAGING, BESIDE}, self._memory.own_places()),
+            excluded=Excluded({STAGING, BESIDE}, places),
             watches=watcher,
             links=links,
             lost=lost,

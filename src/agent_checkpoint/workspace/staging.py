@@ -6,6 +6,7 @@ journal, a restore has begun and has to be finished, by whoever opens the worksp
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -13,7 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from agent_checkpoint.errors import IntegrityError, WorkspaceError
+from agent_checkpoint.errors import IntegrityError, StateError, WorkspaceError
+from agent_checkpoint.records import show
+from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.store.objects import BLOB
 from agent_checkpoint.workspace.beneath import Changing, open_directory, opened_file, read_all
 from agent_checkpoint.workspace.tree import ContentHash, Get, Item, read_chunks
@@ -34,6 +37,8 @@ _PIECE = 1 << 20
 class Journal(NamedTuple):
     """A restore that has begun: what it makes of what, and how it was asked for."""
 
+    root: str
+    """The directory that it is for: elsewhere, it is only a copy."""
     tree: str
     safety: str
     paths: tuple[str, ...] | None
@@ -43,6 +48,11 @@ class Journal(NamedTuple):
     """The checkpoint that holds what `safety` names."""
     seen: str | None = None
     """The last ordinary snapshot, if what that does not hold is to be kept."""
+
+    @property
+    def said(self) -> bytes:
+        """What is sealed: whoever can write a file here, or has it cloned, could name others."""
+        return json.dumps(["restore of a workspace", self._asdict()]).encode()
 
 
 class Staging:
@@ -83,15 +93,23 @@ class Staging:
                 batch = []
         yield from self._put(batch, get)
 
+    def settle(self) -> None:
+        """Make durable what is staged. Raises OSError."""
+        if self._count > FEW:
+            sync_file_system(self._root)
+
     def begin(self, journal: Journal) -> None:
         """Make durable what is staged, then the journal: from now on there is no way back.
 
         Raises:
             OSError: it cannot be written.
         """
-        if self._count > FEW:
-            sync_file_system(self._root)
-        text = json.dumps(journal._asdict()).encode()
+        self.settle()
+        try:
+            seal = claim(journal.said)
+        except StateError as error:
+            raise OSError(errno.EIO, str(error)) from error
+        text = json.dumps({**journal._asdict(), "seal": seal}).encode()
         with self._new(_JOURNAL + b".new", self._fd) as file:
             _write(file, text)
             os.fsync(file)
@@ -164,11 +182,15 @@ def has_staging(root: int) -> bool:
     return stat.S_ISDIR(found.st_mode)
 
 
-def read_journal(root: int) -> Journal | None:
+def read_journal(root: int, path: str) -> Journal | None:
     """Return the journal of a restore that has begun, or None.
 
+    Args:
+        root: the directory, open.
+        path: where it is.
+
     Raises:
-        WorkspaceError: there is one that cannot be read.
+        WorkspaceError: there is one that cannot be read, or that another may have written.
     """
     try:
         staging = open_directory(STAGING, root)
@@ -177,7 +199,8 @@ def read_journal(root: int) -> Journal | None:
     try:
         with opened_file(staging, _JOURNAL) as file:
             record = json.loads(read_all(file.fd, min(file.stat.st_size, _LARGEST_JOURNAL)))
-        return Journal(
+        journal = Journal(
+            str(record["root"]),
             str(record["tree"]),
             str(record["safety"]),
             None if record["paths"] is None else tuple(map(str, record["paths"])),
@@ -186,6 +209,7 @@ def read_journal(root: int) -> Journal | None:
             str(record["safety_id"]),
             None if record["seen"] is None else str(record["seen"]),
         )
+        seal = record["seal"]
     except FileNotFoundError:
         return None
     except (Changing, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -195,6 +219,21 @@ def read_journal(root: int) -> Journal | None:
         ) from error
     finally:
         os.close(staging)
+    try:
+        is_ours = journal.root == path and is_claimed(journal.said, seal)
+    except StateError as error:
+        raise WorkspaceError(
+            f"A restore was interrupted here, and cannot be finished now ({error}). The next who "
+            "opens the workspace goes on."
+        ) from error
+    if not is_ours:
+        raise WorkspaceError(
+            f"There is the journal of an interrupted restore here ({os.fsdecode(STAGING)}), and "
+            "nothing proves that it was you who began it in this directory: it may have come with "
+            "the files. Nothing was done. Remove that directory to leave the files as they are; if "
+            f"it was you, {show(journal.safety_id, 120)} holds what was here before."
+        )
+    return journal
 
 
 def remove_staging(root: int, *, keep_journal: bool = False) -> None:

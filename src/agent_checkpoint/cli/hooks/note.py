@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from agent_checkpoint.cli.hooks.events import Call, Event
 from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.core.encode import encode
-from agent_checkpoint.core.seal import check_seal, make_seal
 from agent_checkpoint.errors import IntegrityError, StateError
 from agent_checkpoint.records import Checkpoint, JsonValue, show
+from agent_checkpoint.seal import check_seal, make_seal
 from agent_checkpoint.store.store import Store
 
 PART = "hook"

@@ -10,7 +10,7 @@ import pytest
 
 from agent_checkpoint import StateError, UntrustedDataError
 from agent_checkpoint.core.codec import encode_state
-from agent_checkpoint.core.seal import check_seal, make_seal, secret_file
+from agent_checkpoint.seal import check_seal, make_seal, secret_file
 from tests.exact import decode_state
 
 DATA = b"pickled"

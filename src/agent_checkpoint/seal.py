@@ -1,4 +1,4 @@
-"""The seal of pickles. Owns the user's secret and the HMAC; never unpickles anything.
+"""The seal of what only its own user may have written. Owns the secret and the HMAC.
 
 The secret lives outside every store: in `AGENT_CHECKPOINT_SECRET`, else in a file of the user's
 config directory that only the user can read.
@@ -6,6 +6,7 @@ config directory that only the user can read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import os
@@ -21,6 +22,7 @@ _ADVICE = (
     "user's .config/agent-checkpoint/secret), or, if you trust its origin, load it with "
     "trust_pickle=True."
 )
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 _DOMAIN = b"agent-checkpoint pickle 1\n"
 
 
@@ -54,6 +56,35 @@ def check_seal(data: bytes, seal: object) -> None:
         )
 
 
+def claim(said: bytes) -> str | None:
+    """Return a proof that this user said something; None if there can be no secret here.
+
+    Raises:
+        StateError: the secret cannot be read just now.
+    """
+    try:
+        return make_seal(said)
+    except StateError as error:
+        if _is_passing(error):
+            raise
+        return None
+
+
+def is_claimed(said: bytes, seal: object) -> bool:
+    """Tell whether it was this user who said it.
+
+    Raises:
+        StateError: the secret cannot be read just now.
+    """
+    try:
+        check_seal(said, seal)
+    except StateError as error:
+        if _is_passing(error):
+            raise
+        return False
+    return True
+
+
 def secret_file() -> Path:
     """Return where the secret is kept when the environment has none.
 
@@ -66,6 +97,11 @@ def secret_file() -> Path:
     if os.environ.get("HOME") == "":
         raise RuntimeError("HOME is empty")
     return Path.home() / ".config" / "agent-checkpoint" / "secret"
+
+
+def _is_passing(error: StateError) -> bool:
+    """Tell whether it may be otherwise in a moment, or for another process."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING
 
 
 def _seal(secret: bytes, data: bytes) -> str:
