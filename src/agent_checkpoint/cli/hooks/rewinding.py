@@ -25,11 +25,11 @@ from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.wording import count
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.restoring import Held
-from agent_checkpoint.wording import count
 from agent_checkpoint.workspace.workspace import Workspace
 
 
@@ -158,7 +158,8 @@ class Rewinding:
             return f"cut {path} from {count(len(now), 'line')} to {then:,}"
         if self._lines[: len(now)] == now:
             return f"put {count(then - len(now), 'line')} back at the end of {path}"
-        return f"replace {path}, which has been written anew since, by what it was: {count(then, 'line')}"
+        was = count(then, "line")
+        return f"replace {path}, which has been written anew since, by what it was: {was}"
 
     def _saved_lines(self) -> list[str] | None:
         tree = self._target.parts.get(TRANSCRIPT)
