@@ -1,6 +1,7 @@
 """keys, stats, verify, prune, gc, purge, export, import: a store as a whole."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager
+from agent_checkpoint.cli.text import size
 from tests.cli.world import opened, run, run_process
 
 
@@ -26,6 +28,7 @@ def test_keys(session: Path, repo: Path) -> None:
     assert rows["fix"]["session"] is True
     assert rows["fix"]["directory"] == str(session.resolve())
     assert rows[f"workspace:{repo.resolve()}"]["seq"] == 2
+    assert rows[f"workspace:{repo.resolve()}"]["directory"] == str(repo.resolve())
     shown = run("keys").out.splitlines()
     assert shown[0].split() == ["key", "head", "when", "kind", "directory"]
     assert len(shown) == 1 + len(rows)
@@ -60,11 +63,37 @@ def test_stats() -> None:
         "checkpoints",
         "logical_bytes",
         "stored_bytes",
+        "unshared_bytes",
         "dedupe_ratio",
         "objects",
         "keys",
     }
-    assert "10 checkpoints in 1 key" in run("stats").out
+    shown = run("stats").out
+    assert "10 checkpoints in 1 key" in shown
+    assert shown.splitlines()[0] == data["store"]
+    assert Path(data["store"]).is_dir()
+
+
+def test_stats_with_files_show_what_is_shared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        place = tmp_path / name
+        place.mkdir()
+        (place / "noise").write_bytes(random.Random(1).randbytes(200_000))
+        (place / "own").write_bytes(random.Random(name).randbytes(50_000))
+        run("save", at=place)
+        (place / "little").write_text("more")
+        run("save", at=place)
+    data = run("stats", "--json").data
+    rows = list(data["keys"].values())
+    assert 300_000 < data["stored_bytes"] < 350_000
+    assert data["unshared_bytes"] > 4 * 250_000
+    for row in rows:
+        assert row["unshared_bytes"] > 2 * 250_000
+        assert 50_000 < row["own_bytes"] < 70_000
+        assert row["stored_bytes"] - row["own_bytes"] > 200_000
+    shown = run("stats").out
+    assert f"would take {size(data['unshared_bytes'])}\n" in shown
+    assert "without files" not in shown
 
 
 @pytest.mark.usefixtures("counted")
