@@ -97,6 +97,63 @@ def test_stats_with_files_show_what_is_shared(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("counted")
+def test_delete_of_keys_and_checkpoints(tmp_path: Path) -> None:
+    with opened() as manager:
+        ids = [row["id"] for row in manager.history("run")]
+        manager.save("other", {"x": 1}, label="first")
+        manager.save("other", {"x": 2})
+    before = run("delete", "run@9", ids[0], "other", "other@1", "run@9", "--dry-run")
+    assert before.status == 0
+    shown = before.out.splitlines()
+    assert [line.split()[1] for line in shown] == [ids[1], ids[0], "other,"]
+    assert "2 checkpoints" in shown[2]
+    assert len(run("log", "run", "--json").data["checkpoints"]) == 10
+    assert run("delete", "run@9").status == 4  # nobody is there to say yes
+    assert run("delete", "run@9", "--json").data["done"] is False
+    done = run("delete", "run@9", ids[0], "other", "--json", "--yes").data
+    assert done == {"done": True, "keys": ["other"], "checkpoints": 4, "ids": [ids[1], ids[0]]}
+    with opened() as manager:
+        assert manager.list_keys() == ["run"]
+        assert [row["id"] for row in manager.history("run")] == ids[2:]
+    assert "agent-checkpoint gc" in run("delete", "run", "--yes").out
+    assert run("keys", "--json").data == []
+
+
+@pytest.mark.usefixtures("counted")
+def test_delete_of_what_is_not_there_deletes_nothing() -> None:
+    for name in ("nothing", "run@99", ""):
+        ran = run("delete", "run", name, "--yes")
+        assert ran.status in (2, 3), name
+        assert ran.err
+    assert len(run("keys", "--json").data) == 1
+
+
+def test_delete_of_a_session_says_so(session: Path) -> None:
+    shown = run("delete", "fix", "--dry-run").out
+    assert "delete fix, " in shown
+    assert "a session" in shown
+    assert run("delete", "@1", "--yes", at=session).status == 0
+    with opened() as manager:
+        assert [row["id"] for row in manager.history("fix")][-1].endswith("-2")
+
+
+def test_delete_of_what_is_damaged(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    with CheckpointManager(backend="file", path=store) as manager:
+        first = manager.save("run", {"step": 1})
+        manager.save("run", {"step": 2})
+    entry = next(path for path in store.rglob("*") if path.is_file() and b'"step":1' in read(path))
+    entry.write_bytes(b"rubbish")
+    assert "cannot be read" in run("--store", f"file://{store}", "delete", first, "--dry-run").out
+    assert run("--store", f"file://{store}", "delete", first, "--yes").status == 0
+    assert run("--store", f"file://{store}", "verify").status == 0
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes().replace(b" ", b"")
+
+
+@pytest.mark.usefixtures("counted")
 def test_verify(tmp_path: Path) -> None:
     assert run("verify").out.startswith("All is well")
     assert run("verify", "--json").data["ok"] is True
