@@ -52,7 +52,7 @@ clean:  ## Remove everything that make has made
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The demo needs the package alone, the tests more, the linters most: three stamps, each on the last.
+# The demo needs the command and the page, the tests more, the linters most: three stamps, each on the last.
 
 $(VENV)/.package: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' || { \
@@ -62,7 +62,7 @@ $(VENV)/.package: pyproject.toml
 	  echo "'apt-get install python3-venv', or name another Python with PYTHON=…" >&2; exit 1; }
 	@echo "Setting up $(VENV): once, for less than a minute."
 	@$(PIP) install --upgrade 'pip>=25.1'
-	@$(PIP) install --editable .
+	@$(PIP) install --editable '.[cli,web]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.package

@@ -186,6 +186,26 @@ def test_doctor_tells_what_works() -> None:
     assert "store: " in shown
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_doctor_of_a_store_that_cannot_be_written(
+    exists: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "kept" / "store"
+    if exists:
+        place.mkdir(parents=True)
+    asked = []
+
+    def access(path: object, mode: int) -> bool:  # root may write everywhere
+        asked.append(path)
+        return path == place.parents[0 if exists else 1]
+
+    monkeypatch.setattr("os.access", access)
+    ran = run("--store", place, "doctor")
+    assert (place if exists else tmp_path) in asked
+    assert f"store: {place}, 0 keys" in ran.out
+    assert ("cannot be written" in ran.out) == exists
+
+
 def test_doctor_of_a_store_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "store.db").write_text("no store" * 1000)
     ran = run("--store", tmp_path, "doctor")

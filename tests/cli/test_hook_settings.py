@@ -92,7 +92,59 @@ def test_out_again_the_file_is_what_it_was(agent: str, text: str, tmp_path: Path
     assert backup.read_bytes() == text.encode()
     assert uninstall(agent, path)
     assert path.read_bytes().decode() == text
+    assert [found.name for found in tmp_path.iterdir()] == ["settings.json"]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
     assert not uninstall(agent, path)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("text", ["", "\n", "{ }", '{"hooks" : { } , "a":1}'])
+def test_byte_for_byte_and_whatever_was_installed_meanwhile(
+    agent: str, text: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    install(agent, path)
+    path.write_text(path.read_text().replace("-I -S", "-I"))  # as an older version did
+    assert install(agent, path)
+    assert install(agent, path, "/elsewhere/a store")
+    backup = tmp_path / "settings.json.before-agent-checkpoint"
+    assert backup.read_text() == text
+    assert uninstall(agent, path)
+    assert path.read_text() == text
+    assert not backup.exists()
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_a_file_of_ours_alone_is_taken_away(agent: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    install(agent, path)
+    install(agent, path, "/elsewhere")
+    assert uninstall(agent, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_changed_meanwhile_stays_and_so_does_the_original(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"a": 1}\n')
+    install("claude-code", path)
+    path.write_text(path.read_text().replace('"a": 1', '"a": 2'))
+    assert uninstall("claude-code", path)
+    assert json.loads(path.read_text()) == {"a": 2}
+    backup = tmp_path / "settings.json.before-agent-checkpoint"
+    assert backup.read_text() == '{"a": 1}\n'
+    install("claude-code", path)
+    assert json.loads(backup.read_text()) == {"a": 2}
+
+
+def test_a_backup_of_another_version_is_not_put_back(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"a": 1}\n')
+    install("claude-code", path)
+    backup = tmp_path / "settings.json.before-agent-checkpoint"
+    backup.write_text(path.read_text())  # with our hooks, as it once was
+    assert uninstall("claude-code", path)
+    assert json.loads(path.read_text()) == {"a": 1}
 
 
 def test_comments_and_order_stay(tmp_path: Path) -> None:
@@ -184,7 +236,7 @@ def test_events_that_an_old_version_would_choke_on(
     work.command("hook", "install", "claude-code", PATH=path)  # after an update
     assert "PostToolBatch" in json.loads(settings.read_text())["hooks"]
     work.command("hook", "uninstall", "claude-code", PATH="/nowhere")
-    assert json.loads(settings.read_text()) == {}
+    assert not settings.exists()
 
 
 def test_a_link_stays_a_link(tmp_path: Path) -> None:
@@ -209,7 +261,7 @@ def test_the_command_installs_for_the_user_or_the_project(work: Scene) -> None:
         ("codex", "project"),
     ]
     work.command("hook", "uninstall", "claude-code")
-    assert json.loads((home / ".claude" / "settings.json").read_text()) == {}
+    assert not (home / ".claude" / "settings.json").exists()
     work.command("hook", "install", "cursor", status=2)
     work.command("hook", "install", status=2)
     work.hook("claude-code", b"no json")
@@ -254,6 +306,80 @@ def test_the_plain_command_takes_events_too(work: Scene) -> None:
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
     assert work.keys() == [CLAUDE]
+
+
+@pytest.mark.parametrize("way", ["direct", "served"])
+def test_a_named_store_is_the_one_that_is_used(way: str, tmp_path: Path) -> None:
+    with scene(tmp_path, way) as work:
+        store = tmp_path / "a store"
+        told = work.command("--store", "../a store", "hook", "install", "codex", "--project")
+        assert f"agent-checkpoint --store '{store}' rewind" in told
+        file = work.workspace / ".codex" / "hooks.json"
+        once = file.read_text()
+        assert "already" in work.command(
+            "hook", "install", "codex", "--project", "--store", str(store)
+        )
+        assert file.read_text() == once
+        (row,) = [
+            row
+            for row in json.loads(work.command("hook", "status", "--json"))["agents"]
+            if row["installed"]
+        ]
+        assert row["store"] == str(store)
+        ((group,), *_) = json.loads(once)["hooks"].values()
+        done = subprocess.run(
+            ["sh", "-c", group["hooks"][0]["command"]],
+            input=json.dumps(work.event("codex.post-tool-use")).encode(),
+            env={**work.environment, "AGENT_CHECKPOINT_STORE": str(tmp_path / "other")},
+            cwd=work.workspace,
+            capture_output=True,
+            timeout=60,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert not (tmp_path / "other").exists()
+        assert work.keys() == []
+        with work.manager(store) as manager:
+            (key,) = manager.list_keys()
+        assert key in work.command("--store", str(store), "rewind")
+        (work.workspace / "src" / "app.py").write_text("print('new')\n")
+        work.command("rewind", "@1", "--yes", "--store", str(store))
+        assert (work.workspace / "src" / "app.py").read_text() == "print('old')\n"
+        work.command("hook", "install", "codex", "--project")
+        assert "--store" not in file.read_text()
+        assert file.read_text().count("client.py") == once.count("client.py")
+        work.command("--store", "x://y", "hook", "install", "codex", "--project")
+        assert "--store x://y" in file.read_text()
+        work.command("hook", "uninstall", "codex", "--project")
+        assert not file.exists()
+
+
+def test_the_plain_command_takes_a_store_too(work: Scene) -> None:
+    done = subprocess.run(
+        [*_python(), "hook", "claude-code", "--store", "../named"],
+        input=json.dumps(work.event("claude-code.post-tool-use")).encode(),
+        env={**work.environment, "AGENT_CHECKPOINT_STORE": str(work.place / "other")},
+        cwd=work.workspace,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    with work.manager(work.place / "named") as manager:
+        assert manager.list_keys() == [CLAUDE]
+
+
+@pytest.mark.parametrize("word", ["instal", "list", "claude"])
+def test_a_word_that_nobody_knows(word: str, work: Scene) -> None:
+    done = subprocess.run(
+        [*_python(), "hook", word],
+        input=b"{}",
+        env=work.environment,
+        cwd=work.workspace,
+        capture_output=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")  # 2 would block the agent's call
+    assert f"There is no '{word}' here" in done.stderr.decode()
+    assert "install, uninstall, status, stop, claude-code, codex, gemini." in done.stderr.decode()
 
 
 def _python() -> list[str]:

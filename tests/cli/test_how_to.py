@@ -37,6 +37,24 @@ def test_the_shell_shows_what_the_page_shows(tmp_path: Path) -> None:
         assert matches(shown, printed), f"{source}prints\n{printed}\nand shows\n{shown}"
 
 
+def test_events_can_be_typed_as_shown(tmp_path: Path) -> None:
+    text = (PAGE.parent / "coding-agents.md").read_text(encoding="utf-8")
+    ((source, shown),) = re.findall(
+        r"^```sh\n(mkdir tried.*?)^```\n\n```text\n(.*?)^```", text, flags=re.M | re.S
+    )
+    done = subprocess.run(
+        ["bash", "-e"],
+        input=SHIM + source,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUTF8": "1", "AGENT_CHECKPOINT_HOOK_DIRECT": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert matches(shown, done.stdout), done.stdout
+
+
 def test_the_page_names_every_command_with_json() -> None:
     from agent_checkpoint.cli.registry import COMMANDS
 

@@ -41,6 +41,7 @@ def test_the_tool_calls_are_listed_newest_first(work: Scene) -> None:
         ["toolu_2"],
     ]
     assert [row["lines"] for row in told["checkpoints"]] == [4, 3, 2]
+    assert "lines: how long the conversation was" in work.command("rewind")
     assert "Bash sed" in work.command("rewind")
     assert len(json.loads(work.command("rewind", "-N", "1", "--json"))["checkpoints"]) == 1
 

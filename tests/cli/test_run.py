@@ -46,8 +46,10 @@ def test_before_on_the_way_and_after(work: Scene) -> None:
         capture_output=True,
         timeout=60,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (7, b"said\n", b"bad\n")
+    assert (done.returncode, done.stdout) == (7, b"said\n")
     rows = list(reversed(work.history(key(work))))
+    told = f"agent-checkpoint: saved {rows[-1]['id']}; all: agent-checkpoint log {key(work)}\n"
+    assert done.stderr.decode() == f"bad\n{told}"
     assert rows[0]["label"].startswith("before sh -c")
     assert rows[-1]["label"].startswith("after sh -c")
     assert 3 <= len(rows) <= 5
@@ -75,6 +77,14 @@ def test_arguments_after_the_dashes_are_the_commands_own(work: Scene) -> None:
     assert done.stdout == "['--every', '--', 'x']\n"
 
 
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_options_of_the_command_are_its_own(dashes: list[str], work: Scene) -> None:
+    told = work.command("run", "--key", "nightly", *dashes, "ls", "-la", "--color=never")
+    assert "app.py" in told or "src" in told
+    assert work.keys() == ["nightly"]
+    assert "Say what to run" in work.command("run", *dashes, status=2)
+
+
 def test_a_key_of_ones_own(work: Scene) -> None:
     work.command("run", "--key", "nightly", "--", "sh", "-c", "echo x > x")
     assert work.keys() == ["nightly"]
@@ -83,7 +93,18 @@ def test_a_key_of_ones_own(work: Scene) -> None:
 
 
 def test_what_cannot_be_run(work: Scene) -> None:
-    assert "cannot be run" in work.command("run", "--", "no-such-command-here", status=2)
+    told = work.command("run", "--", "no-such-command-here", status=127)
+    assert told == (
+        "agent-checkpoint: 'no-such-command-here' cannot be run (No such file or directory).\n"
+    )
+    assert work.keys() == []  # nothing was run, so nothing is left of it
+    (work.workspace / "script").write_text("")
+    assert "(Permission denied)" in work.command("run", "./script", status=126)
+    work.command("save")
+    (work.workspace / "script").write_text("no program")
+    (work.workspace / "script").chmod(0o755)
+    work.command("run", "./script", status=126)
+    assert len(work.history(key(work))) == 1
     work.command("run", "--every", "0", "--", "true", status=2)
 
 

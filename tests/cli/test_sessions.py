@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import Approvals, ConflictError, Session
+from agent_checkpoint import ApprovalDeniedError, Approvals, ConflictError, Session, Suspended
 from tests.cli.world import Coder, charge, explode, opened, publish, run, run_process
 
 
@@ -179,7 +179,7 @@ def test_tasks_of_a_session(session: Path) -> None:
     assert "3 of 3 done" in shown
     data = run("tasks", "fix", "--json").data
     assert [row["status"] for row in data["tasks"]] == ["completed"] * 3
-    assert set(data["tasks"][0]) == {"id", "status", "attempt", "note", "result"}
+    assert set(data["tasks"][0]) == {"id", "status", "attempt", "note", "result", "waits_for"}
 
 
 def test_tasks_of_all_sessions(session: Path, request_id: str) -> None:
@@ -239,6 +239,40 @@ def test_a_denial(request_id: str) -> None:
     )
 
 
+def test_a_denial_that_the_agent_knows_of(request_id: str) -> None:
+    run("approvals", "deny", request_id, "--reason", "too late", "--by", "Ann")
+    with Session("release"), pytest.raises(ApprovalDeniedError):
+        publish("1.2", "Many things.")
+    (row,) = run("approvals", "--all", "--json").data
+    assert (row["status"], row["answer"], row["by"]) == ("used", "denied", "Ann")
+    shown = run("approvals", "--all").out
+    assert "  denied, used by Ann\n" in shown
+    assert "    too late\n" in shown
+
+
+def test_a_task_that_waits_for_an_approval() -> None:
+    with pytest.raises(Suspended) as waiting, Session("release") as opened_session:
+        for task in opened_session.tasks(["build", "publish"]):
+            with task:
+                if task.id == "publish":
+                    publish("1.2", "Many things.")
+    name = waiting.value.approval_id
+    rows = run("tasks", "release", "--json").data["tasks"]
+    assert [row["waits_for"] for row in rows] == [[], [name]]
+    assert f"publish  in_progress, waits for {name}\n" in run("tasks", "release").out
+
+
+def test_the_beginning_of_two_requests() -> None:
+    names = []
+    for version in ("1.2", "1.3"):
+        with pytest.raises(Suspended) as waiting, Session(f"release-{version}"):
+            publish(version, "Many things.")
+        names.append(waiting.value.approval_id)
+    ran = run("approvals", "approve", "approval-")
+    assert ran.status == 2
+    assert f"the beginning of 2 requests: {', '.join(sorted(names))}." in ran.err
+
+
 def test_an_approval_with_other_arguments(request_id: str) -> None:
     assert run("approvals", "edit", request_id, "--set", "notes=Fewer").status == 2
     assert run("approvals", "edit", request_id, "--set", "notes").status == 2
@@ -246,6 +280,11 @@ def test_an_approval_with_other_arguments(request_id: str) -> None:
     assert run("approvals", "edit", request_id, "--set", 'notes="Fewer."').status == 0
     with Session("release"):
         assert publish("1.2", "Many things.") == "published 1.2: Fewer."
+        assert publish("1.2", "Many things.") == "published 1.2: Fewer."  # from the ledger
+    shown = run("log", "release").out
+    assert shown.count("publish(version='1.2', notes='Fewer.')") == 2
+    assert "notes='Many things.'" not in shown
+    assert "  approved, used by " in run("approvals", "--all").out
 
 
 def test_an_approval_in_an_editor(

@@ -1,6 +1,7 @@
 """keys, stats, verify, prune, gc, purge, export, import: a store as a whole."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager
+from agent_checkpoint.cli.text import size
 from tests.cli.world import opened, run, run_process
 
 
@@ -26,6 +28,7 @@ def test_keys(session: Path, repo: Path) -> None:
     assert rows["fix"]["session"] is True
     assert rows["fix"]["directory"] == str(session.resolve())
     assert rows[f"workspace:{repo.resolve()}"]["seq"] == 2
+    assert rows[f"workspace:{repo.resolve()}"]["directory"] == str(repo.resolve())
     shown = run("keys").out.splitlines()
     assert shown[0].split() == ["key", "head", "when", "kind", "directory"]
     assert len(shown) == 1 + len(rows)
@@ -60,11 +63,94 @@ def test_stats() -> None:
         "checkpoints",
         "logical_bytes",
         "stored_bytes",
+        "unshared_bytes",
         "dedupe_ratio",
         "objects",
         "keys",
     }
-    assert "10 checkpoints in 1 key" in run("stats").out
+    shown = run("stats").out
+    assert "10 checkpoints in 1 key" in shown
+    assert shown.splitlines()[0] == data["store"]
+    assert Path(data["store"]).is_dir()
+
+
+def test_stats_with_files_show_what_is_shared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        place = tmp_path / name
+        place.mkdir()
+        (place / "noise").write_bytes(random.Random(1).randbytes(200_000))
+        (place / "own").write_bytes(random.Random(name).randbytes(50_000))
+        run("save", at=place)
+        (place / "little").write_text("more")
+        run("save", at=place)
+    data = run("stats", "--json").data
+    rows = list(data["keys"].values())
+    assert 300_000 < data["stored_bytes"] < 350_000
+    assert data["unshared_bytes"] > 4 * 250_000
+    for row in rows:
+        assert row["unshared_bytes"] > 2 * 250_000
+        assert 50_000 < row["own_bytes"] < 70_000
+        assert row["stored_bytes"] - row["own_bytes"] > 200_000
+    shown = run("stats").out
+    assert f"would take {size(data['unshared_bytes'])}\n" in shown
+    assert "without files" not in shown
+
+
+@pytest.mark.usefixtures("counted")
+def test_delete_of_keys_and_checkpoints(tmp_path: Path) -> None:
+    with opened() as manager:
+        ids = [row["id"] for row in manager.history("run")]
+        manager.save("other", {"x": 1}, label="first")
+        manager.save("other", {"x": 2})
+    before = run("delete", "run@9", ids[0], "other", "other@1", "run@9", "--dry-run")
+    assert before.status == 0
+    shown = before.out.splitlines()
+    assert [line.split()[1] for line in shown] == [ids[1], ids[0], "other,"]
+    assert "2 checkpoints" in shown[2]
+    assert len(run("log", "run", "--json").data["checkpoints"]) == 10
+    assert run("delete", "run@9").status == 4  # nobody is there to say yes
+    assert run("delete", "run@9", "--json").data["done"] is False
+    done = run("delete", "run@9", ids[0], "other", "--json", "--yes").data
+    assert done == {"done": True, "keys": ["other"], "checkpoints": 4, "ids": [ids[1], ids[0]]}
+    with opened() as manager:
+        assert manager.list_keys() == ["run"]
+        assert [row["id"] for row in manager.history("run")] == ids[2:]
+    assert "agent-checkpoint gc" in run("delete", "run", "--yes").out
+    assert run("keys", "--json").data == []
+
+
+@pytest.mark.usefixtures("counted")
+def test_delete_of_what_is_not_there_deletes_nothing() -> None:
+    for name in ("nothing", "run@99", ""):
+        ran = run("delete", "run", name, "--yes")
+        assert ran.status in (2, 3), name
+        assert ran.err
+    assert len(run("keys", "--json").data) == 1
+
+
+def test_delete_of_a_session_says_so(session: Path) -> None:
+    shown = run("delete", "fix", "--dry-run").out
+    assert "delete fix, " in shown
+    assert "a session" in shown
+    assert run("delete", "@1", "--yes", at=session).status == 0
+    with opened() as manager:
+        assert [row["id"] for row in manager.history("fix")][-1].endswith("-2")
+
+
+def test_delete_of_what_is_damaged(tmp_path: Path) -> None:
+    store = tmp_path / "s"
+    with CheckpointManager(backend="file", path=store) as manager:
+        first = manager.save("run", {"step": 1})
+        manager.save("run", {"step": 2})
+    entry = next(path for path in store.rglob("*") if path.is_file() and b'"step":1' in read(path))
+    entry.write_bytes(b"rubbish")
+    assert "cannot be read" in run("--store", f"file://{store}", "delete", first, "--dry-run").out
+    assert run("--store", f"file://{store}", "delete", first, "--yes").status == 0
+    assert run("--store", f"file://{store}", "verify").status == 0
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes().replace(b" ", b"")
 
 
 @pytest.mark.usefixtures("counted")

@@ -31,12 +31,17 @@ PHRASES = [
 ]
 
 
-def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run(folder: Path, *arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "agent_checkpoint.demo", *arguments],
         cwd=folder,
         # Fixtures of the whole module are made before a test has a home of its own.
-        env={**os.environ, "HOME": str(folder), "AGENT_CHECKPOINT_HOME": str(folder / "own")},
+        env={
+            **os.environ,
+            "HOME": str(folder),
+            "AGENT_CHECKPOINT_HOME": str(folder / "own"),
+            **more,
+        },
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
@@ -85,6 +90,18 @@ def test_what_it_shows_is_really_there(shown: str, home: Path) -> None:
         assert {"open", "save", "rollback", "safety", "adopt", "close"} <= kinds
         assert len(manager.list_keys("fix-invoices/")) == 2
         assert manager.verify().ok
+
+
+def test_the_commands_at_its_end_run(shown: str, home: Path) -> None:
+    """Without the script on the path, as after `make demo`, and whatever is on it here."""
+    done = run(home.parent, "--in", str(home.parent / "again's"), PATH="/usr/bin:/bin")
+    lines = [line.strip() for line in done.stdout.splitlines() if " log fix-invoices" in line]
+    assert len(lines) == 1
+    told = subprocess.run(
+        ["/bin/sh", "-c", lines[0]], cwd=home.parent, capture_output=True, encoding="utf-8"
+    )
+    assert told.returncode == 0, told.stderr
+    assert "open" in told.stdout
 
 
 def test_strange_arguments(tmp_path: Path) -> None:

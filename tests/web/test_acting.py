@@ -46,6 +46,7 @@ def test_a_call_is_approved_as_it_is(acting: Visitor, example: Place) -> None:
     with Session(KEY, store=acting.manager) as session:
         (row,) = session.carry_out()
     assert row["result"] == "deployed 2.4.1"
+    assert "approved, used" in acting.text(f"/effects?key={KEY}")
 
 
 def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:

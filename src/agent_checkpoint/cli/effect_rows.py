@@ -12,6 +12,8 @@ from agent_checkpoint.store.families import families
 from agent_checkpoint.store.ledger import Effect, Ledger, Request
 from agent_checkpoint.store.store import Store
 
+_NAMED = 8
+
 
 def effect_words(effect: Effect) -> str:
     """Return an effect in one line."""
@@ -48,6 +50,7 @@ def request_data(request: Request) -> dict[str, Any]:
         "expires": request.expires,
         "task": request.task,
         "at": request.at,
+        "answer": request.answer,
         "by": request.by,
         "reason": request.reason,
     }
@@ -78,5 +81,6 @@ def named(text: str, names: Iterable[str], noun: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise InvalidInputError(f"{show(text)} is the beginning of {len(found)} {noun}s.")
+        some = ", ".join(sorted(found)[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        raise InvalidInputError(f"{show(text)} is the beginning of {len(found)} {noun}s: {some}.")
     raise NotFoundError(f"There is no {noun} {show(text)} in this store.")

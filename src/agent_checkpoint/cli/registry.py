@@ -65,6 +65,7 @@ COMMANDS = (
     Listed("stats", "show what is there, and what it takes", STORE),
     Listed("verify", "read everything, and compare it with its hash", STORE),
     Listed("prune", "delete old checkpoints of a key", STORE),
+    Listed("delete", "delete keys or checkpoints", STORE),
     Listed("gc", "delete what no checkpoint needs", STORE),
     Listed("purge", "remove a leaked secret from everything", STORE),
     Listed("export", "write a key into one file", STORE),

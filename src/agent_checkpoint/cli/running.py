@@ -27,8 +27,8 @@ from agent_checkpoint.cli.hooks.events import Event
 from agent_checkpoint.cli.hooks.note import PART, Note
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import Draft, check_key, show
+from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.safety import SAFETY
@@ -41,6 +41,15 @@ OUTPUT, RUN = "output", "run"
 """The names of the parts: what was printed, and what was run."""
 _MOST_BEGIN, _MOST_END = 512 << 10, 64 << 10
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+class CannotStartError(CheckpointError):
+    """A command could not be started."""
+
+    def __init__(self, message: str, is_missing: bool) -> None:
+        super().__init__(message)
+        self.status = 127 if is_missing else 126
+        """What a shell would say."""
 
 
 class Output:
@@ -96,8 +105,8 @@ class Recorder:
         status: int | None = None,
         seconds: float | None = None,
         full: bool = False,
-    ) -> None:
-        """Save what is there now.
+    ) -> Checkpoint | None:
+        """Save what is there now; return the checkpoint, if one was due.
 
         Args:
             label: what it is called.
@@ -116,7 +125,7 @@ class Recorder:
         is_same = is_same and head is not None and head.parts.get(FILES) == {OBJECT: captured.name}
         if only_changes and is_same:
             files.writer.committed()
-            return
+            return None
         about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
         parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}
         if self._key != self._workspace.key:  # else the key itself says where it is
@@ -125,7 +134,7 @@ class Recorder:
             parts[PART] = Note.of(event, place, None).dump()
         text = label if len(label) <= 100 else label[:99] + "…"
         text = text.encode("utf-8", "replace").decode()
-        self._store.write(Draft(self._key, parts, label=" ".join(text.split())))
+        return self._store.write(Draft(self._key, parts, label=" ".join(text.split())))
 
 
 class _Files:
@@ -157,7 +166,7 @@ class Running:
             on_start: called when it has been started: a process with threads had better not fork.
 
         Raises:
-            InvalidInputError: there is no such command.
+            CannotStartError: there is no such command, or it cannot be run.
         """
         if os.isatty(0) and os.isatty(1):
             return self._on_terminal(on_start)
@@ -252,7 +261,9 @@ class Running:
             return subprocess.Popen(self._command, cwd=self._place, **options)
         except (OSError, ValueError) as error:
             command = show(shlex.join(self._command), 120)
-            raise InvalidInputError(f"{command} cannot be run ({error}).") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            is_missing = isinstance(error, FileNotFoundError)
+            raise CannotStartError(f"{command} cannot be run ({why}).", is_missing) from None
 
     def _pass_on(self, data: bytes, target: int) -> None:
         self._output.add(data)

@@ -1,9 +1,10 @@
-"""A backend that tells how much of it was read. Owns counting; all else is the backend's own."""
+"""A backend that tells where it is and how much of it was read. Owns that; all else is its own."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend
@@ -27,6 +28,11 @@ class TellingBackend(Backend):
     def readable(self) -> bool:  # type: ignore[override]
         """Whether entries are for people to read."""
         return self._inner.readable
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is, if it is a directory."""
+        return getattr(self._inner, "path", None)
 
     def __repr__(self) -> str:
         return repr(self._inner)
@@ -83,6 +89,11 @@ class TellingBackend(Backend):
     def close(self) -> None:
         """Pass on."""
         self._inner.close()
+
+
+def place_of(backend: Backend) -> str:
+    """Return where a store is, for people: its directory, or what it calls itself."""
+    return str(getattr(backend, "path", None) or repr(backend))
 
 
 @contextmanager

@@ -2,7 +2,11 @@
 
 import sys
 
+from agent_checkpoint import InvalidInputError
 from agent_checkpoint.demo.story import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except InvalidInputError as error:
+        sys.exit(f"agent-checkpoint demo: {error}")

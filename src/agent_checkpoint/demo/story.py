@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
-from agent_checkpoint import RollbackRefusedError, Session, Suspended, explore
+from agent_checkpoint import InvalidInputError, RollbackRefusedError, Session, Suspended, explore
 from agent_checkpoint.demo.agent import KEY, WAYS, open_session, publish, shell, try_way, work
 from agent_checkpoint.demo.project import make_project, run_tests
 
@@ -20,7 +24,11 @@ _WORK, _STUMBLE = "work", "stumble"
 
 
 def main(arguments: list[str]) -> int:
-    """Tell the story, or play the part of one of its processes; return the exit status."""
+    """Tell the story, or play the part of one of its processes; return the exit status.
+
+    Raises:
+        InvalidInputError: the directory is in use, or cannot be written.
+    """
     parser = argparse.ArgumentParser(prog="agent-checkpoint demo", description=__doc__)
     parser.add_argument("part", nargs="*", help=argparse.SUPPRESS)
     parser.add_argument("--in", dest="home", metavar="DIR", help="where; a temporary one if none")
@@ -30,14 +38,27 @@ def main(arguments: list[str]) -> int:
         return 0
     if chosen.part:
         parser.error(f"unknown part {chosen.part[0]}")
-    home = Path(chosen.home or tempfile.mkdtemp(prefix="agent-checkpoint-demo-")).resolve()
-    home.mkdir(parents=True, exist_ok=True)
-    tell(home)
+    tell(_home(chosen.home))
     return 0
+
+
+def _home(said: str | None) -> Path:
+    """Return an empty directory. Raises InvalidInputError."""
+    home = Path(said or tempfile.mkdtemp(prefix="agent-checkpoint-demo-")).resolve()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        if any(home.iterdir()):
+            raise InvalidInputError(f"{home} is not empty: name a new directory.")
+    except OSError as error:
+        raise InvalidInputError(f"{home} cannot be used ({error.strerror}).") from error
+    if not os.access(home, os.W_OK | os.X_OK):
+        raise InvalidInputError(f"{home} cannot be written: name another directory.")
+    return home
 
 
 def tell(home: Path) -> None:
     """Tell all chapters, in a directory."""
+    os.environ["AGENT_CHECKPOINT_PROGRESS"] = "0"  # the story says by itself how far it is
     print("A scripted coding agent, without model and network. All of it really happens.")
     _begin(home)
     _crash_and_resume(home)
@@ -115,10 +136,25 @@ def _refuse(session: Session) -> None:
 
 def _end(home: Path) -> None:
     _title("What just happened is still there")
-    store = home / "store"
-    _say(f"agent-checkpoint --store {store} log {KEY}")
-    _say(f"agent-checkpoint --store {store} ui {KEY}")
-    _say(f"rm -r {home}    when you have seen enough")
+    command, store = _command(), shlex.quote(str(home / "store"))
+    _say(f"{command} --store {store} log {KEY}")
+    _say(f"{command} --store {store} ui {KEY}")
+    if not all(map(find_spec, ("jinja2", "starlette", "uvicorn"))):
+        _say(f"    which needs {shlex.quote(_python())} -m pip install 'agent-checkpoint[web]'")
+    _say(f"rm -r {shlex.quote(str(home))}    when you have seen enough")
+
+
+def _command() -> str:
+    """Return how the command is called here: its script is not always on the path."""
+    if shutil.which("agent-checkpoint"):
+        return "agent-checkpoint"
+    return f"{shlex.quote(_python())} -m agent_checkpoint"
+
+
+def _python() -> str:
+    """Return Python as it was called; the whole path where it does not know."""
+    called: list[str] = getattr(sys, "orig_argv", [])
+    return called[0] if called and shutil.which(called[0]) else sys.executable
 
 
 def _run(command: list[str], *, kill_at: str | None = None) -> None:

@@ -66,7 +66,9 @@ class Call:
 
     @property
     def words(self) -> str:
-        """What the checkpoint after it is called."""
+        """What the checkpoint after it is called: what was done, if that was otherwise."""
+        if self.decision is not None and self.decision.is_replay:
+            return self.decision.effect.words
         return in_words(self.tool.name, self.given)
 
     @property

@@ -116,6 +116,8 @@ class Tasks:
         self._listed: set[str] = set()
         self._retries: dict[str, int] = {}
         """How often a task may yet be run again."""
+        self._troubles: dict[str, str] = {}
+        """What an earlier attempt failed with; the note of a task until it is completed."""
         self._begun: set[str] = set()
         self._continuing: set[str] = set()
         self.added: list[str] = []
@@ -234,6 +236,8 @@ class Tasks:
         if row.id not in self._continuing:  # else its calls are not made again
             self._session._meta.forget_counts(row.id)
         self._continuing.discard(row.id)
+        if row.status == FAILED:
+            self._troubles[row.id] = row.note
         row.status, row.began = IN_PROGRESS, None
         row.attempt += 1
         set_task(self._session, row.id)
@@ -247,6 +251,8 @@ class Tasks:
             return False
         if error is None:
             row.status = COMPLETED
+            if row.note and row.note == self._troubles.get(row.id):
+                row.note = ""  # it is over
         elif not isinstance(error, Exception):
             return False  # interrupted, or waiting for an approval: it goes on later
         elif self._retries.get(row.id, 0) > 0:
@@ -255,6 +261,7 @@ class Tasks:
             self._session._restart(row.id, row.began)
             row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
+            self._troubles[row.id] = note
             return True
         else:
             row.status, row.note = FAILED, error_words(error)

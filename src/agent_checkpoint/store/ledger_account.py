@@ -88,6 +88,8 @@ class Request:
     """The arguments; those that the approver wants instead."""
     words: str
     status: str = PENDING
+    answer: str | None = None
+    """Approved or denied, also after that was used."""
     by: str | None = None
     reason: str | None = None
     """Of who refused it; or why it is void, or unreadable."""
@@ -95,6 +97,14 @@ class Request:
 
     def __repr__(self) -> str:
         return f"<Request {self.id}: {self.words}, {self.status}>"
+
+    @property
+    def told(self) -> str:
+        """What became of it, in words: the answer as well, where the status does not say it."""
+        if self.status == PENDING and self.is_expired:
+            return "expired"
+        is_known = self.answer in (None, self.status)
+        return self.status if is_known else f"{self.answer}, {self.status}"
 
     @property
     def is_expired(self) -> bool:
@@ -215,7 +225,7 @@ class Account:
             return
         request.reason = record.get("reason")
         request.parts.update(record["parts"])
-        request.status = APPROVED if record["approved"] else DENIED
+        request.status = request.answer = APPROVED if record["approved"] else DENIED
         if record["approved"] and "instead" in record:
             # Who agreed may have wanted other arguments: those first asked for are not theirs.
             request.status, request.reason = VOID, _PURGED

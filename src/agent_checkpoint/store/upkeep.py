@@ -5,18 +5,22 @@ Owns no format; changes nothing but by removing what nobody wants kept.
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.families import held_checkpoints
-from agent_checkpoint.store.reachability import Seen, mark, reach
+from agent_checkpoint.store.reachability import Seen, children_first, mark, reach
 from agent_checkpoint.store.reading import names_in
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.safety import MOVES, SAFETY
 from agent_checkpoint.store.store import Store, unknown
+
+_MOST = 1 << 62
 
 
 def stats(store: Store) -> dict[str, Any]:
@@ -24,41 +28,75 @@ def stats(store: Store) -> dict[str, Any]:
 
     `logical_bytes` is what the states would take one by one, `stored_bytes` what they take as they
     are, `dedupe_ratio` the one by the other. Objects that several keys share count for each of
-    them, and once in all.
+    them, and once in all; `own_bytes` of a key is without these. `unshared_bytes` is what it would
+    take if each checkpoint were stored by itself, with all its files.
 
     Raises:
         StorageError: the medium failed.
     """
     sizes = {info.id: info.size for info in store.backend.list_objects()}
     seen: Seen = {}
-    keys: dict[str, dict[str, int]] = {}
-    entries = 0
+    rows: dict[str, _Row] = {}
     for key in store.list_keys():
-        row = keys[key] = {"checkpoints": 0, "logical_bytes": 0, "stored_bytes": 0}
-        roots: set[str] = set()
+        row = rows[key] = _Row()
         for entry in store.entries(key):
-            row["checkpoints"] += 1
-            row["stored_bytes"] += len(entry.data)
-            entries += len(entry.data)
+            row.checkpoints += 1
+            row.entries += len(entry.data)
             try:
                 checkpoint = read_checkpoint(key, entry.seq, entry.data)
-                roots.update(names_in(checkpoint.parts.values()))
+                row.roots.update(set(names_in(checkpoint.parts.values())))
             except (IntegrityError, FormatError):
                 continue  # verify() tells
-            row["logical_bytes"] += checkpoint.size
+            row.logical += checkpoint.size
         with suppress(IntegrityError, FormatError):  # verify() tells
-            mark(store.backend, roots, seen)
-        row["stored_bytes"] += sum(sizes.get(name, 0) for name in reach(roots, seen))
-    stored = entries + sum(sizes.values())
-    logical = sum(row["logical_bytes"] for row in keys.values())
+            mark(store.backend, row.roots, seen)
+    # An object counts for as many keys as need it: alone for one, it is that key's own.
+    users = Counter(name for row in rows.values() for name in reach(row.roots, seen))
+    whole = _whole_sizes({name for row in rows.values() for name in row.roots}, seen, sizes)
+    keys: dict[str, dict[str, int]] = {}
+    for key, row in rows.items():
+        needed = reach(row.roots, seen)
+        keys[key] = {
+            "checkpoints": row.checkpoints,
+            "logical_bytes": row.logical,
+            "stored_bytes": row.entries + sum(sizes.get(name, 0) for name in needed),
+            "own_bytes": row.entries
+            + sum(sizes.get(name, 0) for name in needed if users[name] == 1),
+            "unshared_bytes": row.entries
+            + sum(whole.get(name, 0) * times for name, times in row.roots.items()),
+        }
+    stored = sum(row.entries for row in rows.values()) + sum(sizes.values())
+    logical = sum(row.logical for row in rows.values())
     return {
-        "checkpoints": sum(row["checkpoints"] for row in keys.values()),
+        "checkpoints": sum(row.checkpoints for row in rows.values()),
         "logical_bytes": logical,
         "stored_bytes": stored,
+        "unshared_bytes": sum(row["unshared_bytes"] for row in keys.values()),
         "dedupe_ratio": logical / stored if stored else 1.0,
         "objects": len(sizes),
         "keys": keys,
     }
+
+
+@dataclass
+class _Row:
+    """What the entries of a key say."""
+
+    checkpoints: int = 0
+    entries: int = 0
+    logical: int = 0
+    roots: Counter[str] = field(default_factory=Counter)
+    """The objects that they name, and how many of them do."""
+
+
+def _whole_sizes(roots: set[str], seen: Seen, sizes: dict[str, int]) -> dict[str, int]:
+    """Return what each object takes with all that it refers to, as if nothing was shared."""
+    whole: dict[str, int] = {}
+    for name in children_first(roots, seen):
+        refs = sum(whole.get(ref, 0) for ref in seen.get(name) or ())
+        # A few crafted objects can stand for more than anybody could count.
+        whole[name] = min(sizes.get(name, 0) + refs, _MOST)
+    return whole
 
 
 def _way_back(newest_first: list[Checkpoint]) -> set[int]:

@@ -90,7 +90,8 @@ class Site:
 
     def refusal(self, error: Exception) -> Response:
         """Return the page that tells why something was not done."""
-        status, text = status_of(error), str(error)
+        status = status_of(error)
+        text = str(error).replace("list_keys() names them all.", "The first page lists them all.")
         return self.page("error.html", status, title=_TITLES.get(status, "It failed"), text=text)
 
     async def form(self, request: Request) -> dict[str, str]:

@@ -88,6 +88,7 @@ def test_a_task_that_fails(manager: CheckpointManager) -> None:
             with task:
                 pass
         assert table(session) == [("one", "completed", 2), ("two", "completed", 1)]
+        assert session.tasks["one"].note == ""
 
 
 def test_who_catches_the_error_goes_on_with_the_next(memory: CheckpointManager) -> None:
@@ -347,6 +348,7 @@ def test_a_retry_has_the_state_of_its_start(manager: CheckpointManager, files: P
                 if task.id == "two" and task.attempt < 3:
                     raise LookupError(f"try {task.attempt}")
         assert table(session) == [("one", "completed", 1), ("two", "completed", 3)]
+        assert session.tasks["two"].note == ""
         assert list(session.messages) == ["one", "two"]
     assert seen == [
         ("one", 1, [], ""),
@@ -605,10 +607,34 @@ def test_a_terminal_is_told_how_far_it_is(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setattr(progress, "_EVERY", 0.0)
     run(memory)
-    assert "0/2 one …" in out.getvalue()
-    assert "1/2 one completed" in out.getvalue()
-    assert out.getvalue().endswith("2/2 two completed\n")
+    told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
+    assert told == ["0/2 one …", "1/2 one completed", "1/2 two …", "2/2 two completed"]
+    assert out.getvalue().endswith("\n")
+    assert "\r" not in out.getvalue()
+
+
+def test_quick_tasks_do_not_flood_the_terminal(
+    memory: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Terminal()
+    monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setattr(progress, "_EVERY", 1000.0)
+    monkeypatch.setattr(progress._Pace, "told", float("-inf"))
+    for number in range(1000):
+        progress.show_progress(number, 1000, "quick\none")
+    progress.show_progress(1000, 1000, "the last")
+    told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
+    assert told == ["0/1000 quick one", "1000/1000 the last"]
+
+
+def test_it_can_be_switched_off(memory: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Terminal()
+    monkeypatch.setattr("sys.stderr", out)
+    monkeypatch.setenv("AGENT_CHECKPOINT_PROGRESS", "0")
+    run(memory)
+    assert out.getvalue() == ""
 
 
 def test_nothing_is_written_elsewhere(
@@ -632,6 +658,6 @@ def test_a_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setenv("COLUMNS", "40")
-    progress.show_progress(1, 3, "x" * 500)
-    assert len(out.getvalue().lstrip("\r\x1b[K")) <= 39
+    progress.show_progress(3, 3, "x" * 500)
+    assert len(out.getvalue().rstrip("\n")) == 39
     progress.show_progress(0, 0, "nothing to do")

@@ -125,6 +125,7 @@ def test_stats_of_a_new_store() -> None:
         "checkpoints": 0,
         "logical_bytes": 0,
         "stored_bytes": 0,
+        "unshared_bytes": 0,
         "dedupe_ratio": 1.0,
         "objects": 0,
         "keys": {},
@@ -151,6 +152,11 @@ def test_what_is_shared_counts_for_each_key_and_once_in_all(
     assert 500_000 < stats["keys"]["a"]["logical_bytes"] < 502_000
     assert 650_000 < stats["logical_bytes"] < 653_000
     assert stats["dedupe_ratio"] == stats["logical_bytes"] / stats["stored_bytes"] > 7
+    shared, own = max(sizes.values()), min(sizes.values())
+    assert [stats["keys"][key]["own_bytes"] - entries[key] for key in "abc"] == [0, own, 0]
+    whole = {key: stats["keys"][key]["unshared_bytes"] - entries[key] for key in "abc"}
+    assert whole == {"a": 5 * shared, "b": shared + own, "c": 0}
+    assert stats["unshared_bytes"] == sum(entries.values()) + sum(whole.values())
 
 
 def test_stats_work_beside_damage(manager: CheckpointManager, backend: MemoryBackend) -> None:

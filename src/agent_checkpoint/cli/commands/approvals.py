@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.effect_rows import all_ledgers, named, request_data
@@ -30,6 +30,12 @@ agent-checkpoint approvals edit approval-3f2a --set 'cents=995'
 agent-checkpoint approvals edit approval-3f2a      in $EDITOR
 """
 VERBS = ("list", "approve", "deny", "edit")
+
+
+class _Row(NamedTuple):
+    data: dict[str, Any]
+    told: str
+    """What became of it."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -62,7 +68,7 @@ def run(args: Namespace, places: Places) -> Answer:
         approvals = Approvals(manager.store)
         if args.verb == "list":
             rows = _rows(manager.store, approvals, args.name, args.all)
-            return Answer(rows, lambda out: _show(out, rows, args.all))
+            return Answer([row.data for row in rows], lambda out: _show(out, rows, args.all))
         if args.name is None:
             raise InvalidInputError("Name the request: `agent-checkpoint approvals` lists them.")
         names = [name for ledger in all_ledgers(manager.store) for name in ledger.requests]
@@ -85,9 +91,7 @@ def run(args: Namespace, places: Places) -> Answer:
     return Answer(data, show_answer)
 
 
-def _rows(
-    store: Store, approvals: Approvals, key: str | None, answered: bool
-) -> list[dict[str, Any]]:
+def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -> list[_Row]:
     found = approvals.pending(key)
     if answered:
         known = {item.id for item in found}
@@ -96,7 +100,7 @@ def _rows(
     rows = []
     for request in found:
         arguments = None if request.status == "unreadable" else _arguments(approvals, request.id)
-        rows.append({**request_data(request), "arguments": arguments})
+        rows.append(_Row({**request_data(request), "arguments": arguments}, request.told))
     return rows
 
 
@@ -167,14 +171,15 @@ def _user() -> str | None:
         return None
 
 
-def _show(out: Out, rows: list[dict[str, Any]], answered: bool) -> None:
+def _show(out: Out, rows: list[_Row], answered: bool) -> None:
     if not rows:
         out.line("There are no requests." if answered else "Nothing waits for an answer.")
         return
     limit = None if out.columns is None else 200
-    for row in rows:
+    for row, told in rows:
         late = f", until {when(row['expires'])}" if row["expires"] else ""
-        status = "" if row["status"] == "pending" else f"  {row['status']}"
+        status = "" if told == "pending" else f"  {told}"
+        status += f" by {inert(row['by'], 60)}" if row["by"] else ""
         out.pieces(
             (inert(row["id"], 80), "cyan"),
             (f"  {inert(row['session'], 60)}  {when(row['ts'])}{late}", "dim"),
@@ -185,5 +190,5 @@ def _show(out: Out, rows: list[dict[str, Any]], answered: bool) -> None:
             out.pieces((f"    {inert(name, 60)}: {brief(value, limit or 100_000)}", ""))
         if row["reason"]:
             out.pieces((f"    {inert(row['reason'], limit)}", "dim"))
-    if any(row["status"] == "pending" for row in rows):
+    if any(told == "pending" for _, told in rows):
         out.line("Answer: agent-checkpoint approvals approve|deny|edit ID", style="dim")

@@ -6,6 +6,7 @@ from argparse import ArgumentParser, Namespace
 
 from agent_checkpoint.cli.out import Answer
 from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
 agent-checkpoint demo               in a temporary directory
@@ -20,6 +21,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Tell the story as it happens."""
+    if args.store is not None:
+        raise InvalidInputError("The demo has a store of its own: --in DIR says where.")
     from agent_checkpoint.demo.story import main
 
     status = main([] if args.home is None else ["--in", str(places.directory / args.home)])

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.places import default_store
 from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, inert, size
+from agent_checkpoint.cli.out import Answer, Out, count, inert, size
 from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.telling import place_of
 from agent_checkpoint.errors import CheckpointError
 
 EXAMPLES = """
@@ -57,10 +58,16 @@ def _store(places: Places) -> list[_Check]:
             keys = len(manager.list_keys())
             place = getattr(backend, "path", None)
             durability = getattr(backend, "durability", None)
-            where = repr(backend)
+            where = place_of(backend)
     except (CheckpointError, OSError) as error:
         return [_Check("store", False, inert(error, 300), use, "name another: --store PATH")]
-    found = [_Check("store", True, f"{inert(where, 300)}, {keys:,} keys", use, "")]
+    words = f"{inert(where, 300)}, {count(keys, 'key')}"
+    can_write = place is None or os.access(_existing(Path(place)), os.W_OK | os.X_OK)
+    if can_write:
+        found = [_Check("store", True, words, use, "")]
+    else:
+        get = "make it writable, or name another: --store PATH"
+        found = [_Check("store", False, f"{words}, and it cannot be written", use, get)]
     if durability is not None:
         is_full = durability == "full"
         words = "survives a loss of power" if is_full else "may lose the last saves with the power"

@@ -9,14 +9,25 @@ from typing import Any
 
 from agent_checkpoint.cli.hooks import client
 from agent_checkpoint.cli.hooks.events import AGENTS
-from agent_checkpoint.cli.hooks.settings import FORMS, install, installed, settings_file, uninstall
+from agent_checkpoint.cli.hooks.settings import (
+    FORMS,
+    install,
+    installed,
+    settings_file,
+    store_of,
+    uninstall,
+)
 from agent_checkpoint.cli.out import Answer, Out
+from agent_checkpoint.cli.parsing import meant
 from agent_checkpoint.cli.places import Places
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.errors import CheckpointError, InvalidInputError
+from agent_checkpoint.records import show as shown
 
 EXAMPLES = """
 agent-checkpoint hook install claude-code   at every tool call, in all your projects
 agent-checkpoint hook install codex --project   in this project only
+agent-checkpoint --store ~/agents hook install codex   saved to another store
 agent-checkpoint hook status                where it is installed, and what went wrong
 agent-checkpoint hook uninstall gemini      take it out again
 agent-checkpoint hook claude-code < event.json   what the agent runs
@@ -46,10 +57,17 @@ def run(args: Namespace, places: Places) -> Answer:
     """Do one of these; an event is always taken well."""
     if not args.what and sys.stdin.isatty():
         raise InvalidInputError("It reads an event of an agent. To set it up: hook install AGENT.")
-    if args.what not in _VERBS:
-        client.main([args.what] if args.what else [])
+    store = client.whole_name(args.store or "")
+    if args.what in ("", *AGENTS):
+        client.main([args.what, *(["--store", store] if store else [])])
         args.json = False
         return Answer({}, lambda out: None)
+    if args.what not in _VERBS:
+        # Not the status of what was typed wrong: agents take 2 for "block this call".
+        known = (*_VERBS, *AGENTS)
+        near = meant(args.what, known) or "."
+        names = ", ".join(known)
+        raise CheckpointError(f"There is no {shown(args.what)} here{near} It is one of {names}.")
     if args.what == "status":
         return _status(places)
     if args.what == "stop":
@@ -61,7 +79,10 @@ def run(args: Namespace, places: Places) -> Answer:
     if args.agent not in AGENTS:
         raise InvalidInputError(f"Say which agent: {', '.join(AGENTS)}.")
     path = settings_file(args.agent, places.directory if args.project else None)
-    is_changed = (install if args.what == "install" else uninstall)(args.agent, path)
+    if args.what == "install":
+        is_changed = install(args.agent, path, store)
+    else:
+        is_changed = uninstall(args.agent, path)
     data = {"agent": args.agent, "file": str(path), "changed": is_changed}
 
     def show(out: Out) -> None:
@@ -69,7 +90,8 @@ def run(args: Namespace, places: Places) -> Answer:
             out.line(f"Removed from {path}." if is_changed else f"It is not in {path}.")
             return
         out.line(f"Installed in {path}." if is_changed else f"It is in {path} already.")
-        out.line("Back to a tool call: agent-checkpoint rewind")
+        named = f" --store {quoted(store)}" if store else ""
+        out.line(f"Back to a tool call: agent-checkpoint{named} rewind")
         out.line(FORMS[args.agent].then, style="dim")
 
     return Answer(data, show)
@@ -82,18 +104,25 @@ def _status(places: Places) -> Answer:
             path = settings_file(agent, project)
             row = {"agent": agent, "scope": scope, "file": str(path)}
             try:
-                rows.append({**row, "installed": installed(agent, path), "trouble": None})
+                found = {"installed": installed(agent, path), "store": store_of(agent, path)}
+                rows.append({**row, **found, "trouble": None})
             except InvalidInputError as error:
-                rows.append({**row, "installed": False, "trouble": str(error)})
+                rows.append({**row, "installed": False, "store": "", "trouble": str(error)})
     log = client.log_file()
     failures = _failures(log)
     data = {"agents": rows, "log": log, "failures": failures}
 
     def show(out: Out) -> None:
         out.table(
-            ["agent", "scope", "installed", "file"],
+            ["agent", "scope", "installed", "file", "store"],
             (
-                [row["agent"], row["scope"], "yes" if row["installed"] else "no", row["file"]]
+                [
+                    row["agent"],
+                    row["scope"],
+                    "yes" if row["installed"] else "no",
+                    row["file"],
+                    row["store"],
+                ]
                 for row in rows
             ),
         )

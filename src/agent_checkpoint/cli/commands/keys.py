@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json
@@ -12,12 +13,14 @@ from agent_checkpoint.cli.places import Places
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.session.meta import PART
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.naming import key_of
 
 EXAMPLES = """
 agent-checkpoint keys                  all
 agent-checkpoint keys fix-             those that begin so
 agent-checkpoint keys --json | jq .    for programs
 """
+_OWN = "workspace:"
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -48,9 +51,14 @@ def run(args: Namespace, places: Places) -> Answer:
 
 def _cells(row: dict[str, Any], limit: int | None) -> list[str]:
     head = "" if row["seq"] is None else f"@{row['seq']}"
-    # Of a directory that was saved by itself, the key says it all.
     directory = inert(row["directory"], limit)
     return [inert(row["key"], limit), head, when(row["ts"]), inert(row["kind"], 20), directory]
+
+
+def _own(key: str) -> str | None:
+    """Return the directory whose own key it is, if it is one."""
+    place = Path(key[len(_OWN) :])
+    return str(place) if key.startswith(_OWN) and key == key_of(place) else None
 
 
 def _row(store: Store, key: str) -> dict[str, Any]:
@@ -68,7 +76,7 @@ def _row(store: Store, key: str) -> dict[str, Any]:
         head = store.head(key)
         if head is not None:
             row.update(id=head.id, seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind)
-            row.update(session=PART in head.parts, directory=works_in(store, head))
+            row.update(session=PART in head.parts, directory=works_in(store, head) or _own(key))
     except (IntegrityError, FormatError) as error:
         row.update(kind="unreadable", error=str(error))
     return row

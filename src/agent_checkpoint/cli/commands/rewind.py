@@ -172,6 +172,8 @@ def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
                 for row in rows
             ),
         )
+        if any(row["lines"] is not None for row in rows):
+            out.line("lines: how long the conversation was, in its transcript", style="dim")
         out.line("Back to one of them: agent-checkpoint rewind @N", style="dim")
 
     return Answer({"key": key, "checkpoints": rows}, tell)

@@ -6,11 +6,12 @@ import shlex
 import sys
 import threading
 import time
-from argparse import ArgumentParser, Namespace
+from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
 from agent_checkpoint.cli.out import Answer, safe
 from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
 
 EXAMPLES = """
@@ -23,7 +24,10 @@ _EVERY = 10.0
 
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
-    parser.add_argument("argv", nargs="+", metavar="COMMAND", help="what to run, after --")
+    parser.usage = "agent-checkpoint run [OPTIONS] [--] COMMAND …"
+    parser.add_argument(
+        "argv", nargs=REMAINDER, metavar="COMMAND", help="what to run, with options of its own"
+    )
     parser.add_argument("--key", metavar="NAME", help="where to; the directory's own key if none")
     parser.add_argument(
         "--every", type=float, default=_EVERY, metavar="SECONDS", help="how often to look (10)"
@@ -37,17 +41,21 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Run it, and save; return its exit status."""
-    from agent_checkpoint.cli.running import Recorder, Running
+    from agent_checkpoint.cli.running import CannotStartError, Recorder, Running
     from agent_checkpoint.workspace.workspace import Workspace
 
+    command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
+    if not command:
+        raise InvalidInputError("Say what to run: agent-checkpoint run -- COMMAND.")
     every = checked_seconds(args.every)
     place = existing_directory(args.dir, places.directory)
     options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
     with places.manager() as manager, Workspace(place, manager.store, **options) as workspace:
-        recorder = Recorder(manager.store, workspace, args.key or workspace.key, args.argv)
-        words = shlex.join(args.argv)
-        recorder.save(f"before {words}")
-        running = Running(args.argv, place, recorder.output)
+        key = args.key or workspace.key
+        recorder = Recorder(manager.store, workspace, key, command)
+        words = shlex.join(command)
+        before = recorder.save(f"before {words}")
+        running = Running(command, place, recorder.output)
         ended = threading.Event()
 
         def look() -> None:
@@ -55,23 +63,36 @@ def run(args: Namespace, places: Places) -> Answer:
                 try:
                     recorder.save(f"during {words}", only_changes=True)
                 except CheckpointError as error:  # the command goes on; so may the store
-                    sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
+                    _tell(str(error))
 
         watcher = threading.Thread(target=look, daemon=True)
         started = time.monotonic()
         try:
             status = running.run(on_start=watcher.start)
+        except CannotStartError as error:
+            if before is not None:  # of nothing
+                manager.delete(key, before.id)
+            _tell(str(error))
+            return Answer({}, lambda out: None, error.status)
         finally:
             ended.set()
             if watcher.ident is not None:
                 watcher.join(60)
         took = time.monotonic() - started
         try:
-            recorder.save(f"after {words}", status=status, seconds=took, full=True)
+            after = recorder.save(f"after {words}", status=status, seconds=took, full=True)
+            named = f" --store {quoted(args.store)}" if args.store else ""
+            if after is not None:
+                _tell(f"saved {after.id}; all: agent-checkpoint{named} log {quoted(key)}")
         except CheckpointError as error:
-            sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
+            _tell(str(error))
             status = status or 1
     return Answer({}, lambda out: None, status)
+
+
+def _tell(text: str) -> None:
+    """Say something beside what the command prints."""
+    sys.stderr.write(f"agent-checkpoint: {safe(text)}\n")
 
 
 def checked_seconds(value: float) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.out import Answer, Out, count, inert, size
 from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.telling import telling_manager
+from agent_checkpoint.cli.telling import place_of, telling_manager
 
 EXAMPLES = """
 agent-checkpoint stats                       of your store
@@ -27,7 +27,7 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, places: Places) -> Answer:
     """Count."""
     with telling_manager(places, args.out, "Counting") as manager:
-        data = {"store": repr(manager.store.backend), **manager.stats()}
+        data = {"store": place_of(manager.store.backend), **manager.stats()}
     return Answer(data, lambda out: _show(out, data, args.all))
 
 
@@ -38,8 +38,8 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
         f"{count(data['objects'], 'object')}"
     )
     out.line(
-        f"{size(data['stored_bytes'])} stored; each state by itself would take "
-        f"{size(data['logical_bytes'])}, without files"
+        f"{size(data['stored_bytes'])} stored; each checkpoint by itself, with its files, would "
+        f"take {size(data['unshared_bytes'])}"
     )
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]
@@ -47,13 +47,14 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
         limit = None if out.columns is None else 60
         out.line()
         out.table(
-            ["key", "checkpoints", "stored", "each by itself"],
+            ["key", "checkpoints", "each by itself", "its own", "shared with other keys"],
             [
                 [
                     inert(key, limit),
                     f"{row['checkpoints']:,}",
-                    size(row["stored_bytes"]),
-                    size(row["logical_bytes"]),
+                    size(row["unshared_bytes"]),
+                    size(row["own_bytes"]),
+                    size(row["stored_bytes"] - row["own_bytes"]),
                 ]
                 for key, row in shown
             ],

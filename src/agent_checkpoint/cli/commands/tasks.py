@@ -11,6 +11,7 @@ from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.states import plain, read_parts
 from agent_checkpoint.cli.text import brief
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.session.approvals import Approvals
 from agent_checkpoint.session.listing import SessionRow, list_sessions
 
 EXAMPLES = """
@@ -53,7 +54,14 @@ def _tasks(manager: CheckpointManager, key: str) -> list[dict[str, Any]]:
     rows = state.get("tasks") if isinstance(state, dict) else None
     found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     names = ("id", "status", "attempt", "note", "result")
-    return [{name: row.get(name) for name in names} for row in found]
+    requests = Approvals(manager.store).pending(key)
+    return [
+        {
+            **{name: row.get(name) for name in names},
+            "waits_for": [item.id for item in requests if item.task == row.get("id")],
+        }
+        for row in found
+    ]
 
 
 def _overview(row: SessionRow) -> dict[str, Any]:
@@ -82,10 +90,12 @@ def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
         attempt = f", attempt {row['attempt']}" if row["attempt"] not in (0, 1, None) else ""
         note = f"  {inert(row['note'], room)}" if row["note"] else ""
         result = f"  -> {brief(row['result'], room)}" if row["result"] is not None else ""
+        waits = f", waits for {', '.join(row['waits_for'])}" if row["waits_for"] else ""
         style = _STYLES.get(status, "")
         out.pieces(
             (f"  {sign} {inert(row['id'], 60)}", style),
             (f"  {status}{inert(attempt)}", "dim"),
+            (inert(waits), "yellow"),
             (f"{note}{result}", ""),
         )
 

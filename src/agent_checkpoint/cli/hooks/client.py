@@ -33,10 +33,11 @@ _STARTS_WITHIN = 5.0
 def main(arguments: list[str]) -> int:
     """Take the event from the standard input; return 0, whatever happens."""
     agent = arguments[0] if arguments else ""
+    store = arguments[2] if arguments[1:2] == ["--store"] and len(arguments) > 2 else ""
     try:
         event = _read()
         if event is not None:
-            hand_over(agent, event)
+            hand_over(agent, event, store)
     except BaseException as error:  # also what a bug raises: the agent must not suffer from it
         tell_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
@@ -45,9 +46,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def hand_over(agent: str, event: bytes) -> None:
+def hand_over(agent: str, event: bytes, store: str = "") -> None:
     """Have an event saved: by the process that watches the directory, or else by this one."""
-    request = request_of(agent, event)
+    request = request_of(agent, event, store)
     if not os.environ.get(DIRECT) and sys.platform == "linux" and _by_another(request):
         return
     find_package()
@@ -64,16 +65,21 @@ def seconds() -> float:
         return _PATIENCE
 
 
-def request_of(agent: str, event: bytes) -> bytes:
+def request_of(agent: str, event: bytes, store: str = "") -> bytes:
     """Return all that must be known to save an event, as bytes."""
     get = os.environ.get
     project = next((found for name in PROJECTS if (found := get(name))), "")
-    store = get(STORE, "")
-    if store and "://" not in store:
-        store = os.path.abspath(os.path.expanduser(store))  # the other process is elsewhere
+    store = whole_name(store or get(STORE, ""))  # the other process is elsewhere
     fields = [agent, store, project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
     head = b"\0".join(os.fsencode(field.replace("\0", "")) for field in fields)
     return b"%d %d\n%b%b" % (len(head), len(event), head, event)
+
+
+def whole_name(store: str) -> str:
+    """Return the name of a store as it is understood from any directory."""
+    if not store or "://" in store:
+        return store
+    return os.path.abspath(os.path.expanduser(store))
 
 
 # -- the other process -----------------------------------------------------------------------------

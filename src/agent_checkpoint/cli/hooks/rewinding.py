@@ -25,6 +25,7 @@ from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.wording import count
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.plan import Plan
@@ -149,15 +150,16 @@ class Rewinding:
             return None
         path, then = self._present.path, len(self._lines)
         if not self._present.read(again=True):
-            return f"write {path} again, which is gone: {then:,} lines"
+            return f"write {path} again, which is gone: {count(then, 'line')}"
         now = list(self._present.lines)
         if now == self._lines:
             return None
         if now[:then] == self._lines:
-            return f"cut {path} from {len(now):,} lines to {then:,}"
+            return f"cut {path} from {count(len(now), 'line')} to {then:,}"
         if self._lines[: len(now)] == now:
-            return f"put {then - len(now):,} lines back at the end of {path}"
-        return f"replace {path}, which has been written anew since, by its {then:,} lines of then"
+            return f"put {count(then - len(now), 'line')} back at the end of {path}"
+        was = count(then, "line")
+        return f"replace {path}, which has been written anew since, by what it was: {was}"
 
     def _saved_lines(self) -> list[str] | None:
         tree = self._target.parts.get(TRANSCRIPT)

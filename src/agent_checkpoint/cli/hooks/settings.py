@@ -9,7 +9,8 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,13 +113,13 @@ def settings_file(agent: str, project: Path | None) -> Path:
     return Path.home() / form.user if project is None else project / form.project
 
 
-def command_of(agent: str) -> str:
-    """Return the command that an agent starts.
+def command_of(agent: str, store: str = "") -> str:
+    """Return the command that an agent starts; it saves to a store, if one is named.
 
     If Python or the package are gone it ends well all the same: the status 2, which Python has for
     a file that is missing, would keep the agent from every tool call.
     """
-    parts = [sys.executable, "-I", "-S", FILE, agent]
+    parts = [sys.executable, "-I", "-S", FILE, agent, *(["--store", store] if store else [])]
     otherwise = "echo '{}'" if agent == GEMINI else "true"
     return f"{shlex.join(parts)} 2>/dev/null || {otherwise}"
 
@@ -126,41 +127,95 @@ def command_of(agent: str) -> str:
 def installed(agent: str, path: Path) -> bool:
     """Tell whether our hooks are there, all of them as they are now. Raises InvalidInputError."""
     text = _read(path)
-    if text is None:
+    if text is None or not text.strip():
         return False
     hooks = _hooks(_parsed(agent, path, text))
+    command = command_of(agent, store_of(agent, path))
     return all(
-        [command for _, _, _, command in _ours(hooks, event)] == [command_of(agent)]
-        for event in events_of(agent)
+        [found for _, _, _, found in _ours(hooks, event)] == [command] for event in events_of(agent)
     ) and {event for event in hooks if _ours(hooks, event)} == set(events_of(agent))
 
 
-def install(agent: str, path: Path) -> bool:
+def store_of(agent: str, path: Path) -> str:
+    """Return the store that our hooks name; empty if none. Raises InvalidInputError."""
+    text = _read(path) or ""
+    hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
+    for event in hooks:
+        for _, _, _, command in _ours(hooks, event):
+            with suppress(ValueError):  # quotes that do not match: it is not as we write it
+                words = shlex.split(command)
+                return words[words.index("--store") + 1] if "--store" in words[:-1] else ""
+    return ""
+
+
+def install(agent: str, path: Path, store: str = "") -> bool:
     """Put our hooks in; tell whether anything had to be changed.
+
+    Args:
+        agent: whose settings they are.
+        path: the file.
+        store: where to save, as it is understood from any directory.
 
     Raises:
         InvalidInputError: the file does not parse; it is as it was.
         StorageError: it cannot be written; it is as it was.
     """
-    if installed(agent, path):
+    if installed(agent, path) and store_of(agent, path) == store:
         return False
     before = _read(path)
-    text = "{}\n" if before is None or not before.strip() else _removed(agent, path, before)
-    for event in events_of(agent):
-        text = _added(agent, path, text, event)
-    parse(text, comments=FORMS[agent].comments)
-    _write(path, text, before)
+    text = _with_ours(agent, path, before or "", store)
+    with _writing(path) as place:
+        if before is not None and (not before.strip() or _removed(agent, path, before) == before):
+            # The version without our hooks: it is not to be lost when they are installed anew.
+            _replace(_backup(place), before, _mode(place))
+        _replace(place, text, None if before is None else _mode(place))
     return True
 
 
 def uninstall(agent: str, path: Path) -> bool:
-    """Take our hooks out, and nothing else; tell whether there were any. Raises as `install`."""
-    before = _read(path)
-    text = None if before is None else _removed(agent, path, before)
-    if before is None or text is None or text == before:
+    """Take our hooks out, and nothing else; tell whether there were any. Raises as `install`.
+
+    If nothing else has changed since they were put in, the file is what it was, byte by byte, or
+    gone again if there was none.
+    """
+    before = _read(path) or ""
+    text = _removed(agent, path, before) if before.strip() else before
+    if text == before:
         return False
-    _write(path, text, before)
+    with _writing(path) as place:
+        backup = _backup(place)
+        original = _original(agent, backup)
+        if original is not None and _round(agent, path, original) == text:
+            _replace(place, original, _mode(place))
+            backup.unlink()
+        elif original is None and "".join(text.split()) == "{}":
+            place.unlink()  # there was none before
+        else:
+            _replace(place, text, _mode(place))
     return True
+
+
+def _original(agent: str, backup: Path) -> str | None:
+    """Return the settings before our hooks, if they were kept."""
+    try:
+        text = _read(backup)
+        has_ours = text is not None and text.strip() and _removed(agent, backup, text) != text
+        return None if has_ours else text
+    except InvalidInputError:  # somebody else wrote it
+        return None
+
+
+def _round(agent: str, path: Path, text: str) -> str:
+    """Return what is left of settings when our hooks were put in and taken out again."""
+    return _removed(agent, path, _with_ours(agent, path, text, ""))
+
+
+def _with_ours(agent: str, path: Path, text: str, store: str) -> str:
+    text = _removed(agent, path, text) if text.strip() else "{}\n"
+    for event in events_of(agent):
+        text = _added(agent, path, text, event, store)
+    parse(text, comments=FORMS[agent].comments)
+    return text
 
 
 def _removed(agent: str, path: Path, text: str) -> str:
@@ -182,20 +237,20 @@ def _removed(agent: str, path: Path, text: str) -> str:
             text = without(text, root, (root.members or {})["hooks"])
 
 
-def _added(agent: str, path: Path, text: str, event: str) -> str:
+def _added(agent: str, path: Path, text: str, event: str, store: str) -> str:
     root = _parsed(agent, path, text)
     unit = unit_of(text)
     hooks = (root.members or {}).get("hooks")
     if hooks is None:
-        return _added(agent, path, with_member(text, root, "hooks", "{}"), event)
+        return _added(agent, path, with_member(text, root, "hooks", "{}"), event, store)
     found = (hooks.members or {}).get(event)
     if found is None:
-        return with_member(text, hooks, event, indented([_group(agent)], 2, unit))
-    return with_item(text, found, indented(_group(agent), 3, unit))
+        return with_member(text, hooks, event, indented([_group(agent, store)], 2, unit))
+    return with_item(text, found, indented(_group(agent, store), 3, unit))
 
 
-def _group(agent: str) -> dict[str, Any]:
-    handler: dict[str, Any] = {"type": "command", "command": command_of(agent)}
+def _group(agent: str, store: str) -> dict[str, Any]:
+    handler: dict[str, Any] = {"type": "command", "command": command_of(agent, store)}
     if agent == GEMINI:
         handler["name"] = "agent-checkpoint"
     return {"hooks": [{**handler, "timeout": _TIMEOUT * FORMS[agent].seconds}]}
@@ -243,20 +298,27 @@ def _read(path: Path) -> str | None:
         raise InvalidInputError(f"{show(str(path), 200)} cannot be read ({error}).") from None
 
 
-def _write(path: Path, text: str, before: str | None) -> None:
-    """Put a text in the place of a file, at once, with its mode; the text before stays beside."""
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Give the place of a file to write to. Raises StorageError."""
     place = Path(os.path.realpath(path))  # a link to it stays a link
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        mode = stat.S_IMODE(place.stat().st_mode) if before is not None else None
-        if before is not None and mode is not None:
-            _replace(place.with_name(f"{place.name}.before-agent-checkpoint"), before, mode)
-        _replace(place, text, mode)
+        yield place
     except OSError as error:
         raise StorageError(f"{show(str(path), 200)} cannot be written ({error}).") from error
 
 
+def _backup(place: Path) -> Path:
+    return place.with_name(f"{place.name}.before-agent-checkpoint")
+
+
+def _mode(place: Path) -> int:
+    return stat.S_IMODE(place.stat().st_mode)
+
+
 def _replace(place: Path, text: str, mode: int | None) -> None:
+    """Put a text in the place of a file, at once."""
     fd, fresh = tempfile.mkstemp(prefix=".agent-checkpoint-", dir=place.parent)
     try:
         with os.fdopen(fd, "wb") as file:

@@ -1,0 +1,97 @@
+"""`delete`: whole keys, or single checkpoints, are deleted for good, after a preview."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.out import Answer, Out, count, inert, when
+from agent_checkpoint.cli.places import Places
+from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import parse_checkpoint_id
+from agent_checkpoint.session.meta import PART
+
+EXAMPLES = """
+agent-checkpoint delete fix-bug-42             the key, with all its checkpoints
+agent-checkpoint delete fix-bug-42@3 fix-bug-42@4   only these
+agent-checkpoint delete try-a try-b --dry-run  what would go
+"""
+
+
+class _Doomed(NamedTuple):
+    """A key, or one checkpoint of it."""
+
+    key: str
+    id: str | None
+    words: str
+    """What goes, for people."""
+    checkpoints: int
+
+
+def arguments(parser: ArgumentParser) -> None:
+    """Add what it takes."""
+    parser.add_argument(
+        "names",
+        nargs="+",
+        metavar="KEY|ID",
+        help="a key, for all of it; or a checkpoint: an id, key@17, key~2",
+    )
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what would go")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
+
+
+def run(args: Namespace, places: Places) -> Answer:
+    """Preview it, ask, and do it."""
+    with places.manager() as manager:
+        # Named twice, or with the key as well, it goes once.
+        found = dict.fromkeys(_doomed(places, manager, said) for said in args.names)
+        keys = {item.key for item in found if item.id is None}
+        doomed = [item for item in found if item.id is None or item.key not in keys]
+        data: dict[str, Any] = {
+            "done": False,
+            "keys": sorted(keys),
+            "checkpoints": sum(item.checkpoints for item in doomed),
+            "ids": [item.id for item in doomed if item.id is not None],
+        }
+
+        def preview(out: Out) -> None:
+            for item in doomed:
+                out.line(f"  delete {item.words}")
+
+        if args.dry_run:
+            return Answer(data, preview)
+        if not agreed(args, preview, "Delete for good?"):
+            return refused(data)
+        for item in doomed:
+            manager.delete(item.key, item.id)
+
+    def show(out: Out) -> None:
+        out.line(f"Deleted {count(data['checkpoints'], 'checkpoint')}.", style="green")
+        out.line("Their room comes back by: agent-checkpoint gc", style="dim")
+
+    return Answer({**data, "done": True}, show)
+
+
+def _doomed(places: Places, manager: CheckpointManager, said: str) -> _Doomed:
+    """Return what is meant: an existing key is all of it. Raises CheckpointError."""
+    total = sum(1 for _ in manager.store.entries(said)) if said else 0
+    if total:
+        words = f"{inert(said)}, {count(total, 'checkpoint')}"
+        with suppress(IntegrityError, FormatError):  # what is damaged can be deleted, too
+            head = manager.store.head(said)
+            if head is not None and PART in head.parts:
+                words += ": a session, which nobody who has it open can save any more"
+        return _Doomed(said, None, words, total)
+    try:
+        found = places.checkpoint(manager, said)
+    except (IntegrityError, FormatError):
+        place = parse_checkpoint_id(said)
+        if place is None:
+            raise
+        return _Doomed(place.key, said, f"{inert(said)}, which cannot be read", 1)
+    label = f"  {inert(found.label, 100)}" if found.label else ""
+    return _Doomed(found.key, found.id, f"{inert(found.id)}  {when(found.ts_ns / 1e9)}{label}", 1)
