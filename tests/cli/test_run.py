@@ -234,3 +234,47 @@ def test_the_data_is_json(work: Scene) -> None:
     work.command("run", "--", "true")
     told = json.loads(work.command("log", "--json"))
     assert [row["label"] for row in told["checkpoints"]] == ["after true", "before true"]
+
+
+def test_what_it_leaves_running_neither_delays_the_end_nor_dies_of_it(work: Scene) -> None:
+    script = "(while [ ! -e stop ]; do echo tick; sleep 0.05; done; echo ok > alive) & exit 3"
+    begun = time.monotonic()
+    process = start(work, "--", "sh", "-c", script, stdout=subprocess.PIPE)
+    assert process.wait(30) == 3
+    assert time.monotonic() - begun < 20
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    while process.stdout.read(1 << 16):
+        pass
+    wait_for(lambda: bool(process.stdout.read(1 << 16)))  # it still prints where it did
+    (work.workspace / "stop").touch()
+    wait_for(lambda: (work.workspace / "alive").exists())
+    process.stdout.close()
+
+
+def test_on_a_terminal_what_is_typed_ahead_stops_nothing(work: Scene) -> None:
+    code = (
+        "import os, time, tty; tty.setraw(0)\n"
+        "for n in range(30): os.write(1, b'tick'); time.sleep(0.02)\n"
+        "os.write(1, b'done')"
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(work.workspace)
+        words = command("--", sys.executable, "-c", code)
+        os.execve(words[0], words, work.environment)
+    shown, pasted = b"", b"x" * 400_000
+    os.set_blocking(terminal, False)
+    until = time.monotonic() + 40
+    while b"done" not in shown:
+        assert time.monotonic() < until, shown[-200:]
+        readable, writable, _ = select.select([terminal], [terminal] if pasted else [], [], 1)
+        if readable:
+            shown += os.read(terminal, 1 << 16)
+        if writable and b"tick" in shown:
+            pasted = pasted[os.write(terminal, pasted) :]
+        elif writable:
+            time.sleep(0.01)
+    os.set_blocking(terminal, True)
+    os.close(terminal)
+    os.waitpid(child, 0)

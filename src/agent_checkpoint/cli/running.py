@@ -9,13 +9,14 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import selectors
 import shlex
 import signal
 import subprocess
 import sys
 import termios
-import threading
+import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,23 +24,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agent_checkpoint.cli.hooks.events import Event
-from agent_checkpoint.cli.hooks.note import PART, Note
-from agent_checkpoint.core.encode import encode
-from agent_checkpoint.core.log import Log
+from agent_checkpoint.cli.recording import Output
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.records import Checkpoint, Draft, check_key, show
-from agent_checkpoint.store.reading import OBJECT
-from agent_checkpoint.store.references import Captured
-from agent_checkpoint.store.safety import SAFETY
-from agent_checkpoint.store.store import Store
-from agent_checkpoint.store.writing import Writer
-from agent_checkpoint.workspace.naming import PART as FILES
-from agent_checkpoint.workspace.workspace import Workspace
+from agent_checkpoint.records import show
 
-OUTPUT, RUN = "output", "run"
-"""The names of the parts: what was printed, and what was run."""
-_MOST_BEGIN, _MOST_END = 512 << 10, 64 << 10
+_PIECE = 1 << 16
+_LAST_WORDS = 0.5
+"""How long the output of a command that has ended is read, if others go on to print there."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
@@ -50,105 +41,6 @@ class CannotStartError(CheckpointError):
         super().__init__(message)
         self.status = 127 if is_missing else 126
         """What a shell would say."""
-
-
-class Output:
-    """What a command prints: the beginning in pieces that are only added to, and the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.begin: Log[str] = Log()
-        self._begun = 0
-        self._end = b""
-        self._dropped = 0
-
-    def add(self, data: bytes) -> None:
-        """Take what was printed."""
-        with self._lock:
-            if self._begun < _MOST_BEGIN:
-                head, data = data[: _MOST_BEGIN - self._begun], data[_MOST_BEGIN - self._begun :]
-                self._begun += len(head)
-                self.begin.append(head.decode("utf-8", "surrogateescape"))
-            if data:
-                end = self._end + data
-                self._end = end[-_MOST_END:]
-                self._dropped += len(end) - len(self._end)
-
-    def dump(self) -> Any:
-        """Return the part, ready to be written."""
-        with self._lock:
-            end = self._end.decode("utf-8", "surrogateescape")
-            found = {"begin": self.begin, "dropped": self._dropped, "end": end}
-            return encode(found, OUTPUT)
-
-    @property
-    def size(self) -> int:
-        """How many bytes were printed."""
-        return self._begun + len(self._end) + self._dropped
-
-
-class Recorder:
-    """Saves a directory, and what a command has printed, as checkpoints of one key."""
-
-    def __init__(self, store: Store, workspace: Workspace, key: str, command: list[str]) -> None:
-        self._store = store
-        self._workspace = workspace
-        self._key = check_key(key)
-        self._command = command
-        self.output = Output()
-
-    def save(
-        self,
-        label: str,
-        *,
-        only_changes: bool = False,
-        status: int | None = None,
-        seconds: float | None = None,
-        full: bool = False,
-    ) -> Checkpoint | None:
-        """Save what is there now; return the checkpoint, if one was due.
-
-        Args:
-            label: what it is called.
-            only_changes: do nothing if no file has changed since the last checkpoint.
-            status: the exit status, if there is one by now.
-            seconds: how long it took.
-            full: look at every file.
-
-        Raises:
-            CheckpointError: nothing was saved.
-        """
-        files = _Files(self._workspace, full)
-        captured: Any = Captured(files, self._store.writer)
-        head = self._store.head(self._key)
-        is_same = head is not None and head.kind != SAFETY
-        is_same = is_same and head is not None and head.parts.get(FILES) == {OBJECT: captured.name}
-        if only_changes and is_same:
-            files.writer.committed()
-            return None
-        about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
-        parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}
-        if self._key != self._workspace.key:  # else the key itself says where it is
-            place = str(self._workspace.path)
-            event = Event(RUN, RUN, self._key, place, None)
-            parts[PART] = Note.of(event, place, None).dump()
-        text = label if len(label) <= 100 else label[:99] + "…"
-        text = text.encode("utf-8", "replace").decode()
-        return self._store.write(Draft(self._key, parts, label=" ".join(text.split())))
-
-
-class _Files:
-    """Captures a workspace, and keeps what it was handed to."""
-
-    writer: Writer
-
-    def __init__(self, workspace: Workspace, full: bool) -> None:
-        self._workspace = workspace
-        self._full = full
-
-    def checkpoint_to(self, writer: Writer) -> str:
-        self.writer = writer
-        return self._workspace.checkpoint_to(writer, full=self._full)
 
 
 class Running:
@@ -183,19 +75,16 @@ class Running:
         with _passing_on(process.pid, numbers, ignored), selectors.DefaultSelector() as selector:
             for file, target in ((process.stdout, 1), (process.stderr, 2)):
                 if file is not None:
-                    selector.register(file, selectors.EVENT_READ, target)
-            # What it leaves running may keep the pipes: then its own end is the end.
-            while selector.get_map():
-                ready = selector.select(timeout=0.2)
-                for found, _ in ready:
-                    data = os.read(found.fd, 1 << 16)
-                    if data:
-                        self._pass_on(data, found.data)
-                    else:
-                        selector.unregister(found.fileobj)
-                if not ready and process.poll() is not None:
-                    break
+                    selector.register(file.fileno(), selectors.EVENT_READ, target)
+            for found in _ready(selector, process):
+                data = os.read(found.fd, _PIECE)
+                if data:
+                    self._pass_on(data, found.data)
+                else:
+                    selector.unregister(found.fd)
             status = process.wait()
+            for left in list(selector.get_map().values()):
+                _let_go_on(left.fd, left.data)
         for file in (process.stdout, process.stderr):
             if file is not None:
                 file.close()
@@ -220,39 +109,43 @@ class Running:
         try:
             tty.setraw(0)
             with _passing_on(process.pid, (*_PASSED_ON, signal.SIGINT, signal.SIGQUIT), ()):
-                self._talk(ours, process)
+                is_in_use = self._talk(ours, process)
                 status = process.wait()
         finally:
             with suppress(termios.error):  # it may be gone by now
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
             signal.signal(signal.SIGWINCH, resized)
-            os.close(ours)
+        if is_in_use:
+            _let_go_on(ours, 1)
+        os.close(ours)
         return status if status >= 0 else 128 - status
 
-    def _talk(self, ours: int, process: subprocess.Popen[bytes]) -> None:
+    def _talk(self, ours: int, process: subprocess.Popen[bytes]) -> bool:
+        """Pass on what both sides say; tell whether something still has the other side."""
+        typed = b""  # what the command has not taken yet: it may print for long before it reads
+        os.set_blocking(ours, False)
         with selectors.DefaultSelector() as selector:
             selector.register(ours, selectors.EVENT_READ)
             with suppress(PermissionError):  # a file, which is always ready
                 selector.register(0, selectors.EVENT_READ)
-            while True:
-                ready = selector.select(timeout=0.2)
-                for found, _ in ready:
-                    try:
-                        data = os.read(found.fd, 1 << 16)
-                    except OSError as error:
-                        if error.errno != errno.EIO:
-                            raise
-                        data = b""  # nobody has the other side any more
-                    if found.fd == ours:
-                        if not data:
-                            return
+            for found in _ready(selector, process):
+                if found.fd == ours:
+                    data = _read_terminal(ours)
+                    if data == b"":
+                        return False
+                    if data:
                         self._pass_on(data, 1)
-                    elif data:
-                        _write(ours, data)
-                    else:
+                    typed = _type(ours, typed)
+                elif len(typed) < _PIECE:  # who types ahead more than that waits
+                    data = os.read(0, _PIECE)
+                    typed = _type(ours, typed + data)
+                    if not data:
                         selector.unregister(0)
-                if not ready and process.poll() is not None:
-                    return
+                else:
+                    time.sleep(0.01)
+                wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if typed else 0)
+                selector.modify(ours, wanted)
+        return True
 
     # -- both ------------------------------------------------------------------------------------
 
@@ -270,10 +163,60 @@ class Running:
         _write(target, data)
 
 
+def _ready(
+    selector: selectors.BaseSelector, process: subprocess.Popen[bytes]
+) -> Iterator[selectors.SelectorKey]:
+    """Iterate over what can be read, until all is closed or the process has ended.
+
+    What it leaves running may keep its output, and go on to print: then its own end is the end.
+    """
+    until = None
+    while selector.get_map():
+        if until is None and process.poll() is not None:
+            until = time.monotonic() + _LAST_WORDS
+        ready = selector.select(timeout=0.2 if until is None else 0)
+        if until is not None and (not ready or time.monotonic() > until):
+            return
+        for found, _ in ready:
+            yield found
+
+
+def _let_go_on(fd: int, target: int) -> None:
+    """Have what is still printed go where it would have gone without us."""
+    with suppress(OSError):  # there is no `cat`
+        subprocess.Popen(["cat"], stdin=fd, stdout=target, start_new_session=True)  # noqa: S607
+
+
+def _read_terminal(ours: int) -> bytes | None:
+    """Return what was printed; None if it was nothing, and no bytes if nobody is there any more."""
+    try:
+        return os.read(ours, _PIECE)
+    except BlockingIOError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return b""
+
+
+def _type(ours: int, data: bytes) -> bytes:
+    """Hand over what was typed, as far as it is taken; return the rest."""
+    try:
+        return data[os.write(ours, data) :] if data else b""
+    except BlockingIOError:
+        return data
+    except OSError:  # nobody is there any more
+        return b""
+
+
 def _write(fd: int, data: bytes) -> None:
-    with suppress(OSError):  # who reads may have had enough; the command is not to suffer by it
-        while data:
+    while data:
+        try:
             data = data[os.write(fd, data) :]
+        except BlockingIOError:  # another program has made it so
+            select.select([], [fd], [], 1)
+        except OSError:  # who reads may have had enough; the command is not to suffer by it
+            return
 
 
 def _copy_size(terminal: int) -> None:

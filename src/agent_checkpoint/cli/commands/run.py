@@ -41,7 +41,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Run it, and save; return its exit status."""
-    from agent_checkpoint.cli.running import CannotStartError, Recorder, Running
+    from agent_checkpoint.cli.recording import Recorder
+    from agent_checkpoint.cli.running import CannotStartError, Running
     from agent_checkpoint.workspace.workspace import Workspace
 
     command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
