@@ -174,6 +174,63 @@ def test_what_the_user_put_beside_ours_stays(tmp_path: Path) -> None:
     assert left == {"PostToolUse": [{"hooks": [mine]}], "Stop": [{"hooks": [mine]}]}
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "notify-send done; agent-checkpoint hook claude-code",
+        "echo remember: agent-checkpoint hook status",
+        "cat agent_checkpoint/cli/hooks/client.py",
+        "agent-checkpoint hook claude-code && make",
+        "'",
+    ],
+)
+def test_a_command_that_only_mentions_ours_is_the_users(command: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    theirs = {"hooks": {"Stop": [{"hooks": [{"type": "command", "command": command}]}]}}
+    path.write_text(json.dumps(theirs))
+    assert install("claude-code", path)
+    assert json.loads(path.read_text())["hooks"]["Stop"][0] == theirs["hooks"]["Stop"][0]
+    assert uninstall("claude-code", path)
+    assert json.loads(path.read_text()) == theirs
+    assert not uninstall("claude-code", path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1 /* one */, // two\n  "hooks": {%s}}',
+        '{"hooks": {%s}, /* three */ "a": 1}',
+        '{"hooks": {/* four */ %s // five\n}}',
+        '{"hooks": {"Notification": [] /* six */, // seven\n %s, /* eight */ "x": [1]}}',
+        '{"hooks": {%s /* nine */, // ten\n "Notification": []}}',
+    ],
+)
+def test_comments_beside_ours_stay(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    install("gemini", path)
+    (ours,) = json.loads(path.read_text())["hooks"]["AfterTool"]
+    path.write_text(text % f'"AfterTool": [{json.dumps(ours)}]')
+    assert uninstall("gemini", path)
+    left = path.read_text()
+    parse(left, comments=True)
+    assert "command" not in left
+    words = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    for word in words:
+        assert (word in left) == (word in text)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":1,"hooks":{},"a":2}', '{"hooks":{},"a":1,"hooks":{"Stop":[]}}']
+)
+def test_a_name_that_stands_twice_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    for change in (install, uninstall):
+        with pytest.raises(InvalidInputError, match="twice"):
+            change("claude-code", path)
+    assert path.read_text() == text
+
+
 def test_an_older_command_of_ours_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     install("claude-code", path)

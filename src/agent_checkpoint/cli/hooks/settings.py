@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import stat
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,11 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.hooks.client import FILE
+from agent_checkpoint.cli.hooks.command import command_of, is_ours, store_in
 from agent_checkpoint.cli.hooks.events import CLAUDE, CODEX, GEMINI
 from agent_checkpoint.cli.hooks.spans import (
     Node,
     indented,
+    is_alone,
     parse,
     unit_of,
     with_item,
@@ -28,8 +27,6 @@ from agent_checkpoint.cli.hooks.spans import (
 )
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.records import show
-
-_MARKS = ("agent_checkpoint/cli/hooks/client.py", "agent-checkpoint hook ")
 
 
 class Form(NamedTuple):
@@ -113,17 +110,6 @@ def settings_file(agent: str, project: Path | None) -> Path:
     return Path.home() / form.user if project is None else project / form.project
 
 
-def command_of(agent: str, store: str = "") -> str:
-    """Return the command that an agent starts; it saves to a store, if one is named.
-
-    If Python or the package are gone it ends well all the same: the status 2, which Python has for
-    a file that is missing, would keep the agent from every tool call.
-    """
-    parts = [sys.executable, "-I", "-S", FILE, agent, *(["--store", store] if store else [])]
-    otherwise = "echo '{}'" if agent == GEMINI else "true"
-    return f"{shlex.join(parts)} 2>/dev/null || {otherwise}"
-
-
 def installed(agent: str, path: Path) -> bool:
     """Tell whether our hooks are there, all of them as they are now. Raises InvalidInputError."""
     text = _read(path)
@@ -142,9 +128,7 @@ def store_of(agent: str, path: Path) -> str:
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     for event in hooks:
         for _, _, _, command in _ours(hooks, event):
-            with suppress(ValueError):  # quotes that do not match: it is not as we write it
-                words = shlex.split(command)
-                return words[words.index("--store") + 1] if "--store" in words[:-1] else ""
+            return store_in(command)
     return ""
 
 
@@ -231,10 +215,12 @@ def _removed(agent: str, path: Path, text: str) -> str:
             text = without(text, handlers, handler)
         elif len(hooks[event].items or []) > 1:
             text = without(text, hooks[event], group)
-        elif len(hooks) > 1:
-            text = without(text, (root.members or {})["hooks"], hooks[event])
         else:
-            text = without(text, root, (root.members or {})["hooks"])
+            outer = (root.members or {})["hooks"]
+            if is_alone(text, outer, hooks[event]):
+                text = without(text, root, outer)
+            else:
+                text = without(text, outer, hooks[event])
 
 
 def _added(agent: str, path: Path, text: str, event: str, store: str) -> str:
@@ -268,7 +254,7 @@ def _ours(hooks: dict[str, Node], event: str) -> list[tuple[str, Node, Node, str
         handlers = (group.members or {}).get("hooks")
         for handler in (handlers.items or []) if handlers is not None else []:
             command = handler.value.get("command") if isinstance(handler.value, dict) else None
-            if isinstance(command, str) and any(mark in command for mark in _MARKS):
+            if isinstance(command, str) and is_ours(command):
                 found.append((event, group, handler, command))
     return found
 

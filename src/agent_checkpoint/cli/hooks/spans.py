@@ -52,20 +52,36 @@ def with_item(text: str, node: Node, value: str) -> str:
 
 
 def without(text: str, outer: Node, inner: Node) -> str:
-    """Return the text without a member or an item, and without the comma that it needs no more."""
+    """Return the text without a member or an item, and without the comma that it needs no more.
+
+    Comments beside it stay.
+    """
     siblings = outer.items if outer.items is not None else list((outer.members or {}).values())
     place = siblings.index(inner)
     start = inner.start if inner.key is None else inner.key
-    if place:  # from the end of the one before: with the comma between them
-        return text[: siblings[place - 1].end] + text[inner.end :]
+    if place:
+        before = siblings[place - 1].end
+        kept = _without_comma(text, before, start)
+        return text[:before] + (kept.rstrip(" \t") if kept.strip() else "") + text[inner.end :]
     if len(siblings) > 1:
-        after = siblings[1]
-        return text[:start] + text[after.start if after.key is None else after.key :]
-    rest = text[inner.end : outer.end - 1]
-    before = text[outer.start + 1 : start]
-    if not before.strip() and not rest.strip():
+        after = siblings[1].start if siblings[1].key is None else siblings[1].key
+        kept = _without_comma(text, inner.end, after)
+        return text[:start] + (kept.lstrip() if kept.strip() else "") + text[after:]
+    if is_alone(text, outer, inner):
         return text[: outer.start + 1] + text[outer.end - 1 :]
     return text[:start] + text[inner.end :]
+
+
+def is_alone(text: str, outer: Node, inner: Node) -> bool:
+    """Tell whether an object or an array has nothing but one value, no comment either."""
+    start = inner.start if inner.key is None else inner.key
+    return not (text[outer.start + 1 : start] + text[inner.end : outer.end - 1]).strip()
+
+
+def _without_comma(text: str, start: int, end: int) -> str:
+    """Return what stands between two values, but for the comma."""
+    comma = _skip(text, start)
+    return text[start:comma] + text[comma + 1 : end]
 
 
 def indented(value: Any, depth: int, unit: str) -> str:
@@ -113,7 +129,10 @@ def _value(text: str, at: int, depth: int) -> Node:
             if text[colon : colon + 1] != ":":
                 raise ValueError(f"a colon is missing at {colon}")
             node = _value(text, _skip(text, colon + 1), depth + 1)
-            members[json.loads(name[0])] = node._replace(key=place.start)
+            word = json.loads(name[0])
+            if word in members:
+                raise ValueError(f"{name[0]} stands there twice, at {place.start}")
+            members[word] = node._replace(key=place.start)
             place.at.append(node.end)
     if sign == "[":
         items: list[Node] = []
