@@ -13,6 +13,7 @@ from typing import Any
 from agent_checkpoint.cli.hooks.events import Event
 from agent_checkpoint.cli.hooks.note import PART, Note
 from agent_checkpoint.cli.ownership import FORK, RESTORED
+from agent_checkpoint.cli.paths import paths_words
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.records import Checkpoint, JsonValue
 from agent_checkpoint.store.store import Store
@@ -23,7 +24,6 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 _ROLLBACK, _PARTIAL = "rollback", "restore"
 """Kinds of checkpoints that go back, in full and in part, as those of sessions."""
-_NAMED = 3
 
 
 def note_of(key: str, place: Path) -> dict[str, JsonValue]:
@@ -104,10 +104,3 @@ class Line(Workspace):
             )
             parents = (target.id,) if is_whole else (*before, target.id)
             self.store.write(draft, parents=parents)
-
-
-def paths_words(named: list[str]) -> str:
-    """Return some paths in a few words."""
-    more = len(named) - _NAMED
-    words = ", ".join(named[:_NAMED])
-    return f"{words} and {more:,} more" if more > 0 else words

@@ -17,6 +17,7 @@ from agent_checkpoint.workspace.reading import find
 from agent_checkpoint.workspace.snapshots import Tree
 
 _GIT = ".git"
+_NAMED = 3
 
 
 class Paths:
@@ -99,3 +100,10 @@ def without_git(paths: Sequence[str]) -> tuple[list[str], dict[str, int]]:
         else:
             counts[above] = counts.get(above, 0) + 1
     return kept, counts
+
+
+def paths_words(named: list[str]) -> str:
+    """Return some paths in a few words."""
+    more = len(named) - _NAMED
+    words = ", ".join(named[:_NAMED])
+    return f"{words} and {more:,} more" if more > 0 else words

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.lines import Line, paths_words
 from agent_checkpoint.cli.out import Answer, Out, Tell, inert
 from agent_checkpoint.cli.ownership import files_belong_to, is_line
-from agent_checkpoint.cli.paths import Paths, holds
+from agent_checkpoint.cli.paths import Paths, holds, paths_words
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.cli.plans import plan_data, show_plan
 from agent_checkpoint.cli.text import quoted
@@ -47,6 +46,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Preview it, ask, and do it."""
+    from agent_checkpoint.cli.lines import Line
+
     with places.manager() as manager:
         store = manager.store
         checkpoint = places.checkpoint(manager, args.id)
