@@ -45,6 +45,21 @@ def test_every_suggested_command_is_for_the_same_store(place: Path, tmp_path: Pa
     assert [*begin, "save", "."] in suggested(below.out)
 
 
+def test_so_are_those_about_a_store(place: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a store"
+    begin = ["--store", str(store)]
+    for number in range(2):
+        (place / "app.py").write_text(f"{number}\n")
+        assert run(*begin, "save", at=place).status == 0
+    key = run(*begin, "log", "--json", at=place).data["key"]
+    assert run(*begin, "export", key, "x.ckpt", at=tmp_path).status == 0
+    other = ["--store", str(tmp_path / "other")]
+    imported = run(*other, "import", "x.ckpt", at=tmp_path)
+    assert suggested(imported.out) == [[*other, "log", key]]
+    pruned = run(*begin, "prune", key, "--keep-latest", "1", "--yes")
+    assert suggested(pruned.out) == [[*begin, "gc"]]
+
+
 def _made(place: Path) -> Path:
     place.mkdir()
     return place
