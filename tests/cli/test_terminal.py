@@ -103,3 +103,44 @@ def test_progress_is_not_in_the_output(repo: Path) -> None:
     status, seen = on_terminal("verify", at=repo)
     assert status == 0
     assert "All is well" in seen
+
+
+def test_who_says_no_is_not_told_how_to_say_yes(repo: Path) -> None:
+    status, seen = on_terminal("restore", "@1", "app.py", at=repo, answer="n", columns=200)
+    assert status == 4
+    assert f"Restore app.py in {repo.resolve()} from @1?" in seen
+    assert "Nothing was done." in seen
+    assert "--yes" not in seen
+    assert "--yes" in run_process("restore", "@1", at=repo).out
+
+
+def test_now_is_seen_beside_a_long_label(repo: Path) -> None:
+    assert run_process("save", "-m", "long " * 100, at=repo).status == 0
+    _, seen = on_terminal("log", at=repo, columns=60, NO_COLOR="1")
+    assert "← now" in seen
+
+
+def test_huge_values_are_cut_on_a_terminal_alone(tmp_path: Path) -> None:
+    with opened() as manager:
+        manager.save("run", {"text": "y" * 100_000})
+        for number in range(40):
+            manager.fork("run", f"try-{number}")
+    _, seen = on_terminal("show", "run", at=tmp_path)
+    assert "yyy" in seen
+    assert len(seen) < 5000
+    assert "y" * 100_000 in run_process("show", "run", at=tmp_path).out
+    _, seen = on_terminal("log", "run", at=tmp_path)
+    assert seen.count("Also forked off at @1") == 20
+    assert "And 13 more" in seen
+
+
+def test_bytes_are_not_for_a_terminal(repo: Path) -> None:
+    (repo / "image").write_bytes(b"\x89PNG\0\0")
+    assert run_process("save", at=repo).status == 0
+    status, seen = on_terminal("show", "@3", "image", at=repo)
+    assert status == 2
+    assert "> FILE" in seen
+    (repo / "evil").write_bytes(b"\x1b[31mred\n")
+    assert run_process("save", at=repo).status == 0
+    status, seen = on_terminal("show", "@4", "evil", at=repo, NO_COLOR="1")
+    assert (status, "\\x1b[31mred" in seen) == (0, True)

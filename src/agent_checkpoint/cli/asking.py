@@ -9,7 +9,8 @@ from typing import Any
 from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.out import Answer, Out
 
-NOTHING_DONE = "Nothing was done. Say --yes to go on without a question."
+_NOTHING_DONE = "Nothing was done."
+_UNASKED = f"{_NOTHING_DONE} Say --yes to go on without a question."
 
 
 def add_yes(parser: ArgumentParser) -> None:
@@ -35,4 +36,9 @@ def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> 
 
 def refused(data: Any) -> Answer:
     """Return the answer of a command that was not agreed to."""
-    return Answer(data, lambda out: out.line(NOTHING_DONE), REFUSED)
+
+    def show(out: Out) -> None:
+        # Who has just said no knows how to say yes.
+        out.line(_NOTHING_DONE if out.has_asked else _UNASKED)
+
+    return Answer(data, show, REFUSED)

@@ -6,6 +6,7 @@ Knows nothing of stores: it is given what comes after what, the newest first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, count
 from typing import NamedTuple
 
 Place = tuple[str, int]
@@ -48,16 +49,19 @@ def drawn(
     """
     lanes: list[Place | None] = [] if main is None else [main]
     is_begun = main is None
+    ended: set[int] = set()
+    """Columns in which a line came to its end: what is drawn below would seem to go on with it."""
     for node in nodes:
         is_begun = is_begun or node.place == main
         waiting = [column for column, place in enumerate(lanes) if place == node.place]
         if waiting:
             column = waiting[0]
-        elif None in lanes:
-            column = lanes.index(None)
         else:
-            column = len(lanes)
-            lanes.append(None)
+            free = (number for number, place in enumerate(lanes) if place is None)
+            column = next(
+                number for number in chain(free, count(len(lanes))) if number not in ended
+            )
+            lanes += [None] * (column + 1 - len(lanes))
         if len(waiting) > 1:
             yield _joined(lanes, waiting, signs), None
             for other in waiting[1:]:
@@ -68,6 +72,8 @@ def drawn(
             cells[0] = " "
         yield " ".join(cells).rstrip(), node
         lanes[column] = node.parent
+        if node.parent is None:
+            ended.add(column)
         while lanes and lanes[-1] is None:
             lanes.pop()
 

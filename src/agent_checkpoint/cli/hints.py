@@ -1,12 +1,14 @@
-"""What the library says, in terms of commands. Owns the translation; knows no error by its class.
+"""Commands that are shown to be typed. Owns how they are written; knows no error by its class.
 
 The library speaks to who programs with it, and names calls. Who has typed a command gets the
-command that does the same.
+command that does the same. It is for the store that was named, or it would act on another.
 """
 
 from __future__ import annotations
 
 import re
+
+from agent_checkpoint.cli.text import quoted
 
 _COMMAND = "agent-checkpoint"
 _WORDS: tuple[tuple[str, str], ...] = (
@@ -20,6 +22,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r'effects="(\w+)"', r"--effects \1"),
     (r"gc\(ignore_clock=True\)", f"`{_COMMAND} gc --ignore-clock`"),
     (r"Prune and gc\b", f"`{_COMMAND} prune` and `{_COMMAND} gc`"),
+    (r"restore the safety checkpoint ([\w@%+=:,./-]+)\.$", rf"`{_COMMAND} restore \1`."),
     (r"[Pp]ass workspace=", "Say --workspace"),
     (r"Pass rebind=True if they are\.", "Name an empty directory."),
     (r"pass force=True", "say --force"),
@@ -33,8 +36,35 @@ _WORDS: tuple[tuple[str, str], ...] = (
 )
 
 
-def in_commands(message: str) -> str:
-    """Return a message of the library with commands and options in the place of calls."""
+_FORCE = ", or pass Workspace(path, force=True)"
+
+
+def typed(command: str, store: str | None) -> str:
+    """Return a command as it is to be typed.
+
+    Args:
+        command: its name and what follows, quoted for a shell.
+        store: what was said by `--store`, if anything was.
+    """
+    return f"{_COMMAND} {command}" if store is None else f"{_begin(store)} {command}"
+
+
+def in_commands(message: str, store: str | None = None, *, can_force: bool = False) -> str:
+    """Return a message of the library with commands and options in the place of calls.
+
+    Args:
+        message: what it says.
+        store: what was said by `--store`, if anything was.
+        can_force: whether the command has `--force`.
+    """
+    message = message.replace(_FORCE, ", or say --force" if can_force else "")
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
-    return message
+    if store is None:
+        return message
+    # Only those that we have put there: a name of the user's stands in quotes, not in these.
+    return message.replace(f"`{_COMMAND} ", f"`{_begin(store)} ")
+
+
+def _begin(store: str) -> str:
+    return f"{_COMMAND} --store {quoted(store)}"

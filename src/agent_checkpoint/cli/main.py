@@ -48,31 +48,33 @@ def _run(chosen: argparse.Namespace) -> int:
     from agent_checkpoint.errors import CheckpointError
 
     command: Listed = chosen.command
-    out = Out()
+    out = Out(store=chosen.store)
     chosen.out = out
     try:
-        answer = command.load().run(chosen, Places(chosen.store))
+        places = Places(chosen.store, makes_store=command.makes_store)
+        answer = command.load().run(chosen, places)
         if getattr(chosen, "json", False):
             out.json(answer.data)
         else:
             answer.show(out)
         out.flush()
     except CheckpointError as error:
-        _complain(str(error))
+        _complain(chosen, str(error))
         return status_of(error)
     except BrokenPipeError:
         raise
     except (OSError, RecursionError, MemoryError) as error:
-        _complain(f"{type(error).__name__}: {error}")
+        _complain(chosen, f"{type(error).__name__}: {error}")
         return FAILED
     return answer.status
 
 
-def _complain(message: str) -> None:
+def _complain(chosen: argparse.Namespace, message: str) -> None:
     from agent_checkpoint.cli.hints import in_commands
     from agent_checkpoint.cli.text import safe
 
-    text = f"{NAME}: {safe(in_commands(message))}\n"
+    message = in_commands(message, chosen.store, can_force=hasattr(chosen, "force"))
+    text = f"{NAME}: {safe(message)}\n"
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -84,10 +86,11 @@ def status_of(error: Exception) -> int:
         InvalidInputError,
         NotFoundError,
         RollbackRefusedError,
+        UnsafeWorkspaceError,
     )
 
     if isinstance(error, NotFoundError):
         return MISSING
-    if isinstance(error, (ConflictError, RollbackRefusedError)):
+    if isinstance(error, (ConflictError, RollbackRefusedError, UnsafeWorkspaceError)):
         return REFUSED
     return WRONG if isinstance(error, InvalidInputError) else FAILED

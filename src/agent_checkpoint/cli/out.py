@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
+from agent_checkpoint.cli.hints import typed
 from agent_checkpoint.cli.text import count, cut_to, inert, json_text, safe, size, when, width
 
 __all__ = ["Answer", "Out", "Tell", "count", "inert", "safe", "size", "when", "width"]
@@ -33,7 +34,16 @@ class Answer(NamedTuple):
 class Out:
     """The standard output, as it is."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, store: str | None = None) -> None:
+        """Take the stream, the standard output if None.
+
+        Args:
+            stream: where to write.
+            store: what was said by `--store`: commands that are shown say it, too.
+        """
+        self._store = store
+        self.has_asked = False
+        """Whether somebody was there to answer a question."""
         self._stream = sys.stdout if stream is None else stream
         with suppress(AttributeError, ValueError, OSError):
             # A name that is no UTF-8, or a terminal that has no such sign, is no reason to fail.
@@ -65,6 +75,27 @@ class Out:
         if style and text and self._console is not None:
             text = "\n".join(self._styled(line, style) for line in text.split("\n"))
         self._stream.write(text + "\n")
+
+    def hint(self, words: str, command: str, *, style: str = "dim") -> None:
+        """Write a command that can be pasted, after the words that say what for.
+
+        Args:
+            words: what it does.
+            command: its name and what follows, quoted for a shell.
+            style: as for `line`.
+        """
+        self.line(f"{words}: {typed(command, self._store)}", style=style)
+
+    def limit(self, number: int) -> int:
+        """Return how much is shown of what may be long: so much on a terminal, else all of it."""
+        return number if self.is_terminal else sys.maxsize
+
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Write bytes as they are. Raises OSError."""
+        self._stream.flush()
+        for piece in pieces:
+            self._stream.buffer.write(piece)
+        self._stream.buffer.flush()
 
     def pieces(self, *pieces: tuple[str, str]) -> None:
         """Write one line of pieces, each with its style; on a terminal it is cut at the edge."""
@@ -103,6 +134,7 @@ class Out:
         """Ask a person; nobody there means no."""
         if not (self.is_terminal and _is_terminal(sys.stdin)):
             return False
+        self.has_asked = True
         self._stream.write(f"{safe(question)} [y/N] ")
         self._stream.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -20,10 +20,19 @@ WRONG = 2
 BEGIN = "Save, restore, roll back, fork and resume what an AI agent is in the middle of."
 END = (
     "Ids: a checkpoint's id; its key for the latest; key~2 for two before that; key@17 for the "
-    "17th. In a directory that was saved, ~2 and @17 will do.\n\n"
+    "17th. In a directory that was saved, @~2 and @17 will do.\n\n"
     f"{NAME} COMMAND --help tells more, with examples. Exit status: 0 done, 1 failed, 2 wrong "
     "usage, 3 no such thing, 4 refused, 130 interrupted."
 )
+_ELSEWHERE = {
+    "help": f"it is {NAME} --help, or {NAME} COMMAND --help",
+    "version": f"it is {NAME} --version",
+    "undo": f"what was there before a restore is a safety checkpoint: {NAME} log shows its number, "
+    f"and {NAME} restore @NUMBER goes back to it",
+    "list": f"it is {NAME} keys, or {NAME} log for one of them",
+    "status": f"it is {NAME} diff --stat",
+}
+"""What people type who know other programs."""
 _LEFT = 26
 _NARROW, _WIDE = 50, 100
 
@@ -151,7 +160,9 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
     listed = find_command(rest[0])
     if listed is None:
         names = [command.name for command in COMMANDS]
-        root.error(f"there is no command {rest[0]!r}{meant(rest[0], names)}")
+        other = _ELSEWHERE.get(rest[0])
+        hint = meant(rest[0], names) if other is None else f": {other}"
+        root.error(f"there is no command {rest[0]!r}{hint}")
     chosen.command = listed
     return parser_of(rest[0]).parse_args(rest[1:], chosen)
 

@@ -16,24 +16,29 @@ from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, show
 
 if TYPE_CHECKING:
+    from agent_checkpoint.backends.base import Backend
     from agent_checkpoint.manager.manager import CheckpointManager
 
 STORE = "AGENT_CHECKPOINT_STORE"
-_SHORT = re.compile(r"[~@][0-9]{1,18}")
+_SHORT = re.compile(r"(?:@?(~)|@)([0-9]{1,18})")
 
 
 class Places:
     """The store and the directory of one command."""
 
-    def __init__(self, store: str | None, directory: Path | None = None) -> None:
+    def __init__(
+        self, store: str | None, directory: Path | None = None, *, makes_store: bool = False
+    ) -> None:
         """Take what was said; nothing is opened yet.
 
         Args:
             store: a path or a URL; what the environment says, or the user's own, if None.
             directory: where the command was given; the current one if None.
+            makes_store: whether a store that was named is made if it is not there.
         """
         self._said = store or os.environ.get(STORE) or None
         self._given = directory
+        self._makes_store = makes_store
 
     @property
     def directory(self) -> Path:
@@ -44,16 +49,23 @@ class Places:
             raise InvalidInputError("The current directory is not there any more.") from error
 
     @contextmanager
-    def manager(self) -> Iterator[CheckpointManager]:
+    def manager(self, *, must_exist: bool = False) -> Iterator[CheckpointManager]:
         """Open the store, for as long as it is used.
 
+        Args:
+            must_exist: whether also the user's own has to be there by now.
+
         Raises:
+            NotFoundError: it was named, and is not there; a typo would look like an empty store.
             CheckpointError: it cannot be opened.
         """
         from agent_checkpoint.backends.opening import open_named
         from agent_checkpoint.manager.manager import CheckpointManager
 
-        with CheckpointManager(open_named(self._said)) as manager:
+        backend = open_named(self._said)
+        if must_exist or (self._said is not None and not self._makes_store):
+            _check_exists(backend)
+        with CheckpointManager(backend) as manager:
             yield manager
 
     def key(self, manager: CheckpointManager, said: str | None, *, sessions: bool = False) -> str:
@@ -104,7 +116,7 @@ class Places:
         return said
 
     def checkpoint(self, manager: CheckpointManager, said: str | None) -> Checkpoint:
-        """Return the checkpoint that is meant: an id, a key, or `~2` and `@17` of the directory.
+        """Return the checkpoint that is meant: an id, a key, or `@~2` and `@17` of here.
 
         Raises:
             NotFoundError: there is none.
@@ -112,15 +124,48 @@ class Places:
         """
         from agent_checkpoint.store.lookup import find
 
-        return find(manager.store, self.id_of(manager, said))
+        try:
+            return find(manager.store, self.id_of(manager, said))
+        except NotFoundError as error:
+            hint = _meant(said or "")
+            raise NotFoundError(f"{error} {hint}") if hint else error from None
 
     def id_of(self, manager: CheckpointManager, said: str | None, key: str | None = None) -> str:
         """Return an id or a short form in which the key is named. Raises NotFoundError."""
         if said is None:
             return key or self.key(manager, None)
-        if _SHORT.fullmatch(said):
-            return (key or self.key(manager, None)) + said
-        return said
+        short = short_form(said)
+        return said if short is None else (key or self.key(manager, None)) + short
+
+
+def short_form(said: str) -> str | None:
+    """Return what follows a key, `~2` or `@17`, if that alone was said.
+
+    `@~2` is `~2`, which some shells take for a directory.
+    """
+    found = _SHORT.fullmatch(said)
+    return None if found is None else f"{found[1] or '@'}{found[2]}"
+
+
+def _meant(said: str) -> str:
+    """Return what may have been meant by something that is no checkpoint."""
+    if said.isdecimal():
+        return f"Number {said} of this directory is @{said}."
+    if said.startswith("/"):
+        return "If you typed ~1, the shell took it for a directory: say @~1, or '~1' in quotes."
+    return ""
+
+
+def _check_exists(backend: Backend) -> None:
+    """See to it that a store on this machine is there. Raises NotFoundError."""
+    from agent_checkpoint.backends.sqlite import SQLiteBackend
+
+    place = getattr(backend, "path", None)
+    if place is None:
+        return  # elsewhere, or in memory: that is for the backend to say
+    mark = place / "store.db" if isinstance(backend, SQLiteBackend) else place
+    if not mark.exists():
+        raise NotFoundError(f"There is no store at {show(str(place), 200)}.")
 
 
 def existing_directory(text: str | None, base: Path) -> Path:
@@ -130,6 +175,8 @@ def existing_directory(text: str | None, base: Path) -> Path:
         InvalidInputError: there is no such directory.
     """
     place = Path(os.path.realpath(base / text)) if text else base
+    if place.is_file():
+        raise InvalidInputError(f"{show(str(place), 200)} is a file: name a directory.")
     if not place.is_dir():
         raise InvalidInputError(f"There is no directory {show(str(place), 200)}.")
     return place

@@ -2,40 +2,60 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Any
 
-from agent_checkpoint.cli.out import Out, inert
+from agent_checkpoint.cli.out import Out, count, inert
+from agent_checkpoint.cli.paths import Paths, without_git
 from agent_checkpoint.workspace.plan import Plan
 
 _SHOWN = 15
 
 
-def show_plan(out: Out, plan: Plan) -> None:
+def show_plan(out: Out, plan: Plan, paths: Paths) -> None:
     """Show what is done to which paths, what is left alone, and why."""
-    if not plan and not plan.leave:
-        out.line("Nothing to do: the files are what they were.")
-        return
-    for words, paths, style in (
+    shown = out.limit(_SHOWN)
+    for words, changed, style in (
         ("write", plan.write, "green"),
         ("delete", plan.delete, "red"),
         ("set the mode of", plan.mode, ""),
     ):
-        for path in paths[:_SHOWN]:
-            out.line(f"  {words} {inert(path)}", style=style)
-        if len(paths) > _SHOWN:
-            out.line(f"  {words} {len(paths) - _SHOWN:,} more", style=style)
-    for path, why in list(plan.leave.items())[:_SHOWN]:
-        out.line(f"  leave {inert(path)}: {inert(why)}", style="yellow")
-    if len(plan.leave) > _SHOWN:
-        out.line(f"  leave {len(plan.leave) - _SHOWN:,} more", style="yellow")
-    for line in plan.git[:_SHOWN]:
+        named, of_git = without_git(changed)
+        for path in named[:shown]:
+            out.line(f"  {words} {inert(paths.shown(path))}", style=style)
+        if len(named) > shown:
+            out.line(f"  {words} {len(named) - shown:,} more", style=style)
+        for path, number in of_git.items():
+            inside = count(number, "file")
+            out.line(f"  {words} {inert(paths.shown(path))} ({inside})", style=style)
+    _show_left(out, plan, paths)
+    for line in plan.git[:shown]:
         out.line(f"  git: {inert(line)}", style="yellow")
-    if plan.unseen:
+    unseen = len(plan.unseen)
+    if unseen:
+        was, them = ("was", "it") if unseen == 1 else ("were", "them")
         out.line(
-            f"  {len(plan.unseen):,} of these were never saved before; the safety checkpoint "
-            "holds them.",
+            f"  {unseen:,} of these {was} never saved before; the safety checkpoint holds {them}.",
             style="yellow",
         )
+
+
+def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
+    shown = out.limit(_SHOWN)
+    named, _ = without_git(list(plan.leave))
+    for path in named[:shown]:
+        why = inert(plan.leave[path])
+        out.line(f"  leave {inert(paths.shown(path))}: {why}", style="yellow")
+    if len(named) > shown:
+        out.line(f"  leave {len(named) - shown:,} more", style="yellow")
+    # Directories stay for what is left in them: that goes without saying.
+    holding = {str(above) for path in plan.leave for above in PurePosixPath(path).parents}
+    inside = {path: why for path, why in plan.leave.items() if path not in holding}
+    for why in dict.fromkeys(inside.values()):
+        _, of_git = without_git([path for path, said in inside.items() if said == why])
+        for path, number in of_git.items():
+            what = f"{inert(paths.shown(path))} ({count(number, 'file')})"
+            out.line(f"  leave {what}: {inert(why)}", style="yellow")
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 class Listed:
     """A command in the list."""
 
-    def __init__(self, name: str, help: str, group: str) -> None:
+    def __init__(self, name: str, help: str, group: str, *, makes_store: bool = False) -> None:
         self.name = name
         self.help = help
         self.group = group
+        self.makes_store = makes_store
+        """Whether a store that was named and is not there is made, and no mistake."""
 
     @property
     def module(self) -> str:
@@ -47,13 +49,13 @@ class Listed:
 FILES, SESSIONS, STORE, MORE = "files", "sessions", "the store", "more"
 
 COMMANDS = (
-    Listed("save", "save a directory", FILES),
+    Listed("save", "save a directory", FILES, makes_store=True),
     Listed("log", "show what was saved, with its branches", FILES),
     Listed("show", "show what is in a checkpoint", FILES),
     Listed("diff", "compare checkpoints: files, state and messages", FILES),
     Listed("restore", "make files what they were", FILES),
-    Listed("watch", "save a directory whenever its files change", FILES),
-    Listed("run", "run a command, and save on the way", FILES),
+    Listed("watch", "save a directory whenever its files change", FILES, makes_store=True),
+    Listed("run", "run a command, and save on the way", FILES, makes_store=True),
     Listed("rollback", "take a session back, files and state alike", SESSIONS),
     Listed("fork", "go on from a checkpoint under another key", SESSIONS),
     Listed("tasks", "show how far sessions are", SESSIONS),
@@ -69,10 +71,10 @@ COMMANDS = (
     Listed("gc", "delete what no checkpoint needs", STORE),
     Listed("purge", "remove a leaked secret from everything", STORE),
     Listed("export", "write a key into one file", STORE),
-    Listed("import", "add the key of such a file", STORE),
+    Listed("import", "add the key of such a file", STORE, makes_store=True),
     Listed("ui", "show the timeline in a browser", MORE),
     Listed("demo", "show it all on a scripted coding agent, in seconds", MORE),
-    Listed("doctor", "tell what works on this machine", MORE),
+    Listed("doctor", "tell what works on this machine", MORE, makes_store=True),
     Listed("completion", "write the completions for a shell", MORE),
 )
 

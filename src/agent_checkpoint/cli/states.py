@@ -5,7 +5,7 @@ Nothing is decoded, so nothing of it can run: a state is the JSON that stands in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from agent_checkpoint.core.diff import Changes, diff_states
@@ -103,18 +103,24 @@ def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:
     return {"removed": old[same:], "added": new[same:]}
 
 
-def message_words(item: Any, limit: int) -> str:
-    """Return an item of a conversation, or a call, in one line."""
+def message_words(item: Any, limit: int, cut: Callable[[int], int]) -> str:
+    """Return an item of a conversation, or a call, in one line.
+
+    Args:
+        item: what it is.
+        limit: how long what it says may be.
+        cut: how long other texts may be, from what would do on a terminal.
+    """
     from agent_checkpoint.cli.text import brief, inert
 
     if isinstance(item, dict) and isinstance(item.get("role"), str) and "content" in item:
         content = item["content"]
         words = inert(content, limit) if isinstance(content, str) else brief(content, limit)
-        return f"{inert(item['role'], 40)}: {words}"
+        return f"{inert(item['role'], cut(40))}: {words}"
     if isinstance(item, dict) and isinstance(item.get("tool"), str):
         what = "error" if "error" in item else "result"
-        call = f"{inert(item['tool'], 60)}({brief(item.get('arguments'), limit)})"
-        return f"{call} -> {what} {brief(item.get(what), 80)}"
+        call = f"{inert(item['tool'], cut(60))}({brief(item.get('arguments'), limit)})"
+        return f"{call} -> {what} {brief(item.get(what), cut(80))}"
     return brief(item, limit)
 
 

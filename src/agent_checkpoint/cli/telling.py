@@ -98,7 +98,12 @@ def place_of(backend: Backend) -> str:
 
 @contextmanager
 def telling_manager(
-    places: Places, out: Out, words: str, *, counts_all: bool = False
+    places: Places,
+    out: Out,
+    words: str,
+    *,
+    counts_all: bool = False,
+    must_exist: bool = False,
 ) -> Iterator[CheckpointManager]:
     """Open the store for long work, and show on a terminal how far it is.
 
@@ -107,11 +112,12 @@ def telling_manager(
         out: where to show it.
         words: what is being done.
         counts_all: whether every object will be read, so that it is known how many there are.
+        must_exist: as for `Places.manager`.
 
     Raises:
         CheckpointError: it cannot be opened.
     """
-    with places.manager() as manager:
+    with places.manager(must_exist=must_exist) as manager:
         total = None
         if counts_all and out.is_terminal:
             total = sum(1 for _ in manager.store.backend.list_objects())

@@ -1,22 +1,19 @@
-"""Files of a checkpoint, read where they are stored. Owns finding and reading them, bounded."""
+"""Files of a checkpoint as they are shown. Owns how much of one, or of a directory, that is."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
-from agent_checkpoint.errors import IntegrityError, NotFoundError
-from agent_checkpoint.records import show
-from agent_checkpoint.store.objects import BLOB
+from agent_checkpoint.workspace.reading import find as find
+from agent_checkpoint.workspace.reading import pieces as pieces
 from agent_checkpoint.workspace.snapshots import Tree
-from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, Item, read_chunks, read_directory
+from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, Item, read_directory
 
 MOST_SHOWN = 256_000
 """Bytes of a file that are shown."""
 MOST_ENTRIES = 2_000
 _PROBE = 8000
-_AT_ONCE = 8
 
 
 class Row(NamedTuple):
@@ -38,26 +35,6 @@ class Content(NamedTuple):
     """None of a binary one."""
     is_binary: bool
     is_whole: bool
-
-
-def find(tree: Tree, path: str) -> Item | None:
-    """Return the entry at a path; None for the root.
-
-    Raises:
-        NotFoundError: there is none.
-        IntegrityError: the tree is damaged.
-    """
-    found: Item | None = None
-    place = tree.root.ref
-    for name in os.fsencode(path).split(b"/") if path else []:
-        if found is not None and found.type != FOLDER:
-            raise _missing(path)
-        items = {item.name: item for item in read_directory(place, tree.get)}
-        found = items.get(name)
-        if found is None:
-            raise _missing(path)
-        place = found.ref
-    return found
 
 
 def rows(tree: Tree, item: Item | None, path: str) -> tuple[list[Row], int]:
@@ -83,22 +60,6 @@ def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
     return Content(text.splitlines(), False, is_whole)
 
 
-def pieces(tree: Tree, item: Item) -> Iterator[bytes]:
-    """Iterate over the bytes of a file, some at a time. Raises IntegrityError, StorageError."""
-    if item.type != FILE:
-        return
-    names: tuple[str, ...] = (item.ref,)
-    if item.id != item.ref:
-        names = read_chunks(item.ref, tree.get).names
-    left = item.size
-    for start in range(0, len(names), _AT_ONCE):
-        for found in tree.get(names[start : start + _AT_ONCE]):
-            left -= len(found.payload)
-            if found.kind != BLOB or left < 0:  # few chunks can stand for any number of bytes
-                raise IntegrityError("A file is not what its directory says.")
-            yield found.payload
-
-
 def _row(item: Item, path: str) -> Row:
     name = os.fsdecode(item.name)
     types = {FILE: "file", FOLDER: "directory", LINK: "link"}
@@ -110,7 +71,3 @@ def _row(item: Item, path: str) -> Row:
         f"{item.mode:03o}",
         os.fsdecode(item.target) if item.type == LINK else "",
     )
-
-
-def _missing(path: str) -> NotFoundError:
-    return NotFoundError(f"The checkpoint has no file {show(path, 200)}.")

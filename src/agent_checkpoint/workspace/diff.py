@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,17 @@ class WorkspaceDiff:
             StorageError: the medium failed.
         """
         return "".join(line + "\n" for line in self._lines(context))
+
+    def only(self, wanted: Callable[[str], bool]) -> WorkspaceDiff:
+        """Return the same of some paths alone; of a rename, either end will do."""
+        return WorkspaceDiff(
+            added=[path for path in self.added if wanted(path)],
+            removed=[path for path in self.removed if wanted(path)],
+            changed={path: what for path, what in self.changed.items() if wanted(path)},
+            renamed={old: new for old, new in self.renamed.items() if wanted(old) or wanted(new)},
+            _changes=[item for item in self._changes if wanted(os.fsdecode(item.path))],
+            _gets=self._gets,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the paths as plain lists and dicts, for JSON."""

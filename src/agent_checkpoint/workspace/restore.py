@@ -13,6 +13,8 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import show
 from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
 from agent_checkpoint.workspace.caseless import ignores_case, refuse_collisions
 from agent_checkpoint.workspace.folders import stamp_of
@@ -64,9 +66,7 @@ class Restore:
         try:
             if ignores_case(self._root):
                 refuse_collisions(steps)
-            contents = (step.after for step in files if step.after is not None)
-            names = staging.put(contents, self._plan.tree.get)
-            staged = dict(zip((step.path for step in files), names))
+            staged = self._stage(files, staging)
             if self._is_begun:
                 staging.settle()
             else:
@@ -90,6 +90,28 @@ class Restore:
             staging.close()  # the journal stays: the next who opens the workspace goes on
             raise
         staging.end()
+
+    def _stage(self, files: list[Step], staging: Staging) -> dict[bytes, bytes]:
+        """Write contents beside their places; return where each is. An error names the file.
+
+        Raises:
+            IntegrityError: one is missing or damaged.
+            OSError: one cannot be written.
+        """
+        contents = (step.after for step in files if step.after is not None)
+        names = staging.put(contents, self._plan.tree.get)
+        staged: dict[bytes, bytes] = {}
+        for step in files:
+            try:
+                staged[step.path] = next(names)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, os.fsdecode(step.path)) from error
+            except IntegrityError as error:
+                # Contents are read some at a time: it may be that of another one.
+                bad = (item.path for item in files if item.after and item.after.ref in str(error))
+                path = show(os.fsdecode(next(bad, step.path)))
+                raise type(error)(f"{path} cannot be restored. {error}") from error
+        return staged
 
     def _check_room(self, files: Iterable[Step]) -> None:
         """See to it that what is to be staged fits on the disk, before a part of it fills it up.

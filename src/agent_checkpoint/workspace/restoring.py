@@ -216,8 +216,9 @@ class Restoring:
         try:
             work.run(journal)
         except OSError as error:
+            where = f"{show(error.filename)}: " if isinstance(error.filename, str) else ""
             raise WorkspaceError(
-                f"The restore was not finished ({error.strerror or error}). If anything was "
+                f"The restore was not finished ({where}{error.strerror or error}). If anything was "
                 "changed, the next who opens the workspace goes on."
             ) from error
         plan.leave.update(work.left)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.records import Draft
+from agent_checkpoint.records import Draft, JsonValue
 from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
@@ -31,21 +33,23 @@ class Taking:
         ignore: tuple[str, ...],
         gitignore: bool,
         full: bool = False,
+        parts: Mapping[str, JsonValue] = MappingProxyType({}),
     ) -> None:
         self._root = root
         self._sight = sight
         self._rules: dict[str, Any] = {"ignore": ignore, "gitignore": gitignore}
         self._full = full
+        self._parts = parts
 
     def draft(
         self, key: str, store: Store, *, kind: str = "save", label: str | None = None
     ) -> Draft:
-        """Capture the directory now, for a checkpoint of the workspace alone.
+        """Capture the directory now, for a checkpoint of the workspace and what goes with it.
 
         Raises as `checkpoint_to` does.
         """
         captured: Any = Captured(self, store.writer)
-        return Draft(key, {PART: captured}, kind=kind, label=label)
+        return Draft(key, {PART: captured, **self._parts}, kind=kind, label=label)
 
     def checkpoint_to(self, writer: Writer) -> str:
         """Hand what a store does not have yet to a writer; return the name of the snapshot.

@@ -191,4 +191,4 @@ def _show(out: Out, rows: list[_Row], answered: bool) -> None:
         if row["reason"]:
             out.pieces((f"    {inert(row['reason'], limit)}", "dim"))
     if any(told == "pending" for _, told in rows):
-        out.line("Answer: agent-checkpoint approvals approve|deny|edit ID", style="dim")
+        out.hint("Answer", "approvals approve|deny|edit ID")

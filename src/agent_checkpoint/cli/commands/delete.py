@@ -71,7 +71,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def show(out: Out) -> None:
         out.line(f"Deleted {count(data['checkpoints'], 'checkpoint')}.", style="green")
-        out.line("Their room comes back by: agent-checkpoint gc", style="dim")
+        out.hint("Their room comes back by", "gc")
 
     return Answer({**data, "done": True}, show)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, inert
+from agent_checkpoint.cli.out import Answer, Out, count, inert
 from agent_checkpoint.cli.ownership import files_belong_to
+from agent_checkpoint.cli.paths import Paths, below, git_above, holds, without_git
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.states import (
     LOGS,
@@ -31,6 +33,7 @@ agent-checkpoint diff                    what has changed here since the last ch
 agent-checkpoint diff @3                 since the third
 agent-checkpoint diff fix-bug-42@3 fix-bug-42   of a session, from the third to the last
 agent-checkpoint diff @3 --stat          only the names
+agent-checkpoint diff @3 --path src      only what is in there
 """
 ONLY = ("files", "state", "messages")
 _SHOWN = 50
@@ -41,6 +44,8 @@ class _Sides(NamedTuple):
     after: Checkpoint
     place: Path | None
     """The directory, if the files are compared with what is there now."""
+    root: Path | None
+    """The directory that they are those of, if that is known."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -52,6 +57,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--only", action="append", choices=ONLY, help="compare these alone; repeatable"
     )
+    parser.add_argument(
+        "--path",
+        action="append",
+        default=[],
+        dest="paths",
+        metavar="PATH",
+        help="only this file, or what is in this directory; repeatable",
+    )
     parser.add_argument("--stat", action="store_true", help="name the files, without their lines")
     parser.add_argument("--exit-code", action="store_true", help="end with 1 if anything differs")
     add_json(parser)
@@ -59,10 +72,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Compare them."""
-    only = args.only or ONLY
+    only = args.only or (("files",) if args.paths else ONLY)
     with places.manager() as manager:
         sides = _sides(args, places, manager)
+        paths = Paths(sides.root, places.directory)
         files = _files(manager, sides) if "files" in only else None
+        if files is not None:
+            files = _restricted(files, args.paths, paths, manager, sides)
         data: dict[str, Any] = {
             "from": sides.before.id,
             "to": sides.after.id,
@@ -71,23 +87,43 @@ def run(args: Namespace, places: Places) -> Answer:
         }
         if sides.before.id != sides.after.id:
             data.update(_states(manager, sides, only))
-        text = "" if files is None or args.stat or args.json else files.text()
+        # What git writes is not for people to read.
+        told = None if files is None else files.only(lambda path: git_above(path) is None)
+        text = "" if told is None or args.stat or args.json else told.text()
         if args.json and files is not None and not args.stat:
             data["files"]["text"] = files.text()
     differs = bool(files) or any(any(data.get(name, {}).values()) for name in ("state", *LOGS))
     status = 1 if args.exit_code and differs else 0
-    return Answer(data, lambda out: _show(out, data, files, text, differs), status)
+    return Answer(data, lambda out: _show(out, data, files, text, differs, paths), status)
+
+
+def _restricted(
+    files: WorkspaceDiff,
+    said: list[str],
+    paths: Paths,
+    manager: CheckpointManager,
+    sides: _Sides,
+) -> WorkspaceDiff:
+    """Return the differences of the paths that were said. Raises NotFoundError."""
+    chosen = paths.typed(said) if said else None
+    if chosen is None:
+        return files
+    trees = [tree_in(manager.store, side) for side in (sides.before, sides.after)]
+    for word, path in zip(said, chosen):
+        is_there = sides.place is not None and os.path.lexists(sides.place / path)
+        if not is_there and not any(tree is not None and holds(tree, path) for tree in trees):
+            raise paths.missing(word, path, trees[0], sides.before)
+    return files.only(below(chosen))
 
 
 def _sides(args: Namespace, places: Places, manager: CheckpointManager) -> _Sides:
     before = places.checkpoint(manager, args.a)
+    root = files_belong_to(manager.store, before, places.directory)
     if args.b is not None:
-        return _Sides(before, places.checkpoint(manager, args.b), None)
+        return _Sides(before, places.checkpoint(manager, args.b), None, root)
     head = manager.store.head(before.key) or before
-    place = files_belong_to(manager.store, before, places.directory)
-    if place is not None and not (place.is_dir() and FILES in before.parts):
-        place = None
-    return _Sides(before, head, place)
+    is_there = root is not None and root.is_dir() and FILES in before.parts
+    return _Sides(before, head, root if is_there else None, root)
 
 
 def _files(manager: CheckpointManager, sides: _Sides) -> WorkspaceDiff | None:
@@ -124,36 +160,46 @@ def _states(manager: CheckpointManager, sides: _Sides, only: Any) -> dict[str, A
 
 
 def _show(
-    out: Out, data: dict[str, Any], files: WorkspaceDiff | None, text: str, differs: bool
+    out: Out,
+    data: dict[str, Any],
+    files: WorkspaceDiff | None,
+    text: str,
+    differs: bool,
+    paths: Paths,
 ) -> None:
     if not differs:
         where = inert(data["directory"] or data["to"])
         out.line(f"No difference: {inert(data['from'])} and {where}.")
         return
-    room = max((out.columns or 200) - 30, 40)
+    room = out.limit(max((out.columns or 0) - 30, 40))
     for name in LOGS:
         _show_rows(out, name, [("-", item) for item in data.get(name, {}).get("removed", [])], room)
         _show_rows(out, name, [("+", item) for item in data.get(name, {}).get("added", [])], room)
-    state = data.get("state", {})
+    _show_state(out, data.get("state", {}), room)
+    if files:
+        _show_files(out, files, text, paths)
+
+
+def _show_state(out: Out, state: dict[str, Any], room: int) -> None:
+    long = out.limit(120)
     rows = [
-        (f"- {inert(at, 120)}: {brief(value, room)}", "red")
+        (f"- {inert(at, long)}: {brief(value, room)}", "red")
         for at, value in state.get("removed", {}).items()
     ]
     rows += [
-        (f"+ {inert(at, 120)}: {brief(value, room)}", "green")
+        (f"+ {inert(at, long)}: {brief(value, room)}", "green")
         for at, value in state.get("added", {}).items()
     ]
     for at, (old, new) in state.get("changed", {}).items():
         half = room // 2
-        rows.append((f"~ {inert(at, 120)}: {brief(old, half)} -> {brief(new, half)}", "yellow"))
+        rows.append((f"~ {inert(at, long)}: {brief(old, half)} -> {brief(new, half)}", "yellow"))
     if rows:
         out.line("state", style="bold")
-    for line, style in rows[:_SHOWN]:
+    shown = out.limit(_SHOWN)
+    for line, style in rows[:shown]:
         out.pieces((f"  {line}", style))
-    if len(rows) > _SHOWN:
-        out.line(f"  and {len(rows) - _SHOWN:,} more; --json has them all")
-    if files:
-        _show_files(out, files, text)
+    if len(rows) > shown:
+        out.line(f"  and {len(rows) - shown:,} more; --json has them all")
 
 
 def _show_rows(out: Out, name: str, rows: list[tuple[str, Any]], room: int) -> None:
@@ -161,28 +207,30 @@ def _show_rows(out: Out, name: str, rows: list[tuple[str, Any]], room: int) -> N
         return
     words = "more" if rows[0][0] == "+" else "gone"
     out.line(f"{name}: {len(rows):,} {words}", style="bold")
-    for sign, item in rows[:_SHOWN]:
+    shown = out.limit(_SHOWN)
+    for sign, item in rows[:shown]:
         style = "green" if sign == "+" else "red"
-        out.pieces((f"  {sign} {message_words(item, room)}", style))
-    if len(rows) > _SHOWN:
-        out.line(f"  and {len(rows) - _SHOWN:,} more; --json has them all")
+        out.pieces((f"  {sign} {message_words(item, room, out.limit)}", style))
+    if len(rows) > shown:
+        out.line(f"  and {len(rows) - shown:,} more; --json has them all")
 
 
-def _show_files(out: Out, files: WorkspaceDiff, text: str) -> None:
+def _show_files(out: Out, files: WorkspaceDiff, text: str, paths: Paths) -> None:
     names = [*files.added, *files.removed, *files.changed, *files.renamed]
-    out.line(f"files: {len(names):,} differ", style="bold")
+    out.line(f"files: {len(names):,} {'differs' if len(names) == 1 else 'differ'}", style="bold")
+    _, of_git = without_git(names)
     if not text:
-        for sign, paths, style in (
-            ("+", files.added, "green"),
-            ("-", files.removed, "red"),
-        ):
-            for path in paths:
-                out.line(f"  {sign} {inert(path)}", style=style)
-        for path, what in files.changed.items():
-            out.line(f"  ~ {inert(path)} ({', '.join(what)})", style="yellow")
-        for old, new in files.renamed.items():
-            out.line(f"  > {inert(old)} -> {inert(new)}", style="yellow")
-        return
+        told = files.only(lambda path: git_above(path) is None)
+        for sign, changed, style in (("+", told.added, "green"), ("-", told.removed, "red")):
+            for path in changed:
+                out.line(f"  {sign} {inert(paths.shown(path))}", style=style)
+        for path, what in told.changed.items():
+            out.line(f"  ~ {inert(paths.shown(path))} ({', '.join(what)})", style="yellow")
+        for old, new in told.renamed.items():
+            both = f"{inert(paths.shown(old))} -> {inert(paths.shown(new))}"
+            out.line(f"  > {both}", style="yellow")
+    for path, number in of_git.items():
+        out.line(f"  ~ {inert(paths.shown(path))} ({count(number, 'file')})", style="yellow")
     for line in text.split("\n")[:-1]:
         heading = line.startswith(("diff ", "--- ", "+++ ", "renamed "))
         style = "bold" if heading else "cyan" if line.startswith("@@") else ""

@@ -127,6 +127,8 @@ def _show(out: Out, rows: list[dict[str, Any]]) -> None:
         )
     unknown = [row for row in rows if row["status"] in _UNKNOWN]
     if unknown:
-        out.line("Of some nobody knows whether they happened. Find out, and say so:")
+        out.line("Of some nobody knows whether they happened.")
         name = inert(unknown[0]["id"], 40)
-        out.line(f"  agent-checkpoint effects resolve {name} --happened (or --not)")
+        out.hint(
+            "Find out, and say --happened or --not", f"effects resolve {name} --happened", style=""
+        )

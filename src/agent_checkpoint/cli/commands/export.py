@@ -31,7 +31,8 @@ def run(args: Namespace, places: Places) -> Answer:
     data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
     with places.manager() as manager:
         key = places.key(manager, args.key)
-    if file.exists() and not agreed(args, lambda out: None, f"Replace {inert(file)}?"):
+    exists = f"{inert(file)} exists."
+    if file.exists() and not agreed(args, lambda out: out.line(exists), "Replace it?"):
         return refused(data)
     with telling_manager(places, args.out, "Exporting") as manager:
         number = manager.export_archive(file, key)
@@ -40,6 +41,7 @@ def run(args: Namespace, places: Places) -> Answer:
     def show(out: Out) -> None:
         what = f"{count(number, 'checkpoint')}, {size(file.stat().st_size)}"
         out.line(f"Wrote {inert(file)}: {what}.", style="green")
+        # There it goes to the store of whoever types it: this one is none of its business.
         out.line(f"There: agent-checkpoint import {quoted(file.name)}", style="dim")
 
     return Answer(data, show)

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.lines import Line, note_of
 from agent_checkpoint.cli.out import Answer, Out, count, inert
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import CheckpointError, ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.session.files import is_empty
 from agent_checkpoint.session.meta import PART
+from agent_checkpoint.store.importing import drop_dead
+from agent_checkpoint.store.references import Kept
 from agent_checkpoint.workspace.naming import tree_in
 
 EXAMPLES = """
@@ -47,7 +50,7 @@ def run(args: Namespace, places: Places) -> Answer:
         if point.key != key:
             raise InvalidInputError(f"{show(point.id, 120)} is no checkpoint of {show(key)}.")
         try:
-            first = manager.fork(key, args.name, point.id)
+            first = _forked(manager, args.name, point, place)
         except ConflictError:
             raise ConflictError(
                 f"The key {show(args.name)} exists already: name another."
@@ -55,7 +58,7 @@ def run(args: Namespace, places: Places) -> Answer:
         files = 0
         if place is not None:
             try:
-                files = _put_files(manager, args.name, point, place)
+                files = _put_files(manager, args.name, first, point, place)
             except CheckpointError:
                 manager.delete(args.name)
                 raise
@@ -66,7 +69,7 @@ def run(args: Namespace, places: Places) -> Answer:
         "directory": None if place is None else str(place),
         "files": files,
     }
-    return Answer(data, lambda out: _show(out, data, point, tree is not None))
+    return Answer(data, lambda out: _show(out, data, point, args.store, tree is not None))
 
 
 def _empty(place: Path) -> Path:
@@ -75,10 +78,25 @@ def _empty(place: Path) -> Path:
     return place.resolve()
 
 
-def _put_files(manager: CheckpointManager, key: str, point: Checkpoint, place: Path) -> int:
+def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Path | None) -> str:
+    """Write the first checkpoint; one of a directory alone notes where its files are.
+
+    Raises:
+        ConflictError: the name is taken.
+    """
+    if place is None or PART in point.parts:
+        return manager.fork(point.key, name, point.id)
+    parts: dict[str, Any] = {part: Kept(tree) for part, tree in point.parts.items()}
+    draft = Draft(check_key(name), {**parts, **note_of(name, place)}, "fork", point.label)
+    drop_dead(manager.store)
+    return manager.store.write(draft, parents=(point.id,), after=0).id
+
+
+def _put_files(
+    manager: CheckpointManager, key: str, first: str, point: Checkpoint, place: Path
+) -> int:
     """Write the files of the fork; a session remembers the directory as its own."""
     from agent_checkpoint.session.session import Session
-    from agent_checkpoint.workspace.workspace import Workspace
 
     tree = tree_in(manager.store, point)
     if tree is None:
@@ -91,18 +109,23 @@ def _put_files(manager: CheckpointManager, key: str, point: Checkpoint, place: P
         Session(key, store=manager, workspace=place, every="manual").close()
     else:
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        with Workspace(place, manager.store, watch=False, **rules) as workspace:
-            workspace.restore(tree)
+        with Line(place, manager.store, key, **rules) as line:
+            line.fill(tree, first)
     return tree.files
 
 
-def _show(out: Out, data: dict[str, Any], point: Checkpoint, has_files: bool) -> None:
+def _show(
+    out: Out, data: dict[str, Any], point: Checkpoint, store: str | None, has_files: bool
+) -> None:
     name = inert(data["key"])
+    more = "" if store is None else f", store={store!r}"
     out.line(f"Forked {name} from {inert(point.key)}@{point.seq}.", style="green")
     if data["directory"] is not None:
         out.line(f"{count(data['files'], 'file')} in {inert(data['directory'])}")
         if PART in point.parts:
-            out.line(f"Go on there: Session({data['key']!r}, agent=…)")
+            out.line(f"Go on there: Session({data['key']!r}, agent=…{more})")
     elif has_files and PART in point.parts:
-        out.line(f"Go on with files of its own: Session({data['key']!r}, agent=…, workspace=…)")
-    out.line(f"See both: agent-checkpoint log {quoted(point.key)}", style="dim")
+        out.line(
+            f"Go on with files of its own: Session({data['key']!r}, agent=…, workspace=…{more})"
+        )
+    out.hint("See both", f"log {quoted(point.key)}")

@@ -36,6 +36,6 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def show(out: Out) -> None:
         out.line(f"Imported {inert(key)}.", style="green")
-        out.line(f"See it: agent-checkpoint log {quoted(key)}", style="dim")
+        out.hint("See it", f"log {quoted(key)}")
 
     return Answer(data, show)

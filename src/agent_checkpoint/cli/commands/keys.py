@@ -39,7 +39,7 @@ def run(args: Namespace, places: Places) -> Answer:
         if not rows and args.prefix:
             out.line(f"No key begins with {inert(args.prefix, 80)}.")
         elif not rows:
-            out.line("There is nothing here yet. `agent-checkpoint save` saves this directory.")
+            out.hint("There is nothing here yet. This directory is saved by", "save", style="")
         else:
             limit = None if out.columns is None else 60
             out.table(

@@ -9,11 +9,14 @@ from typing import Any
 from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.branches import Fork, find_forks, origin_of
 from agent_checkpoint.cli.graph import ASCII, UNICODE, Node, Place, drawn
-from agent_checkpoint.cli.out import Answer, Out, inert, when
+from agent_checkpoint.cli.out import Answer, Out, inert, when, width
+from agent_checkpoint.cli.ownership import RESTORED
 from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.cli.text import cut_to, quoted
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
+from agent_checkpoint.store.safety import MOVES
 
 EXAMPLES = """
 agent-checkpoint log                    of this directory
@@ -53,9 +56,11 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """List them."""
+    if args.n < 1:
+        raise InvalidInputError("-n counts checkpoints, from 1; --all shows all of them.")
     with places.manager() as manager:
         key = places.key(manager, args.key)
-        limit = None if args.all else max(args.n, 1)
+        limit = None if args.all else args.n
         forks = {} if args.no_branches else find_forks(manager.store)
         origin = origin_of(manager.store, key)
         line = _line(manager, key, limit, forks, {key})
@@ -107,44 +112,58 @@ def _show_rest(
     out: Out, line: dict[str, Any], lines: list[dict[str, Any]], shown: list[dict[str, Any]]
 ) -> None:
     if line["more"]:
-        all_of_it = f"agent-checkpoint log {quoted(line['key'])} --all"
-        out.line(f"There is more before that: {all_of_it}", style="dim")
+        out.hint("There is more before that", f"log {quoted(line['key'])} --all")
     if line["from"]:
         out.line(f"It was forked from {inert(line['from'])}.", style="dim")
     hidden = [item for item in lines if item not in shown]
-    for item in hidden[:20]:
+    most = out.limit(20)
+    for item in hidden[:most]:
         key = item["key"]
         out.line(f"Also forked off at @{item['at']}: {quoted(key)}", style="dim")
-    if len(hidden) > 20:
-        out.line(f"And {len(hidden) - 20:,} more; --json has them all.", style="dim")
+    if len(hidden) > most:
+        out.line(f"And {len(hidden) - most:,} more; --json has them all.", style="dim")
 
 
 def _show_row(
     out: Out, before: str, node: Node, row: dict[str, Any], key: str, is_current: bool
 ) -> None:
     own, number = node.place
-    name = f"@{number}" if own == key else f"{inert(own, 60)}@{number}"
+    short = out.limit(60)
+    name = f"@{number}" if own == key else f"{inert(own, short)}@{number}"
     quiet = "dim" if row["kind"] in _QUIET or not is_current else ""
-    kind = "" if row["kind"] == "save" else f"  {row['kind']}"
-    if row["kind"] in ("rollback", "restore", "adopt", "fork") and row["parents"]:
-        place = parse_checkpoint_id(row["parents"][-1])
-        if place is not None:
-            target = f"@{place.seq}" if place.key == own else f"{inert(place.key, 60)}@{place.seq}"
-            kind += f" {'of' if row['kind'] in ('adopt', 'fork') else 'to'} {target}"
     label = row["label"] or row.get("error") or ""
-    limit = None if out.columns is None else _LONGEST
-    out.pieces(
+    arrow = "←" if out.has_signs else "<-"
+    mark = f"  {arrow} {'now' if own == key else inert(own, short)}" if row.get("is_head") else ""
+    pieces = [
         (before, "" if is_current else "dim"),
         (f" {name}", "cyan" if is_current else "dim"),
         (f"  {when(row['ts'])}", "dim"),
-        (inert(kind), quiet or "magenta"),
-        (
-            f"  ← {'now' if own == key else inert(own, 60)}" if row.get("is_head") else "",
-            "bold green",
-        ),
-        ("".join(f"  #{inert(tag, 40)}" for tag in row["tags"]), "yellow"),
-        (f"  {inert(label, limit)}" if label else "", quiet),
-    )
+        (inert(_kind_words(row, own, short)), quiet or "magenta"),
+        ("".join(f"  #{inert(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
+    ]
+    if label:
+        label = f"  {inert(label, out.limit(_LONGEST))}"
+        if out.columns is not None:
+            # What is now has to be seen, however long the label is.
+            used = sum(width(text) for text, _ in pieces) + width(mark)
+            label = cut_to(label, max(out.columns - used, 0))
+        pieces.append((label, quiet))
+    out.pieces(*pieces, (mark, "bold green"))
+
+
+def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
+    """Return what kind of checkpoint it is, and of which other; nothing if the label says it."""
+    kind = row["kind"]
+    if kind == "save" or (kind in MOVES and (row["label"] or "").startswith(RESTORED)):
+        return ""
+    if kind in (*MOVES, "fork") and row["parents"]:
+        place = parse_checkpoint_id(row["parents"][-1])
+        if place is not None:
+            target = (
+                f"@{place.seq}" if place.key == own else f"{inert(place.key, short)}@{place.seq}"
+            )
+            return f"  {kind} {'of' if kind in ('adopt', 'fork') else 'to'} {target}"
+    return f"  {kind}"
 
 
 def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -38,7 +38,8 @@ def run(args: Namespace, places: Places) -> Answer:
             if not (found.checkpoints or found.objects):
                 out.line("No checkpoint holds it.")
                 return
-            out.line(f"{count(len(found.checkpoints), 'checkpoint')} hold it and would go:")
+            verb = "holds" if len(found.checkpoints) == 1 else "hold"
+            out.line(f"{count(len(found.checkpoints), 'checkpoint')} {verb} it and would go:")
             for name in found.checkpoints[:_SHOWN]:
                 out.line(f"  {inert(name)}")
             if len(found.checkpoints) > _SHOWN:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.out import Answer, Out, Tell, inert
-from agent_checkpoint.cli.ownership import files_belong_to
+from agent_checkpoint.cli.ownership import files_belong_to, is_line
+from agent_checkpoint.cli.paths import Paths, holds, paths_words
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.cli.plans import plan_data, show_plan
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.workspace.naming import tree_in
+from agent_checkpoint.workspace.naming import key_of, tree_in
 from agent_checkpoint.workspace.plan import Plan
+from agent_checkpoint.workspace.snapshots import Tree
 
 EXAMPLES = """
-agent-checkpoint restore ~1               this directory, as it was one checkpoint ago
+agent-checkpoint restore @~1              this directory, as it was one checkpoint ago
 agent-checkpoint restore @3 src/app.py    one file of the third
 agent-checkpoint restore @3 --dry-run     only show what would be done
 agent-checkpoint restore fix-bug-42 --into ./copy   a session's files, elsewhere
@@ -28,7 +31,9 @@ agent-checkpoint restore fix-bug-42 --into ./copy   a session's files, elsewhere
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
     parser.add_argument("id", metavar="ID", help="the checkpoint")
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="what of it; everything if none")
+    parser.add_argument(
+        "paths", nargs="*", default=[], metavar="PATH", help="what of it; everything if none"
+    )
     parser.add_argument("--into", metavar="DIR", help="where to; where it belongs if none")
     parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
     parser.add_argument(
@@ -41,49 +46,85 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Preview it, ask, and do it."""
-    from agent_checkpoint.workspace.workspace import Workspace
+    from agent_checkpoint.cli.lines import Line
 
     with places.manager() as manager:
+        store = manager.store
         checkpoint = places.checkpoint(manager, args.id)
-        tree = tree_in(manager.store, checkpoint)
+        tree = tree_in(store, checkpoint)
         if tree is None:
             raise NotFoundError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
-        place = _place(args, places, manager.store, checkpoint)
-        base = place if args.into is not None else places.directory
-        options: dict[str, Any] = {
-            "paths": [base / path for path in args.paths] or None,
+        place = _place(args, places, store, checkpoint)
+        paths = Paths(place, place if args.into is not None else places.directory)
+        chosen = _chosen(args.paths, paths, place, checkpoint, tree)
+        wish: dict[str, Any] = {
+            "paths": chosen,
             "exclude": [".git"] if args.keep_git else [],
             "keep_unseen": args.keep_unseen,
         }
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
         told: list[Tell] = []
         rules["progress"] = lambda files, read: told[-1](files, f"{files:,} files read")
-        with Workspace(place, manager.store, watch=False, force=True, **rules) as workspace:
+        is_own = args.into is None and is_line(store, checkpoint, place)
+        key = checkpoint.key if is_own else key_of(place)
+        with Line(place, store, key, force=True, **rules) as line:
             with args.out.progress("Looking at files") as tell:
                 told.append(tell)
-                plan = workspace.restore(tree, dry_run=True, **options)
+                plan = line.restore(tree, dry_run=True, **wish)
             preview = Answer(
-                _data(plan, checkpoint, place, done=False), lambda out: show_plan(out, plan)
+                _data(plan, checkpoint, place, done=False), lambda out: _show(out, plan, paths)
             )
             if args.dry_run or not plan:
                 return preview
-            question = f"Restore {inert(place)} to {_name(checkpoint)}?"
-            if not agreed(args, preview.show, question):
+            what = _what(chosen, place, checkpoint)
+            if not agreed(args, preview.show, f"Restore {what}?"):
                 return refused(preview.data)
             with args.out.progress("Restoring") as tell:
                 told.append(tell)
-                done = workspace.restore(tree, **options)
+                done = (
+                    line.go_back(checkpoint, tree, chosen, **wish)
+                    if is_own
+                    else line.restore(tree, **wish)
+                )
 
     def tell_end(out: Out) -> None:
         if args.yes:
-            show_plan(out, done)
-        out.line(f"Restored {inert(place)} to {_name(checkpoint)}.", style="green")
+            _show(out, done, paths)
+        out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
             into = f" --into {quoted(str(place))}" if args.into is not None else ""
-            back = f"agent-checkpoint restore {quoted(done.safety_id)}{into}"
-            out.line(f"What was there before: {back}")
+            out.hint("What was there before", f"restore {quoted(done.safety_id)}{into}", style="")
 
     return Answer(_data(done, checkpoint, place, done=True), tell_end)
+
+
+def _chosen(
+    said: list[str], paths: Paths, place: Path, checkpoint: Checkpoint, tree: Tree
+) -> list[str] | None:
+    """Return the paths to restore; None for everything.
+
+    Raises:
+        NotFoundError: one is neither in the checkpoint nor in the directory.
+        InvalidInputError: one is not in the directory.
+    """
+    chosen = paths.typed(said) if said else None
+    for word, path in zip(said, chosen or ()):
+        if not (os.path.lexists(place / path) or holds(tree, path)):
+            raise paths.missing(word, path, tree, checkpoint)
+    return chosen
+
+
+def _show(out: Out, plan: Plan, paths: Paths) -> None:
+    if not plan and not plan.leave:
+        out.line("Nothing to do: the files are what they were.")
+    show_plan(out, plan, paths)
+
+
+def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
+    """Return what becomes of what, in words that follow `restore`."""
+    if chosen is None:
+        return f"{inert(place)} to @{checkpoint.seq}"
+    return f"{inert(paths_words(chosen))} in {inert(place)} from @{checkpoint.seq}"
 
 
 def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) -> Path:
@@ -102,10 +143,6 @@ def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) 
             "directory, or say --into DIR."
         )
     return place
-
-
-def _name(checkpoint: Checkpoint) -> str:
-    return f"@{checkpoint.seq}"
 
 
 def _data(plan: Plan, checkpoint: Checkpoint, place: Path, *, done: bool) -> dict[str, Any]:

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.hooks.events import AGENTS
 from agent_checkpoint.cli.hooks.note import Note, read_note
 from agent_checkpoint.cli.hooks.rewinding import Rewinding
-from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.out import Answer, Out, when
 from agent_checkpoint.cli.ownership import keys_of
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.paths import Paths
+from agent_checkpoint.cli.places import Places, short_form
+from agent_checkpoint.cli.plans import show_plan
+from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
@@ -26,7 +29,6 @@ agent-checkpoint rewind @17              files and conversation as they were aft
 agent-checkpoint rewind @17 --dry-run    only show what would be done
 agent-checkpoint rewind @17 --only files   leave the conversation as it is
 """
-_SHOWN = 15
 _RESUME = {
     "claude-code": "claude --resume {}",
     "codex": "codex resume {}",
@@ -40,7 +42,7 @@ def arguments(parser: ArgumentParser) -> None:
         "id",
         nargs="?",
         metavar="ID",
-        help="@17, ~2, a tool call's id or a checkpoint's; list if none",
+        help="@17, @~2, a tool call's id or a checkpoint's; list if none",
     )
     parser.add_argument("--session", metavar="KEY", help="which; the last one here if not said")
     parser.add_argument(
@@ -49,15 +51,17 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
     parser.add_argument("-N", type=int, default=20, metavar="N", help="list so many (20)")
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="for programs; needs --yes")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
     """List, or go back."""
     with places.manager() as manager:
         if args.id is None:
-            return _list(manager, _key(args, places, manager), max(args.N, 1))
+            if args.N < 1:
+                raise InvalidInputError("-N counts checkpoints, from 1.")
+            return _list(manager, _key(args, places, manager), args.N)
         target = _target(args, places, manager)
         note = read_note(manager.store, target)
         if note is None:
@@ -77,23 +81,23 @@ def run(args: Namespace, places: Places) -> Answer:
         )
         with work:
             work.preview()
+            paths = Paths(Path(note.root), places.directory)
+            preview = Answer(
+                _data(work, target, done=False), lambda out: _preview(out, work, paths)
+            )
             if args.dry_run:
-                return Answer(_data(work, target, done=False), lambda out: _preview(out, work))
-            if not args.yes:
-                _preview(args.out, work)
-                if not args.out.confirm(f"Go back to @{target.seq}?"):
-                    words = "Nothing was done. Say --yes to go on without a question."
-                    data = _data(work, target, done=False)
-                    return Answer(data, lambda out: out.line(words), REFUSED)
+                return preview
+            if not agreed(args, preview.show, f"Go back to @{target.seq}?"):
+                return refused(preview.data)
             work.run()
 
     def tell(out: Out) -> None:
         if args.yes:
-            _preview(out, work)
+            _preview(out, work, paths)
         out.line(f"Back at @{target.seq}: {target.label or ''}", style="green")
         if work.kept is not None:
             out.line(f"The conversation before is kept in {work.kept}")
-        out.line(f"To undo: agent-checkpoint rewind '{work.safety_id}'")
+        out.hint("To undo", f"rewind {quoted(work.safety_id or '')}", style="")
         _tell_limits(out, note)
 
     return Answer(_data(work, target, done=True), tell)
@@ -116,10 +120,11 @@ def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
 
 def _target(args: Namespace, places: Places, manager: CheckpointManager) -> Checkpoint:
     said: str = args.id
-    if said[:1] in "@~" and said[1:].isdigit():
-        return find(manager.store, _key(args, places, manager) + said)
+    short = short_form(said)
+    if short is not None:
+        return find(manager.store, _key(args, places, manager) + short)
     try:
-        return find(manager.store, said)
+        return places.checkpoint(manager, said)
     except NotFoundError:
         key = _key(args, places, manager)
         for checkpoint, note in _rows(manager, key):
@@ -174,27 +179,15 @@ def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
         )
         if any(row["lines"] is not None for row in rows):
             out.line("lines: how long the conversation was, in its transcript", style="dim")
-        out.line("Back to one of them: agent-checkpoint rewind @N", style="dim")
+        out.hint("Back to one of them", "rewind @N")
 
     return Answer({"key": key, "checkpoints": rows}, tell)
 
 
-def _preview(out: Out, work: Rewinding) -> None:
+def _preview(out: Out, work: Rewinding, paths: Paths) -> None:
     plan = work.plan
     if plan is not None:
-        for words, paths in (
-            ("write", plan.write),
-            ("delete", plan.delete),
-            ("set the mode of", plan.mode),
-        ):
-            for path in paths[:_SHOWN]:
-                out.line(f"  {words} {path}")
-            if len(paths) > _SHOWN:
-                out.line(f"  {words} {len(paths) - _SHOWN:,} more")
-        for path, why in list(plan.leave.items())[:_SHOWN]:
-            out.line(f"  leave {path}: {why}", style="yellow")
-        for line in plan.git:
-            out.line(f"  git: {line}", style="yellow")
+        show_plan(out, plan, paths)
     if not plan and work.words is None:
         out.line("Nothing to do: files and conversation are what they were.")
     if work.words is not None:

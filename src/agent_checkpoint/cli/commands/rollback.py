@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.effect_rows import effect_data, effect_words
 from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.ownership import works_in
+from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.cli.plans import plan_data, show_plan
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
+from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.records import show as show_name
 from agent_checkpoint.session.preview import preview_rollback
@@ -92,13 +96,14 @@ def run(args: Namespace, places: Places) -> Answer:
             workspace=place,
         ).report
         data = _data(key, seen)
+        paths = Paths(place or _directory(manager, key), places.directory)
         if args.dry_run:
-            return Answer(data, lambda out: _show(out, key, seen))
+            return Answer(data, lambda out: _show(out, key, seen, paths))
         forgets = parts is None or any(name != "workspace" for name in parts)
         if forgets and seen.blocking and args.effects != "warn":
             return Answer(data, lambda out: _show_refusal(out, key, seen), REFUSED)
         question = f"Roll {inert(key, 60)} back? Whoever is running it can save nothing more"
-        if not agreed(args, lambda out: _show(out, key, seen), f"{question}."):
+        if not agreed(args, lambda out: _show(out, key, seen, paths), f"{question}."):
             return refused(data)
         session = Session(key, store=manager, workspace=place, every="manual")
         try:
@@ -111,7 +116,13 @@ def run(args: Namespace, places: Places) -> Answer:
             return Answer(failed, lambda out: _show_refusal(out, key, report), REFUSED)
         finally:
             session.close()
-    return Answer(_data(key, done), lambda out: _show_done(out, key, done, args.yes))
+    return Answer(_data(key, done), lambda out: _show_done(out, key, done, paths, whole=args.yes))
+
+
+def _directory(manager: CheckpointManager, key: str) -> Path | None:
+    head = manager.store.head(key)
+    found = None if head is None else works_in(manager.store, head)
+    return None if found is None else Path(found)
 
 
 def _load(module: str, places: Places) -> None:
@@ -128,30 +139,33 @@ def _load(module: str, places: Places) -> None:
         raise InvalidInputError(f"{show_name(module)} cannot be imported: {why}") from error
 
 
-def _show_done(out: Out, key: str, report: RollbackReport, whole: bool) -> None:
+def _show_done(out: Out, key: str, report: RollbackReport, paths: Paths, *, whole: bool) -> None:
     if whole:
-        _show(out, key, report)
+        _show(out, key, report, paths)
     out.line(f"{inert(key)} went back to {_place(report.target)}.", style="green")
     out.line("Whoever had it open can save nothing more: start the agent again.")
-    for notice in report.notices[:_SHOWN]:
-        out.line(f"  {inert(notice, 1000)}", style="yellow")
+    for notice in report.notices[: out.limit(_SHOWN)]:
+        out.line(f"  {inert(notice, out.limit(1000))}", style="yellow")
     if report.safety_id is not None:
-        back = f"agent-checkpoint rollback {quoted(key)} --to {quoted(report.safety_id)}"
-        out.line(f"What was there before: {back}")
+        back = f"rollback {quoted(key)} --to {quoted(report.safety_id)}"
+        out.hint("What was there before", back, style="")
 
 
-def _show(out: Out, key: str, report: RollbackReport) -> None:
+def _show(out: Out, key: str, report: RollbackReport, paths: Paths) -> None:
     words = "goes" if report.id is None else "went"
     parts = ", ".join(inert(name, 60) for name in report.parts)
     out.line(f"{inert(key)} {words} back to {_place(report.target)}: {parts}")
     _show_effects(out, report)
     if report.files is not None:
-        show_plan(out, report.files)
+        if not report.files and not report.files.leave:
+            out.line("  the files are what they were: none is touched")
+        show_plan(out, report.files, paths)
     if report.void:
         out.line(f"  {count(len(report.void), 'request')} for approval void", style="yellow")
 
 
 def _show_effects(out: Out, report: RollbackReport) -> None:
+    shown = out.limit(_SHOWN)
     gone = {effect.id for effect in (*report.compensated, *report.unknown)}
     stands = [effect for effect in report.compensable if effect.id not in gone]
     # Without the code of its tool, what could be undone cannot be told from what cannot.
@@ -166,10 +180,10 @@ def _show_effects(out: Out, report: RollbackReport) -> None:
         ("stands, and could be undone (--effects compensate)", stands, "yellow"),
         ("stands, and gives its result again when it is asked for", report.replayable, ""),
     ):
-        for effect in effects[:_SHOWN]:
+        for effect in effects[:shown]:
             out.line(f"  {heading}: {effect_words(effect)}", style=style)
-        if len(effects) > _SHOWN:
-            out.line(f"  {heading}: {len(effects) - _SHOWN:,} more", style=style)
+        if len(effects) > shown:
+            out.line(f"  {heading}: {len(effects) - shown:,} more", style=style)
 
 
 def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
@@ -181,10 +195,11 @@ def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
     )
     _show_effects(out, report)
     if report.failure:
-        out.line(f"  {inert(report.failure, 1000)}", style="red")
+        out.line(f"  {inert(report.failure, out.limit(1000))}", style="red")
     out.line("Go back less far, or go back all the same: --effects warn")
-    for effect in report.unknown[:3]:
-        out.line(f"Found out? agent-checkpoint effects resolve {effect.id} --happened (or --not)")
+    for effect in report.unknown[: out.limit(3)]:
+        command = f"effects resolve {effect.id} --happened"
+        out.hint("Found out? Say --happened or --not", command, style="")
 
 
 def _place(name: str) -> str:

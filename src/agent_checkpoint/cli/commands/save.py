@@ -16,11 +16,17 @@ agent-checkpoint save ~/repo -m "it works"   another one, with a label
 agent-checkpoint save --ignore '*.log'     all but some files
 """
 _GB = 1 << 30
+_SHOWN = 10
 
 
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
-    parser.add_argument("directory", nargs="?", metavar="DIR", help="what; this one if none")
+    parser.add_argument(
+        "directory",
+        nargs="?",
+        metavar="DIR",
+        help="what; this one, or the saved one around it, if none",
+    )
     parser.add_argument("-m", "--label", metavar="TEXT", help="what you call it")
     parser.add_argument(
         "--ignore",
@@ -43,11 +49,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Save it."""
-    from agent_checkpoint.workspace.workspace import Workspace
+    from agent_checkpoint.cli.lines import Line
+    from agent_checkpoint.cli.ownership import line_around, line_of
 
     if not 0 <= args.limit < 1e9:
         raise InvalidInputError("--limit is a number of GiB, 0 for any amount.")
     place = existing_directory(args.directory, places.directory)
+    is_around = False
     with places.manager() as manager, args.out.progress("Saving") as tell:
         options: dict[str, Any] = {
             "ignore": args.ignore,
@@ -56,7 +64,13 @@ def run(args: Namespace, places: Places) -> Answer:
             "limit": int(args.limit * _GB) or None,
             "progress": lambda files, read: tell(files, f"{count(files, 'file')}, {size(read)}"),
         }
-        with Workspace(place, manager.store, watch=False, **options) as workspace:
+        if args.directory is None:
+            # `log`, `diff` and `restore` here are about that one, too.
+            place, key = line_around(manager.store, place)
+            is_around = place != places.directory
+        else:
+            key = line_of(manager.store, place)
+        with Line(place, manager.store, key, **options) as workspace:
             before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
             head = manager.store.head(workspace.key)
@@ -79,11 +93,14 @@ def run(args: Namespace, places: Places) -> Answer:
         what = f"{count(tree.files, 'file')}, {size(tree.bytes)}"
         words = "Saved" if is_new else "Nothing has changed since"
         out.line(f"{words} @{head.seq}: {inert(place)} ({what})")
-        for note in notes[:10]:
+        shown = out.limit(_SHOWN)
+        for note in notes[:shown]:
             out.line(f"  {inert(note['path'])}: {inert(note['kind'])}", style="yellow")
-        if len(notes) > 10:
-            out.line(f"  and {len(notes) - 10:,} more; --json has them all", style="yellow")
+        if len(notes) > shown:
+            out.line(f"  and {len(notes) - shown:,} more; --json has them all", style="yellow")
+        if is_around:
+            out.hint("This directory is in it. It alone", "save .")
         if is_new:
-            out.line(f"Back to it: agent-checkpoint restore @{head.seq}", style="dim")
+            out.hint("Back to it", f"restore @{head.seq}")
 
     return Answer(data, show)

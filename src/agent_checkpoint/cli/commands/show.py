@@ -6,11 +6,12 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.files import show_files
 from agent_checkpoint.cli.out import Answer, Out, count, inert, size, when
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.states import LOGS, class_in, message_words, plain, read_parts
 from agent_checkpoint.cli.text import brief, json_text
-from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import show as quoted_name
@@ -23,6 +24,8 @@ agent-checkpoint show                      the latest of this directory
 agent-checkpoint show fix-bug-42~1         the one before the last of a session
 agent-checkpoint show fix-bug-42 --part messages   all of one part
 agent-checkpoint show @3 --json            for programs
+agent-checkpoint show @3 --files           the files in it
+agent-checkpoint show @3 src/app.py > app.py   one of them, as it was
 """
 _LAST = 3
 
@@ -30,6 +33,10 @@ _LAST = 3
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
     parser.add_argument("id", nargs="?", metavar="ID", help="which; the latest here if none")
+    parser.add_argument(
+        "path", nargs="?", metavar="PATH", help="print this file of it, or list this directory"
+    )
+    parser.add_argument("--files", action="store_true", help="list its files")
     parser.add_argument("--part", metavar="NAME", help="all of one part, as JSON")
     add_json(parser)
 
@@ -38,6 +45,10 @@ def run(args: Namespace, places: Places) -> Answer:
     """Read it."""
     with places.manager() as manager:
         checkpoint = places.checkpoint(manager, args.id)
+        if args.files or args.path is not None:
+            if args.part is not None:
+                raise InvalidInputError("Say --part, or name a file, not both.")
+            return show_files(args, places, manager.store, checkpoint)
         if args.part is not None:
             return _part(manager, checkpoint, args.part)
         parts = read_parts(manager.store, checkpoint)
@@ -90,24 +101,25 @@ def _summary(
 
 
 def _show(out: Out, data: dict[str, Any]) -> None:
-    label = f"  {inert(data['label'], 200)}" if data["label"] else ""
+    label = f"  {inert(data['label'], out.limit(200))}" if data["label"] else ""
     out.line(f"{inert(data['key'])}@{data['seq']}  {inert(data['kind'], 40)}{label}", style="bold")
     rows = [("id", inert(data["id"])), ("when", when(data["ts"]))]
     rows += [("from", inert(parent)) for parent in data["parents"]]
     if data["tags"]:
-        rows.append(("tags", ", ".join(inert(tag, 80) for tag in data["tags"])))
-    metrics = [f"{inert(name, 80)}={value:g}" for name, value in data["metrics"].items()]
+        rows.append(("tags", ", ".join(inert(tag, out.limit(80)) for tag in data["tags"])))
+    metrics = [f"{inert(name, out.limit(80))}={value:g}" for name, value in data["metrics"].items()]
     if metrics:
         rows.append(("metrics", ", ".join(metrics)))
     for name, text in rows:
         out.line(f"  {name:8} {text}")
     out.line()
     for name, part in data["parts"].items():
-        _show_part(out, inert(name, 60), part)
+        _show_part(out, inert(name, out.limit(60)), part)
 
 
 def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
-    room = max((out.columns or 200) - 30, 40)
+    room = out.limit(max((out.columns or 0) - 30, 40))
+    short, some = out.limit(60), out.limit(5)
     kind = part["type"]
     lines: list[str] = []
     if kind == "files":
@@ -115,29 +127,30 @@ def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
         words += ", incomplete" if part["incomplete"] else ""
     elif kind == "log":
         words = count(part["items"], "item")
-        lines = [message_words(item, room) for item in part["last"]]
+        lines = [message_words(item, room, out.limit) for item in part["last"]]
     elif kind == "tasks":
         done = [status for status in part["tasks"].values() if status in ("completed", "skipped")]
         words = f"{len(done)} of {len(part['tasks'])} done"
         left = [
-            f"{inert(name, 60)}: {inert(status, 20)}"
+            f"{inert(name, short)}: {inert(status, 20)}"
             for name, status in part["tasks"].items()
             if status not in ("completed", "skipped")
         ]
-        lines = left[:5]
+        lines = left[:some]
     elif kind == "session":
-        words = inert(part.get("workspace") or "no directory", 200)
+        words = inert(part.get("workspace") or "no directory", out.limit(200))
         waiting = part.get("pending") or []
-        lines = [f"waits for {inert(item, 60)}" for item in waiting[:5]]
+        lines = [f"waits for {inert(item, short)}" for item in waiting[:some]]
     else:
-        words = inert(part["class"] or "plain data", 80)
+        words = inert(part["class"] or "plain data", out.limit(80))
         value = part["value"]
-        fields = list(value.items())[:10] if isinstance(value, dict) else [("", value)]
+        shown = out.limit(10)
+        fields = list(value.items())[:shown] if isinstance(value, dict) else [("", value)]
         lines = [
-            f"{inert(key, 60)}{': ' if key else ''}{brief(item, room)}" for key, item in fields
+            f"{inert(key, short)}{': ' if key else ''}{brief(item, room)}" for key, item in fields
         ]
-        if isinstance(value, dict) and len(value) > 10:
-            lines.append(f"and {len(value) - 10:,} more: --part shows all of it")
+        if isinstance(value, dict) and len(value) > shown:
+            lines.append(f"and {len(value) - shown:,} more: --part shows all of it")
     out.line(f"{name:10} {words}", style="cyan")
     for line in lines:
         out.pieces((f"    {line}", ""))

@@ -23,7 +23,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Read everything."""
-    with telling_manager(places, args.out, "Verifying", counts_all=True) as manager:
+    # Of a store that is not there, nothing is well.
+    options = {"counts_all": True, "must_exist": True}
+    with telling_manager(places, args.out, "Verifying", **options) as manager:
         report = manager.verify()
     data = {
         "ok": report.ok,

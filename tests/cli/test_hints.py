@@ -1,0 +1,240 @@
+"""Commands and names that are shown to be typed: the store, short forms, what may be meant."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from agent_checkpoint.cli.graph import Node, drawn
+from tests.cli.world import opened, run, run_process
+
+
+def suggested(text: str) -> "list[list[str]]":
+    found = re.findall(r"(?:: |`)agent-checkpoint ([^`\n]*)", text)
+    return [shlex.split(words) for words in found]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory with a file."""
+    made = tmp_path / "repo"
+    made.mkdir()
+    (made / "app.py").write_text("good\n")
+    return made
+
+
+def test_every_suggested_command_is_for_the_same_store(place: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a store"
+    begin = ["--store", str(store)]
+    saved = run(*begin, "save", at=place)
+    assert suggested(saved.out) == [[*begin, "restore", "@1"]]
+    (place / "app.py").write_text("broken\n")
+    back = suggested(run(*begin, "restore", "@1", "--yes", at=place).out)
+    assert back[0][:3] == [*begin, "restore"]
+    assert run(*back[0], "--yes", at=place).status == 0
+    assert (place / "app.py").read_text() == "broken\n"
+    key = run(*begin, "log", "--json", at=place).data["key"]
+    more = run("log", "-n", "1", *begin, at=place)
+    assert [*begin, "log", key, "--all"] in suggested(more.out)
+    forked = run(*begin, "fork", key, "try", at=place)
+    assert suggested(forked.out) == [[*begin, "log", key]]
+    unknown = run(*begin, "show", "nothing", at=place)
+    assert suggested(unknown.err) == [[*begin, "keys"]]
+    below = run(*begin, "save", at=_made(place / "src"))
+    assert [*begin, "save", "."] in suggested(below.out)
+
+
+def test_so_are_those_about_a_store(place: Path, tmp_path: Path) -> None:
+    store = tmp_path / "a store"
+    begin = ["--store", str(store)]
+    for number in range(2):
+        (place / "app.py").write_text(f"{number}\n")
+        assert run(*begin, "save", at=place).status == 0
+    key = run(*begin, "log", "--json", at=place).data["key"]
+    assert run(*begin, "export", key, "x.ckpt", at=tmp_path).status == 0
+    other = ["--store", str(tmp_path / "other")]
+    imported = run(*other, "import", "x.ckpt", at=tmp_path)
+    assert suggested(imported.out) == [[*other, "log", key]]
+    pruned = run(*begin, "prune", key, "--keep-latest", "1", "--yes")
+    assert suggested(pruned.out) == [[*begin, "gc"]]
+
+
+def _made(place: Path) -> Path:
+    place.mkdir()
+    return place
+
+
+def test_a_store_of_the_environment_is_not_repeated(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AGENT_CHECKPOINT_STORE", str(tmp_path / "store"))
+    assert suggested(run("save", at=place).out) == [["restore", "@1"]]
+
+
+def test_a_rollback_of_another_store_says_so(tmp_path: Path) -> None:
+    from agent_checkpoint import Session
+
+    store = tmp_path / "store"
+    with Session("fix", store=store) as session:
+        session.messages.append({"role": "user", "content": "one"})
+        session.save()
+        session.messages.append({"role": "user", "content": "two"})
+        session.save()
+    done = run("--store", store, "rollback", "fix", "--yes")
+    (back,) = suggested(done.out)
+    assert back[:4] == ["--store", str(store), "rollback", "fix"]
+    assert run(*back, "--yes").status == 0
+
+
+READERS = [
+    ["log"],
+    ["show", "@1"],
+    ["diff"],
+    ["restore", "@1"],
+    ["rollback"],
+    ["fork", "a", "b"],
+    ["tasks"],
+    ["effects"],
+    ["approvals"],
+    ["rewind"],
+    ["keys"],
+    ["stats"],
+    ["verify"],
+    ["prune", "a", "--keep-latest", "1"],
+    ["gc"],
+    ["export", "a", "b"],
+]
+
+
+@pytest.mark.parametrize("typed", READERS, ids=lambda typed: typed[0])
+def test_a_store_that_was_named_and_is_not_there(
+    typed: "list[str]", place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "no-store").mkdir()
+    for name in ("nowhere", "no-store", "sqlite://" + str(tmp_path / "nowhere")):
+        store = name if "://" in name else tmp_path / name
+        ran = run("--store", store, *typed, at=place)
+        assert (ran.status, "There is no store at" in ran.err) == (3, True), ran
+    assert not (tmp_path / "nowhere").exists()
+    monkeypatch.setenv("AGENT_CHECKPOINT_STORE", str(tmp_path / "nowhere"))
+    assert run(*typed, at=place).status == 3
+
+
+def test_a_store_is_made_by_what_writes(place: Path, tmp_path: Path) -> None:
+    assert run("--store", tmp_path / "new", "save", at=place).status == 0
+    assert run("--store", tmp_path / "new", "verify", at=place).status == 0
+    url = f"file://{tmp_path / 'files'}"
+    assert run("--store", url, "keys").status == 3
+    assert run("--store", url, "save", at=place).status == 0
+    assert run("--store", url, "keys").status == 0
+
+
+def test_your_own_store_may_be_empty_but_not_verified() -> None:
+    assert run("keys").status == 0
+    ran = run("verify")
+    assert ran.status == 3
+    assert "There is no store at" in ran.err
+
+
+@pytest.mark.parametrize("name", ["~1", "@~1"])
+def test_steps_back_in_a_form_that_shells_leave_alone(repo: Path, name: str) -> None:
+    assert run("show", name, "--json", at=repo).data["seq"] == 1
+    assert run("diff", name, "@~0", "--exit-code", at=repo).status == 1
+    (repo / "app.py").write_text("broken\n")
+    assert run("restore", name, "--yes", at=repo).status == 0
+    assert (repo / "app.py").read_text() == "print('hello')\n"
+
+
+def test_what_a_shell_has_made_of_a_tilde(repo: Path) -> None:
+    ran = run("show", str(repo), at=repo)
+    assert ran.status == 3
+    assert "@~1" in ran.err
+    assert "'~1'" in ran.err
+
+
+def test_a_number_alone(repo: Path) -> None:
+    ran = run("show", "1", at=repo)
+    assert ran.status == 3
+    assert "@1" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("help", "agent-checkpoint --help"),
+        ("version", "agent-checkpoint --version"),
+        ("undo", "agent-checkpoint restore"),
+        ("list", "agent-checkpoint keys"),
+        ("status", "agent-checkpoint diff"),
+    ],
+)
+def test_what_other_programs_have(name: str, hint: str) -> None:
+    ran = run(name)
+    assert ran.status == 2
+    assert hint in ran.err.splitlines()[0]
+
+
+def test_what_is_required_is_named_alone() -> None:
+    ran = run("restore")
+    assert ran.status == 2
+    assert "required: ID." in ran.err
+
+
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_a_number_of_checkpoints_is_one_or_more(repo: Path, number: str) -> None:
+    assert run("log", "-n", number, at=repo).status == 2
+    assert run("rewind", "-N", number, at=repo).status == 2
+
+
+def test_now_stands_at_the_end_and_in_ascii(repo: Path) -> None:
+    assert run("log", at=repo).out.splitlines()[0].endswith("better  ← now")
+    plain = run_process("log", at=repo, PYTHONIOENCODING="ascii", PYTHONUTF8="0").out
+    assert plain.splitlines()[0].endswith("better  <- now")
+    assert "\\u" not in plain
+
+
+def test_nothing_of_a_difference_is_cut_in_a_pipe() -> None:
+    with opened() as manager:
+        manager.save("run", {"text": "a"})
+        manager.save("run", {"text": "b" * 5000, **{f"f{n}": n for n in range(80)}})
+    shown = run("diff", "run@1", "run").out
+    assert "b" * 5000 in shown
+    assert "f79: 79" in shown
+    assert "…" not in shown
+    assert "b" * 5000 in run("show", "run").out
+
+
+def test_one_is_not_many(repo: Path) -> None:
+    (repo / "app.py").write_text("broken\n")
+    told = run("restore", "@1", "--dry-run", at=repo).out
+    assert "1 of these was never saved before; the safety checkpoint holds it." in told
+
+
+def test_a_rollback_without_files_to_change_does_not_say_nothing_to_do(session: Path) -> None:
+    done = run("rollback", "fix", "--parts", "messages", "--yes", at=session)
+    assert done.status == 0
+    done = run("rollback", "fix", "--to", "fix@1", "--effects", "warn", "--yes", at=session)
+    done = run("rollback", "fix", "--to", "fix@1", "--effects", "warn", "--yes", at=session)
+    assert done.status == 0
+    assert "Nothing to do" not in done.out
+
+
+def test_what_has_lost_its_beginning_is_no_ancestor() -> None:
+    nodes = [
+        Node(("run", 5), None, "*"),  # what it came from was pruned
+        Node(("try", 1), None, "Y"),
+    ]
+    assert [before for before, _ in drawn(nodes)] == ["*", "  Y"]
+
+
+def test_log_after_prune_draws_a_fork_beside(tmp_path: Path) -> None:
+    with opened() as manager:
+        manager.save("run", {"n": 1})
+        manager.fork("run", "try")
+        for number in range(2, 5):
+            manager.save("run", {"n": number})
+    assert run("prune", "run", "--keep-latest", "1", "--yes").status == 0
+    lines = run("log", "run").out.splitlines()
+    assert lines[0].startswith("● @4")
+    assert lines[1].startswith("  ⑂ try@1")
