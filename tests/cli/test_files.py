@@ -202,3 +202,34 @@ def test_a_fork_that_nobody_opened_has_no_directory(session: Path) -> None:
     refused = run("restore", "try", "--yes", at=session)
     assert refused.status == 2
     assert "--into" in refused.err
+
+
+def test_elsewhere_takes_nothing_away_from_there(tmp_path: Path, repo: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis").write_text("mine")
+    refused = run("restore", "@1", "--into", other, "--yes", at=repo)
+    assert (refused.status, "--force" in refused.err) == (4, True)
+    assert (other / "thesis").read_text() == "mine"
+    done = run("restore", "@1", "--into", other, "--yes", "--force", "--json", at=repo)
+    assert not (other / "thesis").exists()
+    safety = done.data["safety_id"]
+    run("restore", safety, "--into", other, "--force", "--yes", at=repo)
+    assert (other / "thesis").read_text() == "mine"
+    for words in (["--dry-run"], []):
+        run("restore", "@1", "--into", tmp_path / "new" / "deep", *words, at=repo)
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_home_directory_is_nowhere_to_restore_to(own_home: Path, repo: Path) -> None:
+    assert run("restore", "@1", "--into", own_home, "--yes", at=repo).status == 4
+
+
+def test_a_home_directory_is_restored_only_if_that_is_said(own_home: Path) -> None:
+    (own_home / "a").write_text("one")
+    assert run("save", "--force", at=own_home).status == 0
+    (own_home / "a").write_text("two")
+    assert run("restore", "@1", "--yes", at=own_home).status == 4
+    assert (own_home / "a").read_text() == "two"
+    assert run("restore", "@1", "--yes", "--force", at=own_home).status == 0
+    assert (own_home / "a").read_text() == "one"

@@ -126,6 +126,8 @@ def test_a_fork_in_a_directory_goes_on_there(repo: Path, tmp_path: Path) -> None
     assert [kind for kind, _ in kinds(there)] == ["rollback", "safety", "save", "fork"]
     undo(done, there)
     assert contents(there)["app.py"] == b"tried\n"
+    assert run("run", "--", "touch", "made", at=there).status == 0
+    assert kinds(there)[0] == ("save", "after touch made")
     assert {row["key"] for row in run("keys", "--json").data} == {key, "try-a"}
     assert run("log", "--json", at=repo).data["key"] == key
 

@@ -278,3 +278,18 @@ def test_on_a_terminal_what_is_typed_ahead_stops_nothing(work: Scene) -> None:
     os.set_blocking(terminal, True)
     os.close(terminal)
     os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", ["keys", "run -- sh -c 'exit 3'", "purge x"])
+def test_closed_files_are_nothing_to_stumble_over(work: Scene, closed: str, words: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m agent_checkpoint {words} {closed}"],
+        cwd=work.workspace,
+        env=work.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode in ((3,) if "exit 3" in words else (0, 2, 4))

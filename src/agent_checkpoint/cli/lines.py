@@ -47,12 +47,12 @@ class Line(Workspace):
             place: the directory.
             store: where its checkpoints go.
             key: its key.
-            options: those of `Workspace`.
+            options: those of `Workspace`; most commands are over before it pays to watch.
 
         Raises as `Workspace` does.
         """
         self._line_key = key  # first: an interrupted restore is finished at once
-        super().__init__(place, store, watch=False, **options)
+        super().__init__(place, store, **{"watch": False, **options})
         self._take = partial(self._take, parts=note_of(key, self.path))
 
     @property

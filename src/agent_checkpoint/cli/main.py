@@ -28,6 +28,7 @@ FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that was typed; return the exit status."""
+    _open_all()
     try:
         chosen = parse(list(sys.argv[1:] if arguments is None else arguments))
         return WRONG if chosen.command is None else _run(chosen)
@@ -40,6 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+
+
+def _open_all() -> None:
+    """Have something for input, output and errors: a file of ours must not take their numbers."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed by who started us
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - as long as the process
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 def _run(chosen: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from agent_checkpoint.cli.hooks.events import Event
 from agent_checkpoint.cli.hooks.note import PART, Note
+from agent_checkpoint.cli.lines import note_of
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.records import Checkpoint, Draft, check_key
@@ -61,10 +62,22 @@ class Output:
 class Recorder:
     """Saves a directory, and what a command has printed, as checkpoints of one key."""
 
-    def __init__(self, store: Store, workspace: Workspace, key: str, command: list[str]) -> None:
+    def __init__(
+        self, store: Store, workspace: Workspace, key: str, line: str, command: list[str]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: where the checkpoints go.
+            workspace: the directory.
+            key: their key.
+            line: the key that the directory is saved to by itself.
+            command: what is run.
+        """
         self._store = store
         self._workspace = workspace
         self._key = check_key(key)
+        self._is_line = key == line
         self._command = command
         self.output = Output()
 
@@ -99,10 +112,12 @@ class Recorder:
             return None
         about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
         parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}
-        if self._key != self._workspace.key:  # else the key itself says where it is
-            place = str(self._workspace.path)
-            event = Event(RUN, RUN, self._key, place, None)
-            parts[PART] = Note.of(event, place, None).dump()
+        place = self._workspace.path
+        if self._is_line:
+            parts.update(note_of(self._key, place))
+        else:
+            event = Event(RUN, RUN, self._key, str(place), None)
+            parts[PART] = Note.of(event, str(place), None).dump()
         text = label if len(label) <= 100 else label[:99] + "…"
         text = text.encode("utf-8", "replace").decode()
         return self._store.write(Draft(self._key, parts, label=" ".join(text.split())))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from agent_checkpoint.cli.paths import Paths, holds, paths_words
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.cli.plans import plan_data, show_plan
 from agent_checkpoint.cli.text import quoted
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.naming import key_of, tree_in
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.snapshots import Tree
@@ -35,6 +38,11 @@ def arguments(parser: ArgumentParser) -> None:
         "paths", nargs="*", default=[], metavar="PATH", help="what of it; everything if none"
     )
     parser.add_argument("--into", metavar="DIR", help="where to; where it belongs if none")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also / or a home directory, or into one that has other files",
+    )
     parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
     parser.add_argument(
         "--keep-unseen", action="store_true", help="leave alone what was never saved"
@@ -48,7 +56,7 @@ def run(args: Namespace, places: Places) -> Answer:
     """Preview it, ask, and do it."""
     from agent_checkpoint.cli.lines import Line
 
-    with places.manager() as manager:
+    with places.manager() as manager, _made(args.into, places):
         store = manager.store
         checkpoint = places.checkpoint(manager, args.id)
         tree = tree_in(store, checkpoint)
@@ -64,10 +72,12 @@ def run(args: Namespace, places: Places) -> Answer:
         }
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
         told: list[Tell] = []
+        if args.into is not None and not args.force:
+            _check_empty(place, store)
         rules["progress"] = lambda files, read: told[-1](files, f"{files:,} files read")
         is_own = args.into is None and is_line(store, checkpoint, place)
         key = checkpoint.key if is_own else key_of(place)
-        with Line(place, store, key, force=True, **rules) as line:
+        with Line(place, store, key, force=args.force, **rules) as line:
             with args.out.progress("Looking at files") as tell:
                 told.append(tell)
                 plan = line.restore(tree, dry_run=True, **wish)
@@ -92,7 +102,7 @@ def run(args: Namespace, places: Places) -> Answer:
             _show(out, done, paths)
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
-            into = f" --into {quoted(str(place))}" if args.into is not None else ""
+            into = f" --into {quoted(str(place))} --force" if args.into is not None else ""
             out.hint("What was there before", f"restore {quoted(done.safety_id)}{into}", style="")
 
     return Answer(_data(done, checkpoint, place, done=True), tell_end)
@@ -127,14 +137,41 @@ def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
     return f"{inert(paths_words(chosen))} in {inert(place)} from @{checkpoint.seq}"
 
 
+@contextmanager
+def _made(into: str | None, places: Places) -> Iterator[None]:
+    """Make the directory to restore into, and take it away again if nothing came into it."""
+    target = None if into is None else places.directory / into
+    made: list[Path] = []
+    if target is not None:
+        made = [path for path in (target, *target.parents) if not path.exists()]
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidInputError(f"{inert(target)} cannot be made: {error.strerror}.") from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it is in use
+            for path in made:
+                path.rmdir()
+
+
+def _check_empty(place: Path, store: Store) -> None:
+    """See to it that a restore elsewhere takes nothing away from there.
+
+    Raises:
+        UnsafeWorkspaceError: other files are there.
+    """
+    own = Path(os.path.realpath(getattr(store.backend, "path", "/")))
+    if any(path != own for path in place.iterdir()):
+        raise UnsafeWorkspaceError(
+            f"{inert(place)} has files already, which would be deleted: name another directory, or "
+            "say --force to have it be what the checkpoint says."
+        )
+
+
 def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) -> Path:
     if args.into is not None:
-        target = places.directory / args.into
-        if not args.dry_run:
-            try:
-                target.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise InvalidInputError(f"{target} cannot be made: {error.strerror}.") from error
         return existing_directory(args.into, places.directory)
     place = files_belong_to(store, checkpoint, places.directory)
     if place is None or not place.is_dir():

@@ -41,6 +41,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Run it, and save; return its exit status."""
+    from agent_checkpoint.cli.ownership import line_of
     from agent_checkpoint.cli.recording import Recorder
     from agent_checkpoint.cli.running import CannotStartError, Running
     from agent_checkpoint.workspace.workspace import Workspace
@@ -52,8 +53,9 @@ def run(args: Namespace, places: Places) -> Answer:
     place = existing_directory(args.dir, places.directory)
     options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
     with places.manager() as manager, Workspace(place, manager.store, **options) as workspace:
-        key = args.key or workspace.key
-        recorder = Recorder(manager.store, workspace, key, command)
+        line = line_of(manager.store, place)
+        key = args.key or line
+        recorder = Recorder(manager.store, workspace, key, line, command)
         words = shlex.join(command)
         before = recorder.save(f"before {words}")
         running = Running(command, place, recorder.output)

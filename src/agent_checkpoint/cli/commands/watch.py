@@ -7,7 +7,6 @@ import sys
 import threading
 from argparse import ArgumentParser, Namespace
 from types import FrameType
-from typing import Any
 
 from agent_checkpoint.cli.commands.run import checked_seconds
 from agent_checkpoint.cli.out import Answer, safe
@@ -36,7 +35,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Save until it is told to end; then once more."""
-    from agent_checkpoint.workspace.workspace import Workspace
+    from agent_checkpoint.cli.lines import Line
+    from agent_checkpoint.cli.ownership import line_of
 
     every = checked_seconds(args.every)
     place = existing_directory(args.directory, places.directory)
@@ -47,9 +47,12 @@ def run(args: Namespace, places: Places) -> Answer:
         ended.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
+    options = {"ignore": args.ignore, "gitignore": args.gitignore, "watch": True}
     try:
-        with places.manager() as manager, Workspace(place, manager.store, **options) as workspace:
+        with (
+            places.manager() as manager,
+            Line(place, manager.store, line_of(manager.store, place), **options) as workspace,
+        ):
             is_first = True
             while True:
                 is_last = ended.is_set()
