@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.hooks.events import AGENTS
 from agent_checkpoint.cli.hooks.note import Note, read_note
-from agent_checkpoint.cli.hooks.rewinding import Rewinding
-from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.out import Answer, Out, when
+from agent_checkpoint.cli.hooks.rewinding import Rewinding, make_good
+from agent_checkpoint.cli.out import Answer, Out, inert, when
 from agent_checkpoint.cli.ownership import keys_of
 from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.plans import show_plan
+from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
@@ -26,7 +29,6 @@ agent-checkpoint rewind @17              files and conversation as they were aft
 agent-checkpoint rewind @17 --dry-run    only show what would be done
 agent-checkpoint rewind @17 --only files   leave the conversation as it is
 """
-_SHOWN = 15
 _RESUME = {
     "claude-code": "claude --resume {}",
     "codex": "codex resume {}",
@@ -49,16 +51,18 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
     parser.add_argument("-N", type=int, default=20, metavar="N", help="list so many (20)")
     parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.add_argument("--json", action="store_true", help="for programs; needs --yes")
+    add_yes(parser)
+    add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
     """List, or go back."""
     with places.manager() as manager:
+        key = _key_meant(args, places, manager)
+        finished = make_good(manager.store, key)
         if args.id is None:
-            return _list(manager, _key(args, places, manager), max(args.N, 1))
-        target = _target(args, places, manager)
+            return _list(manager, key, max(args.N, 1), finished)
+        target = _target(args.id, manager, key)
         note = read_note(manager.store, target)
         if note is None:
             raise InvalidInputError(f"{show(target.id, 120)} is of no coding agent: use restore.")
@@ -77,26 +81,40 @@ def run(args: Namespace, places: Places) -> Answer:
         )
         with work:
             work.preview()
+            data = _data(work, target, finished, done=False)
             if args.dry_run:
-                return Answer(_data(work, target, done=False), lambda out: _preview(out, work))
-            if not args.yes:
-                _preview(args.out, work)
-                if not args.out.confirm(f"Go back to @{target.seq}?"):
-                    words = "Nothing was done. Say --yes to go on without a question."
-                    data = _data(work, target, done=False)
-                    return Answer(data, lambda out: out.line(words), REFUSED)
+                return Answer(data, lambda out: _preview(out, work, finished))
+            question = f"Go back to @{target.seq} in {inert(work.directory)}?"
+            if not agreed(args, lambda out: _preview(out, work, finished), question):
+                return refused(data)
             work.run()
 
     def tell(out: Out) -> None:
         if args.yes:
-            _preview(out, work)
-        out.line(f"Back at @{target.seq}: {target.label or ''}", style="green")
+            _preview(out, work, finished)
+        out.line(f"Back at @{target.seq}: {inert(target.label)}", style="green")
         if work.kept is not None:
-            out.line(f"The conversation before is kept in {work.kept}")
-        out.line(f"To undo: agent-checkpoint rewind '{work.safety_id}'")
+            out.line(
+                f"The conversation before is kept in {inert(work.kept)}; what an agent that is "
+                "running still adds goes there."
+            )
+        out.line(f"To undo: agent-checkpoint rewind {quoted(str(work.safety_id))}")
         _tell_limits(out, note)
 
-    return Answer(_data(work, target, done=True), tell)
+    return Answer(_data(work, target, finished, done=True), tell)
+
+
+def _key_meant(args: Namespace, places: Places, manager: CheckpointManager) -> str:
+    """Return the key of the session: of the checkpoint that is named, else the one that is here."""
+    said: str | None = args.id
+    if said is not None and not _is_short(said):
+        with suppress(NotFoundError):
+            return find(manager.store, said).key
+    return _key(args, places, manager)
+
+
+def _is_short(said: str) -> bool:
+    return said[:1] in "@~" and said[1:].isdigit()
 
 
 def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
@@ -109,19 +127,17 @@ def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
             if note is not None and note.agent in AGENTS:
                 return key
     raise NotFoundError(
-        f"No coding agent has worked in {places.directory} since the hook is installed: "
+        f"No coding agent has worked in {inert(places.directory)} since the hook is installed: "
         "`agent-checkpoint hook status` tells whether it is."
     )
 
 
-def _target(args: Namespace, places: Places, manager: CheckpointManager) -> Checkpoint:
-    said: str = args.id
-    if said[:1] in "@~" and said[1:].isdigit():
-        return find(manager.store, _key(args, places, manager) + said)
+def _target(said: str, manager: CheckpointManager, key: str) -> Checkpoint:
+    if _is_short(said):
+        return find(manager.store, key + said)
     try:
         return find(manager.store, said)
     except NotFoundError:
-        key = _key(args, places, manager)
         for checkpoint, note in _rows(manager, key):
             if any(call.id == said for call in note.calls) and not note.event.startswith("Pre"):
                 return checkpoint
@@ -139,7 +155,7 @@ def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, No
             yield checkpoint, note
 
 
-def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
+def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None) -> Answer:
     rows: list[dict[str, Any]] = []
     for checkpoint, note in _rows(manager, key):
         if len(rows) >= limit:
@@ -159,7 +175,8 @@ def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
         )
 
     def tell(out: Out) -> None:
-        out.line(key, style="bold")
+        _tell_finished(out, finished)
+        out.line(inert(key), style="bold")
         out.table(
             ["", "when", "what", "lines"],
             (
@@ -174,29 +191,27 @@ def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
         )
         out.line("Back to one of them: agent-checkpoint rewind @N", style="dim")
 
-    return Answer({"key": key, "checkpoints": rows}, tell)
+    return Answer({"key": key, "checkpoints": rows, "finished": finished}, tell)
 
 
-def _preview(out: Out, work: Rewinding) -> None:
+def _preview(out: Out, work: Rewinding, finished: str | None) -> None:
+    _tell_finished(out, finished)
     plan = work.plan
-    if plan is not None:
-        for words, paths in (
-            ("write", plan.write),
-            ("delete", plan.delete),
-            ("set the mode of", plan.mode),
-        ):
-            for path in paths[:_SHOWN]:
-                out.line(f"  {words} {path}")
-            if len(paths) > _SHOWN:
-                out.line(f"  {words} {len(paths) - _SHOWN:,} more")
-        for path, why in list(plan.leave.items())[:_SHOWN]:
-            out.line(f"  leave {path}: {why}", style="yellow")
-        for line in plan.git:
-            out.line(f"  git: {line}", style="yellow")
-    if not plan and work.words is None:
+    if plan is not None and (plan or plan.leave):
+        out.line(f"In {inert(work.directory)}:")
+        show_plan(out, plan)
+    elif work.words is None:
         out.line("Nothing to do: files and conversation are what they were.")
     if work.words is not None:
-        out.line(f"  {work.words}", style="yellow")
+        out.line(f"  {inert(work.words)}", style="yellow")
+    if work.missing is not None:
+        why = inert(work.missing)
+        out.line(f"The conversation of then was not saved, and stays: {why}", style="yellow")
+
+
+def _tell_finished(out: Out, finished: str | None) -> None:
+    if finished is not None:
+        out.line(inert(finished), style="yellow")
 
 
 def _tell_limits(out: Out, note: Note) -> None:
@@ -206,19 +221,24 @@ def _tell_limits(out: Out, note: Note) -> None:
         style="dim",
     )
     if note.agent in _RESUME:
-        out.line(f"  {_RESUME[note.agent].format(note.session)}", style="dim")
+        out.line(f"  {_RESUME[note.agent].format(quoted(note.session))}", style="dim")
 
 
-def _data(work: Rewinding, target: Checkpoint, *, done: bool) -> dict[str, Any]:
+def _data(
+    work: Rewinding, target: Checkpoint, finished: str | None, *, done: bool
+) -> dict[str, Any]:
     plan = work.plan
     return {
         "id": target.id,
+        "directory": work.directory,
         "done": done,
         "write": [] if plan is None else plan.write,
         "delete": [] if plan is None else plan.delete,
         "mode": [] if plan is None else plan.mode,
         "leave": {} if plan is None else plan.leave,
         "transcript": work.words,
+        "transcript_missing": work.missing,
         "transcript_before": None if work.kept is None else str(Path(work.kept)),
         "safety_id": work.safety_id,
+        "finished": finished,
     }

@@ -30,16 +30,24 @@ class Note(NamedTuple):
     event: str
     calls: tuple[Call, ...] = ()
     transcript: dict[str, Any] | None = None
+    trouble: str | None = None
+    """Why the conversation is not in the checkpoint, although there is one."""
+    rewind: dict[str, Any] | None = None
+    """What was about to be done, in the safety checkpoint of a rewind: see `rewinding`."""
     seal: str | None = None
     """Proves that it was this user's hook that named the paths: anybody can write a note."""
 
     @classmethod
-    def of(cls, event: Event, root: str, transcript: dict[str, Any] | None) -> Note:
+    def of(cls, event: Event, root: str, transcript: dict[str, Any] | None, **more: Any) -> Note:
         """Return the note of an event."""
-        note = cls(event.agent, event.session, root, event.cwd, event.name, event.calls, transcript)
+        names = (event.agent, event.session, root, event.cwd, event.name)
+        return cls(*names, event.calls, transcript, **more).sealed()
+
+    def sealed(self) -> Note:
+        """Return it with the seal of this user."""
         with suppress(StateError):  # then nothing is written to the paths without being named
-            note = note._replace(seal=make_seal(note._said()))
-        return note
+            return self._replace(seal=make_seal(self._said()))
+        return self._replace(seal=None)
 
     @property
     def is_ours(self) -> bool:
@@ -52,7 +60,10 @@ class Note(NamedTuple):
 
     def _said(self) -> bytes:
         path = None if self.transcript is None else self.transcript["path"]
-        return json.dumps(["hook", self.agent, self.session, self.root, path]).encode()
+        said: list[Any] = ["hook", self.agent, self.session, self.root, path]
+        if self.rewind is not None:
+            said.append(self.rewind)
+        return json.dumps(said, sort_keys=True).encode()
 
     def dump(self) -> JsonValue:
         """Return the part, ready to be written. Raises StateError."""
@@ -83,6 +94,8 @@ def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
             **texts,
             calls=calls,
             transcript=_transcript(found.get("transcript")),
+            trouble=_maybe(found.get("trouble")),
+            rewind=_rewind(found.get("rewind")),
             seal=_maybe(found.get("seal")),
         )
     except (StateError, KeyError, TypeError, ValueError) as error:
@@ -97,6 +110,15 @@ def _transcript(found: Any) -> dict[str, Any] | None:
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
         raise ValueError("not what a transcript is noted as")
     return {name: found[name] for name in kinds}
+
+
+def _rewind(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    kinds = {"target": str, "files": bool, "conversation": bool, "exclude": list}
+    if any(type(found[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError("not what a rewind is noted as")
+    return {**{name: found[name] for name in kinds}, "exclude": list(map(_text, found["exclude"]))}
 
 
 def _text(value: Any) -> str:
