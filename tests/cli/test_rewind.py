@@ -1,14 +1,20 @@
 """`rewind`: files and conversation go back together, after a preview, and forth again."""
 
+import fcntl
+import hashlib
 import json
 import os
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.scene import Scene, scene
+from agent_checkpoint.errors import StorageError
+from tests.cli.scene import Scene, scene, wait_for
 from tests.cli.test_hook import CLAUDE
 
 
@@ -193,3 +199,148 @@ def test_a_transcript_that_cannot_be_written_leaves_it_as_it_was(work: Scene) ->
     (moved / "t.jsonl").rename(work.transcript)
     assert now(work) == AT_4  # and no file went back without the conversation
     assert list(work.place.glob(".rewind-*")) == []
+
+
+# -- a hostile or a busy place ---------------------------------------------------------------------
+
+
+def test_what_a_running_agent_still_writes_is_not_lost(work: Scene) -> None:
+    """It has the file open, and the file that it writes to is kept, whatever is its name."""
+    with work.transcript.open("a") as agent:
+        told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
+        agent.write('{"n": 77}\n')
+    kept = Path(told["transcript_before"])
+    assert [json.loads(line)["n"] for line in kept.read_text().splitlines()] == [1, 2, 3, 4, 77]
+    assert now(work) == AT_2
+    with work.transcript.open("a") as agent:
+        told = json.loads(work.command("rewind", "@3", "--yes", "--json"))
+        agent.write('{"n": 78}\n')
+    other = Path(told["transcript_before"])
+    assert other != kept
+    assert [json.loads(line)["n"] for line in other.read_text().splitlines()] == [1, 2, 78]
+    assert len(kept.read_text().splitlines()) == 5
+    assert "still adds goes there" in work.command("rewind", "@1", "--yes")
+
+
+def test_where_files_have_one_name_only(work: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agent_checkpoint.cli.hooks.transcripts import Replacement
+
+    def link(*_: object) -> None:
+        raise PermissionError(1, "no such links")
+
+    monkeypatch.setattr(os, "link", link)
+    before = work.transcript.read_bytes()
+    kept = [Replacement(str(work.transcript), b"new\n").put() for _ in range(2)]
+    assert work.transcript.read_bytes() == b"new\n"
+    assert [Path(str(path)).read_bytes() for path in kept] == [before, b"new\n"]
+    monkeypatch.setattr(os, "replace", link)
+    with pytest.raises(StorageError):
+        Replacement(str(work.transcript), b"newer\n").put()
+    assert work.transcript.read_bytes() == b"new\n"
+    assert len(list(work.place.glob("*.before-rewind*"))) == 2
+
+
+def test_a_transcript_that_has_become_a_link_is_not_written_through(work: Scene) -> None:
+    victim = work.place / "home" / ".profile"
+    victim.write_text("mine")
+    work.transcript.unlink()
+    work.transcript.symlink_to(victim)
+    told = work.command("rewind", "@1", "--yes", status=1)
+    assert "is not a file now" in told
+    assert "--only files" in told
+    assert victim.read_text() == "mine"
+    assert list(victim.parent.glob(".profile*")) == [victim]
+    assert (work.workspace / "src" / "app.py").read_text() == AT_4[1]
+    work.command("rewind", "@1", "--yes", "--only", "files")
+    assert (work.workspace / "src" / "app.py").read_text() == AT_2[1]
+    assert victim.read_text() == "mine"
+    assert work.transcript.is_symlink()
+
+
+def test_the_preview_names_real_paths(work: Scene) -> None:
+    moved = work.place / "moved"
+    moved.mkdir()
+    linked = work.place / "linked"
+    linked.symlink_to(moved)
+    work.transcript = linked / "t.jsonl"
+    work.transcript.write_text('{"n": 1}\n')
+    work.tool(5)
+    work.tool(6)
+    told = work.command("rewind", "~1", "--dry-run")
+    assert f"cut {moved}/t.jsonl from 3 lines" in told
+    told = work.command("rewind", "@1", "--dry-run")
+    assert f"In {work.workspace}:" in told
+    assert json.loads(work.command("rewind", "@1", "--dry-run", "--json"))["directory"] == str(
+        work.workspace
+    )
+
+
+def test_a_directory_that_has_become_a_link_is_left_alone(work: Scene) -> None:
+    other = work.place / "other"
+    shutil.copytree(work.workspace, other)
+    work.workspace.rename(work.place / "elsewhere")
+    work.workspace.symlink_to(other)
+    told = work.command("rewind", f"{CLAUDE}@1", "--yes", status=1)
+    assert f"leads to '{other}' now" in told
+    assert (other / "src" / "app.py").read_text() == AT_4[1]
+    assert len(work.transcript.read_text().splitlines()) == 4
+
+
+def test_commands_that_are_shown_can_be_typed(work: Scene) -> None:
+    name = "x'; touch PWN; echo '"
+    work.hook(
+        "claude-code",
+        work.event("claude-code.post-tool-use", session_id=name, transcript_path=None),
+    )
+    told = work.command("rewind", f"claude-code/{name}@1", "--yes")
+    (undo,) = [line for line in told.splitlines() if line.startswith("To undo: ")]
+    words = shlex.split(undo.removeprefix("To undo: "))
+    assert words[:2] == ["agent-checkpoint", "rewind"]
+    assert words[2].startswith(f"claude-code/{name}_")
+    (resume,) = [line for line in told.splitlines() if "--resume" in line]
+    assert shlex.split(resume) == ["claude", "--resume", name]
+
+
+def test_a_name_with_a_new_line_forges_none(work: Scene) -> None:
+    (work.workspace / "made\nNothing to do").write_text("x")
+    told = work.command("rewind", "@1", "--dry-run")
+    assert "  delete made\\nNothing to do" in told.splitlines()
+    outside = work.place / "out\nside"
+    outside.mkdir()
+    for command in ("rewind", "log"):
+        assert "out\\nside" in work.command(command, status=3, cwd=outside)
+
+
+def test_for_a_program_nothing_is_shown_and_nobody_is_asked(work: Scene) -> None:
+    program = f"""
+import os, pty, sys
+os.environ["TERM"] = "dumb"
+status = pty.spawn([{sys.executable!r}, "-m", "agent_checkpoint", "rewind", "@1", "--json"])
+sys.exit(os.WEXITSTATUS(status))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=work.workspace,
+        env=work.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == 4
+    assert told["done"] is False
+    assert told["write"] == ["src/app.py"]
+    assert now(work) == AT_4
+
+
+def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> None:
+    name = hashlib.sha256(CLAUDE.encode()).hexdigest()[:32] + ".session.lock"
+    with (work.home / "hook" / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        event = work.event("claude-code.post-tool-use", tool_use_id="toolu_5")
+        work.hook("claude-code", event, AGENT_CHECKPOINT_HOOK_SECONDS="0.3")
+        wait_for(lambda: "another process has been saving or rewinding" in work.log)
+    assert len(work.history(CLAUDE)) == 3
+    work.command("rewind", "@1", "--yes")
+    assert now(work) == AT_2

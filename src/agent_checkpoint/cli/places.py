@@ -83,6 +83,7 @@ class Places:
         if said is not None:
             return self._named(manager, said, sessions)
         from agent_checkpoint.cli.ownership import owned_by
+        from agent_checkpoint.cli.text import inert
 
         here = self.directory
         around = [here, *here.parents]
@@ -93,10 +94,11 @@ class Places:
                     return owned.key
         if sessions:
             raise NotFoundError(
-                f"No session works in {here}. Name one: `agent-checkpoint tasks --all` lists them."
+                f"No session works in {inert(here)}. Name one: `agent-checkpoint tasks --all` "
+                "lists them."
             )
         raise NotFoundError(
-            f"Nothing was saved of {here} yet: `agent-checkpoint save` does. Or name a key: "
+            f"Nothing was saved of {inert(here)} yet: `agent-checkpoint save` does. Or name a key: "
             "`agent-checkpoint keys` lists them."
         )
 

@@ -138,8 +138,10 @@ def _status(places: Places) -> Answer:
 
 
 def _failures(log: str | None) -> list[str]:
+    if log is None or not Path(log).is_file():  # what somebody put in its place could be endless
+        return []
     try:
-        text = "" if log is None else Path(log).read_text(encoding="utf-8", errors="replace")
+        text = Path(log).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
     return text.splitlines()[-_LAST:]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.hooks.events import AGENTS
 from agent_checkpoint.cli.hooks.note import Note, read_note
-from agent_checkpoint.cli.hooks.rewinding import Rewinding
-from agent_checkpoint.cli.out import Answer, Out, when
+from agent_checkpoint.cli.hooks.rewinding import Rewinding, make_good
+from agent_checkpoint.cli.out import Answer, Out, inert, when
 from agent_checkpoint.cli.ownership import keys_of
 from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.places import Places, short_form
@@ -58,11 +59,13 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, places: Places) -> Answer:
     """List, or go back."""
     with places.manager() as manager:
+        key = _key_meant(args, places, manager)
+        finished = make_good(manager.store, key)
         if args.id is None:
             if args.N < 1:
                 raise InvalidInputError("-N counts checkpoints, from 1.")
-            return _list(manager, _key(args, places, manager), args.N)
-        target = _target(args, places, manager)
+            return _list(manager, key, args.N, finished)
+        target = _target(args.id, places, manager, key)
         note = read_note(manager.store, target)
         if note is None:
             raise InvalidInputError(f"{show(target.id, 120)} is of no coding agent: use restore.")
@@ -82,25 +85,37 @@ def run(args: Namespace, places: Places) -> Answer:
         with work:
             work.preview()
             paths = Paths(Path(note.root), places.directory)
-            preview = Answer(
-                _data(work, target, done=False), lambda out: _preview(out, work, paths)
-            )
+            data = _data(work, target, finished, done=False)
+            preview = Answer(data, lambda out: _preview(out, work, paths, finished))
             if args.dry_run:
                 return preview
-            if not agreed(args, preview.show, f"Go back to @{target.seq}?"):
-                return refused(preview.data)
+            question = f"Go back to @{target.seq} in {inert(work.directory)}?"
+            if not agreed(args, preview.show, question):
+                return refused(data)
             work.run()
 
     def tell(out: Out) -> None:
         if args.yes:
-            _preview(out, work, paths)
-        out.line(f"Back at @{target.seq}: {target.label or ''}", style="green")
+            _preview(out, work, paths, finished)
+        out.line(f"Back at @{target.seq}: {inert(target.label)}", style="green")
         if work.kept is not None:
-            out.line(f"The conversation before is kept in {work.kept}")
-        out.hint("To undo", f"rewind {quoted(work.safety_id or '')}", style="")
+            out.line(
+                f"The conversation before is kept in {inert(work.kept)}; what an agent that is "
+                "running still adds goes there."
+            )
+        out.hint("To undo", f"rewind {quoted(str(work.safety_id))}", style="")
         _tell_limits(out, note)
 
-    return Answer(_data(work, target, done=True), tell)
+    return Answer(_data(work, target, finished, done=True), tell)
+
+
+def _key_meant(args: Namespace, places: Places, manager: CheckpointManager) -> str:
+    """Return the key of the session: of the checkpoint that is named, else the one that is here."""
+    said: str | None = args.id
+    if said is not None and short_form(said) is None:
+        with suppress(NotFoundError):
+            return find(manager.store, said).key
+    return _key(args, places, manager)
 
 
 def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
@@ -113,20 +128,18 @@ def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
             if note is not None and note.agent in AGENTS:
                 return key
     raise NotFoundError(
-        f"No coding agent has worked in {places.directory} since the hook is installed: "
+        f"No coding agent has worked in {inert(places.directory)} since the hook is installed: "
         "`agent-checkpoint hook status` tells whether it is."
     )
 
 
-def _target(args: Namespace, places: Places, manager: CheckpointManager) -> Checkpoint:
-    said: str = args.id
+def _target(said: str, places: Places, manager: CheckpointManager, key: str) -> Checkpoint:
     short = short_form(said)
     if short is not None:
-        return find(manager.store, _key(args, places, manager) + short)
+        return find(manager.store, key + short)
     try:
         return places.checkpoint(manager, said)
     except NotFoundError:
-        key = _key(args, places, manager)
         for checkpoint, note in _rows(manager, key):
             if any(call.id == said for call in note.calls) and not note.event.startswith("Pre"):
                 return checkpoint
@@ -144,7 +157,7 @@ def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, No
             yield checkpoint, note
 
 
-def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
+def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None) -> Answer:
     rows: list[dict[str, Any]] = []
     for checkpoint, note in _rows(manager, key):
         if len(rows) >= limit:
@@ -164,7 +177,8 @@ def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
         )
 
     def tell(out: Out) -> None:
-        out.line(key, style="bold")
+        _tell_finished(out, finished)
+        out.line(inert(key), style="bold")
         out.table(
             ["", "when", "what", "lines"],
             (
@@ -181,17 +195,27 @@ def _list(manager: CheckpointManager, key: str, limit: int) -> Answer:
             out.line("lines: how long the conversation was, in its transcript", style="dim")
         out.hint("Back to one of them", "rewind @N")
 
-    return Answer({"key": key, "checkpoints": rows}, tell)
+    return Answer({"key": key, "checkpoints": rows, "finished": finished}, tell)
 
 
-def _preview(out: Out, work: Rewinding, paths: Paths) -> None:
+def _preview(out: Out, work: Rewinding, paths: Paths, finished: str | None) -> None:
+    _tell_finished(out, finished)
     plan = work.plan
-    if plan is not None:
+    if plan is not None and (plan or plan.leave):
+        out.line(f"In {inert(work.directory)}:")
         show_plan(out, plan, paths)
-    if not plan and work.words is None:
+    elif work.words is None:
         out.line("Nothing to do: files and conversation are what they were.")
     if work.words is not None:
-        out.line(f"  {work.words}", style="yellow")
+        out.line(f"  {inert(work.words)}", style="yellow")
+    if work.missing is not None:
+        why = inert(work.missing)
+        out.line(f"The conversation of then was not saved, and stays: {why}", style="yellow")
+
+
+def _tell_finished(out: Out, finished: str | None) -> None:
+    if finished is not None:
+        out.line(inert(finished), style="yellow")
 
 
 def _tell_limits(out: Out, note: Note) -> None:
@@ -201,19 +225,24 @@ def _tell_limits(out: Out, note: Note) -> None:
         style="dim",
     )
     if note.agent in _RESUME:
-        out.line(f"  {_RESUME[note.agent].format(note.session)}", style="dim")
+        out.line(f"  {_RESUME[note.agent].format(quoted(note.session))}", style="dim")
 
 
-def _data(work: Rewinding, target: Checkpoint, *, done: bool) -> dict[str, Any]:
+def _data(
+    work: Rewinding, target: Checkpoint, finished: str | None, *, done: bool
+) -> dict[str, Any]:
     plan = work.plan
     return {
         "id": target.id,
+        "directory": work.directory,
         "done": done,
         "write": [] if plan is None else plan.write,
         "delete": [] if plan is None else plan.delete,
         "mode": [] if plan is None else plan.mode,
         "leave": {} if plan is None else plan.leave,
         "transcript": work.words,
+        "transcript_missing": work.missing,
         "transcript_before": None if work.kept is None else str(Path(work.kept)),
         "safety_id": work.safety_id,
+        "finished": finished,
     }

@@ -2,13 +2,15 @@
 
 An agent starts it at every tool call, as a file, by `python -I -S`. So it loads next to nothing of
 the standard library, nothing of this package and nothing from where the agent works. It never
-stops the agent: it always ends well, and what went wrong is in a file.
+stops the agent: it always ends well, and what went wrong is in a file. As a file it is compiled at
+each start: what is seldom needed is in `starting`.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ MOST_EVENT = 64 << 20
 _MOST_LOG = 256 << 10
 _PATIENCE = 5.0
 _ANSWERS_WITHIN = 1.0
-_STARTS_WITHIN = 5.0
+GOES_ON = "It takes long to save, and goes on while the agent works."
 
 
 def main(arguments: list[str]) -> int:
@@ -35,9 +37,10 @@ def main(arguments: list[str]) -> int:
     agent = arguments[0] if arguments else ""
     store = arguments[2] if arguments[1:2] == ["--store"] and len(arguments) > 2 else ""
     try:
-        event = _read()
+        until = monotonic() + seconds()
+        event = _read(until)
         if event is not None:
-            hand_over(agent, event, store)
+            hand_over(agent, event, until, store)
     except BaseException as error:  # also what a bug raises: the agent must not suffer from it
         tell_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
@@ -46,23 +49,23 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def hand_over(agent: str, event: bytes, store: str = "") -> None:
-    """Have an event saved: by the process that watches the directory, or else by this one."""
+def hand_over(agent: str, event: bytes, until: float, store: str = "") -> None:
+    """Have an event saved: by the process that watches the directory, or else by a child."""
     request = request_of(agent, event, store)
-    if not os.environ.get(DIRECT) and sys.platform == "linux" and _by_another(request):
-        return
-    find_package()
-    from agent_checkpoint.cli.hooks.saving import save_within
+    if os.environ.get(DIRECT) or sys.platform != "linux" or not _by_another(request, until):
+        find_package()
+        from agent_checkpoint.cli.hooks.starting import save_in_child
 
-    save_within(seconds(), request)
+        save_in_child(request, until)
 
 
 def seconds() -> float:
-    """Return how long the agent may be kept waiting."""
+    """Return how long the agent may be kept waiting, for all steps together."""
     try:
-        return min(max(float(os.environ.get(SECONDS) or _PATIENCE), 0.05), 3600.0)
+        found = float(os.environ.get(SECONDS) or _PATIENCE)
     except ValueError:
         return _PATIENCE
+    return min(max(found, 0.05), 3600.0) if found == found else _PATIENCE  # not a number
 
 
 def request_of(agent: str, event: bytes, store: str = "") -> bytes:
@@ -85,44 +88,47 @@ def whole_name(store: str) -> str:
 # -- the other process -----------------------------------------------------------------------------
 
 
-def _by_another(request: bytes) -> bool:
+def _by_another(request: bytes, until: float) -> bool:
     """Have another process save it, which is started if there is none; tell whether it did."""
     directory = open_state()
     if directory is None:
         return False
     try:
-        connection = _connect(directory)
+        connection = _connect(directory, until)
         if connection is None:
-            _start()
-            connection = _connect(directory)
-        return connection is not None and _ask(connection, request)
+            find_package()
+            from agent_checkpoint.cli.hooks.starting import start_server
+
+            start_server(until)
+            connection = _connect(directory, until)
+        return connection is not None and _ask(connection, request, until)
     finally:
         os.close(directory)
 
 
-def _ask(connection: _socket.socket, request: bytes) -> bool:
+def _ask(connection: _socket.socket, request: bytes, until: float) -> bool:
     try:
-        connection.settimeout(_ANSWERS_WITHIN)
+        connection.settimeout(min(left(until), _ANSWERS_WITHIN))
         connection.sendall(request)
         if connection.recv(1) != b"+":
             return False
     except OSError:  # it does not answer, is ending, or is killed
         return False
     try:
-        connection.settimeout(seconds())
+        connection.settimeout(left(until))
         return bool(connection.recv(1))
     except ConnectionError:
         return False
     except OSError:
-        tell_failure("It takes long to save, and goes on while the agent works.")
+        tell_failure(GOES_ON)
         return True
 
 
-def _connect(directory: int) -> _socket.socket | None:
+def _connect(directory: int, until: float) -> _socket.socket | None:
     import _socket  # `socket` takes as long to load as all the rest
 
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    connection.settimeout(_ANSWERS_WITHIN)
+    connection.settimeout(min(left(until), _ANSWERS_WITHIN))
     try:
         connection.connect(f"/proc/self/fd/{directory}/{socket_name()}")
     except OSError:
@@ -131,27 +137,18 @@ def _connect(directory: int) -> _socket.socket | None:
     return connection
 
 
-def _start() -> None:
-    """Start the other process, apart from the agent; wait until it listens or is gone."""
+def left(until: float) -> float:
+    """Return how long may still be waited; never nothing, which would mean not to wait at all."""
+    return max(until - monotonic(), 0.001)
+
+
+def is_ready(fd: int, until: float) -> bool:
+    """Wait until something can be read, or its end; tell whether that was in time."""
     import select
 
-    ready, write = os.pipe()
-    if os.fork() == 0:
-        try:
-            os.setsid()
-            os.chdir("/")
-            os.set_inheritable(write, True)
-            null = os.open(os.devnull, os.O_RDWR)
-            for fd in range(3):  # the agent waits until nobody has its pipes
-                os.dup2(null, fd)
-            kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-            command = [sys.executable, "-I", "-S", FILE, "--serve", str(write)]
-            os.execve(sys.executable, command, kept)  # noqa: S606 - our own file
-        finally:
-            os._exit(127)
-    os.close(write)
-    select.select([ready], [], [], min(_STARTS_WITHIN, seconds()))
-    os.close(ready)
+    waiting = select.poll()  # `select` itself knows no number above 1023
+    waiting.register(fd, select.POLLIN)
+    return bool(waiting.poll(left(until) * 1000))
 
 
 # -- names and places, for both processes ----------------------------------------------------------
@@ -176,8 +173,7 @@ def open_state() -> int | None:
         return None
     try:
         if not os.path.isdir(path):
-            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-            os.makedirs(path, mode=0o700, exist_ok=True)
+            _make(path)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         found = os.fstat(fd)
     except OSError:
@@ -186,6 +182,17 @@ def open_state() -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def _make(path: str) -> None:
+    """Make a directory, and those above: one by one, since the umask may let others in."""
+    above = os.path.dirname(path)
+    if not os.path.isdir(above):
+        _make(above)
+    try:  # noqa: SIM105
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
 
 
 def socket_name() -> str:
@@ -217,9 +224,13 @@ def tell_failure(text: str) -> None:
             return
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open("hook.log", flags, 0o600, dir_fd=directory)
+            # Who opens a pipe waits until somebody reads.
+            fd = os.open("hook.log", flags | os.O_NONBLOCK, 0o600, dir_fd=directory)
             try:
-                if os.fstat(fd).st_size > _MOST_LOG:
+                found = os.fstat(fd)
+                if found.st_mode & 0o170000 != 0o100000:
+                    return
+                if found.st_size > _MOST_LOG:
                     os.rename("hook.log", "hook.log.1", src_dir_fd=directory, dst_dir_fd=directory)
                 os.write(fd, line.encode("utf-8", "backslashreplace"))
             finally:
@@ -241,19 +252,24 @@ def find_package() -> None:
     site.main()
 
 
-def _read() -> bytes | None:
+def _read(until: float) -> bytes | None:
     """Return the standard input; None if a person sits there."""
     if os.isatty(0):
         return None
     pieces: list[bytes] = []
-    left = MOST_EVENT
-    while left > 0:
-        piece = os.read(0, min(left, 1 << 20))
+    size = 0
+    while True:
+        if not is_ready(0, until):
+            raise TimeoutError(f"the event has not ended after {size:,} bytes")
+        piece = os.read(0, 1 << 20)
         if not piece:
-            return b"".join(pieces)
-        pieces.append(piece)
-        left -= len(piece)
-    raise ValueError(f"an event has more than {MOST_EVENT:,} bytes")
+            break
+        size += len(piece)
+        if size <= MOST_EVENT:  # the rest is read as well: the agent may not expect a closed pipe
+            pieces.append(piece)
+    if size > MOST_EVENT:
+        raise ValueError(f"an event has more than {MOST_EVENT:,} bytes")
+    return b"".join(pieces)
 
 
 def _write(fd: int, text: bytes) -> None:

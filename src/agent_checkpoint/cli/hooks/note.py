@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agent_checkpoint.cli.hooks.events import Call, Event
@@ -11,7 +10,7 @@ from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.errors import IntegrityError, StateError
 from agent_checkpoint.records import Checkpoint, JsonValue, show
-from agent_checkpoint.seal import check_seal, make_seal
+from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.store.store import Store
 
 PART = "hook"
@@ -30,29 +29,34 @@ class Note(NamedTuple):
     event: str
     calls: tuple[Call, ...] = ()
     transcript: dict[str, Any] | None = None
+    trouble: str | None = None
+    """Why the conversation is not in the checkpoint, although there is one."""
+    rewind: dict[str, Any] | None = None
+    """What was about to be done, in the safety checkpoint of a rewind: see `rewinding`."""
     seal: str | None = None
     """Proves that it was this user's hook that named the paths: anybody can write a note."""
 
     @classmethod
-    def of(cls, event: Event, root: str, transcript: dict[str, Any] | None) -> Note:
+    def of(cls, event: Event, root: str, transcript: dict[str, Any] | None, **more: Any) -> Note:
         """Return the note of an event."""
-        note = cls(event.agent, event.session, root, event.cwd, event.name, event.calls, transcript)
-        with suppress(StateError):  # then nothing is written to the paths without being named
-            note = note._replace(seal=make_seal(note._said()))
-        return note
+        names = (event.agent, event.session, root, event.cwd, event.name)
+        return cls(*names, event.calls, transcript, **more).sealed()
+
+    def sealed(self) -> Note:
+        """Return it with the seal of this user; without one, nothing is written to its paths."""
+        return self._replace(seal=claim(self._said()))
 
     @property
     def is_ours(self) -> bool:
         """Whether it was this user who wrote it."""
-        try:
-            check_seal(self._said(), self.seal)
-        except StateError:
-            return False
-        return True
+        return is_claimed(self._said(), self.seal)
 
     def _said(self) -> bytes:
         path = None if self.transcript is None else self.transcript["path"]
-        return json.dumps(["hook", self.agent, self.session, self.root, path]).encode()
+        said: list[Any] = ["hook", self.agent, self.session, self.root, path]
+        if self.rewind is not None:
+            said.append(self.rewind)
+        return json.dumps(said, sort_keys=True).encode()
 
     def dump(self) -> JsonValue:
         """Return the part, ready to be written. Raises StateError."""
@@ -83,6 +87,8 @@ def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
             **texts,
             calls=calls,
             transcript=_transcript(found.get("transcript")),
+            trouble=_maybe(found.get("trouble")),
+            rewind=_rewind(found.get("rewind")),
             seal=_maybe(found.get("seal")),
         )
     except (StateError, KeyError, TypeError, ValueError) as error:
@@ -97,6 +103,15 @@ def _transcript(found: Any) -> dict[str, Any] | None:
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
         raise ValueError("not what a transcript is noted as")
     return {name: found[name] for name in kinds}
+
+
+def _rewind(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    kinds = {"target": str, "files": bool, "conversation": bool, "exclude": list}
+    if any(type(found[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError("not what a rewind is noted as")
+    return {**{name: found[name] for name in kinds}, "exclude": list(map(_text, found["exclude"]))}
 
 
 def _text(value: Any) -> str:

@@ -8,16 +8,24 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.backends.opening import open_named
+from agent_checkpoint.cli.hooks.alone import PATIENCE, alone
 from agent_checkpoint.cli.hooks.client import PLACES, tell_failure
 from agent_checkpoint.cli.hooks.events import AFTER, TURN, Event, read_event
 from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note, read_note
-from agent_checkpoint.cli.hooks.transcripts import Transcript
+from agent_checkpoint.cli.hooks.transcripts import Transcript, remove_stray
 from agent_checkpoint.core.encode import encode
-from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError, InvalidInputError
+from agent_checkpoint.errors import (
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+    StorageError,
+)
 from agent_checkpoint.records import Checkpoint, Draft, check_key
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Captured
@@ -31,6 +39,7 @@ _MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
 _MOST_KEPT = 32 << 20
 """Of a longer conversation nothing is kept in memory."""
 _TRIES = 8
+_RECENT = 8
 _ROOTS = (".git", ".hg", ".jj", ".svn")
 
 
@@ -59,23 +68,6 @@ def parse_request(text: bytes) -> Request:
     return Request(agent, store, project, secret, tuple(places), rest[head:])
 
 
-def save_within(seconds: float, request: bytes) -> None:
-    """Save in this process; give up, and say so, when it takes too long."""
-    done = threading.Event()
-
-    def work() -> None:
-        try:
-            Keeper(watch=False).save(parse_request(request))
-        except BaseException as error:
-            tell_failure(f"{type(error).__name__}: {error}")
-        finally:
-            done.set()
-
-    threading.Thread(target=work, daemon=True).start()
-    if not done.wait(seconds):
-        tell_failure(f"Nothing was saved: it took more than {seconds:g} s.")
-
-
 class Keeper:
     """Saves events, one after the other for each session; several threads may use it."""
 
@@ -92,15 +84,19 @@ class Keeper:
         self._transcripts: OrderedDict[str, Transcript] = OrderedDict()
         self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
 
-    def save(self, request: Request) -> str | None:
+    def save(self, request: Request, *, patience: float = PATIENCE) -> str | None:
         """Save what is not saved yet; return the id of the checkpoint, if one was due.
+
+        Args:
+            request: what was handed over.
+            patience: for how many seconds to wait for another process that works on the session.
 
         Raises:
             CheckpointError: nothing was saved; the message says why.
         """
         event = read_event(request.agent, request.event)
         key = check_key(event.key)
-        with self._session(key):
+        with self._session(key), alone(key, patience):
             return self._save(event, key, self._store(request.store), request.project)
 
     def close(self) -> None:
@@ -117,12 +113,13 @@ class Keeper:
     # -- one checkpoint --------------------------------------------------------------------------
 
     def _save(self, event: Event, key: str, store: Store, project: str) -> str | None:
-        head, before = _head(store, key)
+        head, before = _present(store, key)
         workspace = self._workspace(store, root_of(event, before, project))
-        transcript = self._transcript(event, key)
-        note = Note.of(
-            event, str(workspace.path), None if transcript is None else transcript.note()
-        )
+        transcript, trouble = self._transcript(event, key)
+        if trouble is not None and (before is None or before.trouble != trouble):
+            tell_failure(f"The conversation is not saved, the files are: {trouble}")
+        noted = None if transcript is None else transcript.note()
+        note = Note.of(event, str(workspace.path), noted, trouble=trouble)
         files = _Files(workspace, full=event.is_end)
         captured: Any = Captured(files, store.writer)
         parts: dict[str, Any] = {FILES: captured}
@@ -131,7 +128,8 @@ class Keeper:
         parts[PART] = note.dump()
         draft = Draft(key, parts, label=event.label, tags=event.tags)
         for attempt in range(_TRIES):
-            if not _is_due(event, note, {OBJECT: captured.name}, head, before):
+            is_new = _has_news(note, {OBJECT: captured.name}, head, before)
+            if not is_new and (event.moment != AFTER or _is_noted(store, key, event)):
                 files.writer.committed()  # the head has just that
                 return None
             after = (0 if head is None else head.seq) if attempt < _TRIES - 1 else None
@@ -185,22 +183,27 @@ class Keeper:
                 self._workspaces.pop(next(iter(self._workspaces))).close()
             return found
 
-    def _transcript(self, event: Event, key: str) -> Transcript | None:
+    def _transcript(self, event: Event, key: str) -> tuple[Transcript | None, str | None]:
+        """Return the conversation, as it is now; without one why, if there should be one."""
         if event.transcript is None:
-            return None
+            return None, None
         key = f"{key}\0{event.transcript}"
         with self._lock:
             found = self._transcripts.pop(key, None)
         if found is None:
             found = Transcript(event.transcript)
-        if not found.read(again=event.moment == TURN):
-            return None
+        remove_stray(event.transcript)
+        try:
+            if not found.read(again=event.moment == TURN):
+                return None, None
+        except StorageError as error:
+            return None, str(error)
         if found.size <= _MOST_KEPT:
             with self._lock:
                 self._transcripts[key] = found
                 while len(self._transcripts) > _MOST_TRANSCRIPTS:
                     self._transcripts.popitem(last=False)
-        return found
+        return found, None
 
 
 class _Opened:
@@ -252,6 +255,19 @@ def root_of(event: Event, before: Note | None, project: str) -> str:
     return str(cwd)
 
 
+def _present(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
+    """Return the head, after what a crash has interrupted is carried out."""
+    head, before = _head(store, key)
+    if head is None or before is None or before.rewind is None:
+        return head, before
+    from agent_checkpoint.cli.hooks.rewinding import finish  # slow to load, and seldom needed
+
+    told = finish(store, head, before)
+    if told is not None:
+        tell_failure(told)
+    return _head(store, key)
+
+
 def _head(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
     try:
         head = store.head(key)
@@ -271,14 +287,25 @@ def _readable(store: Store, key: str) -> Any:
             continue
 
 
-def _is_due(
-    event: Event, note: Note, files: Any, head: Checkpoint | None, before: Note | None
-) -> bool:
+def _has_news(note: Note, files: Any, head: Checkpoint | None, before: Note | None) -> bool:
     """Tell whether there is something to save that the head does not have."""
     if head is None or before is None or head.kind == SAFETY:
         return True
-    if head.parts.get(FILES) != files or note.transcript != before.transcript:
-        return True
-    # A tool call that changed nothing is noted all the same, but once.
-    known = {call.id for call in before.calls if before.event == note.event and call.id}
-    return event.moment == AFTER and not {call.id for call in note.calls} <= known
+    return head.parts.get(FILES) != files or note.transcript != before.transcript
+
+
+def _is_noted(store: Store, key: str, event: Event) -> bool:
+    """Tell whether a tool call was noted: one that changed nothing is, but once.
+
+    Not the head alone counts: whoever was killed may have saved it, and others since.
+    """
+    if not all(call.id for call in event.calls):
+        return False
+    tags = set(event.tags)
+    try:
+        return any(
+            tags <= set(item.tags)
+            for item in islice(store.newest_first(key, page=_RECENT), _RECENT)
+        )
+    except (IntegrityError, FormatError):  # further down, where `verify` tells about it
+        return False

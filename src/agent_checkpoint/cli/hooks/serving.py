@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 
+from agent_checkpoint.cli.hooks.alone import take_lock
 from agent_checkpoint.cli.hooks.client import (
     MOST_EVENT,
     PLACES,
@@ -218,8 +219,8 @@ def _becomes_first(directory: int, name: str) -> bool:
     It may never do so: the lock of one that was killed is there for a moment longer than itself.
     """
     for _ in range(100):
-        if _has_lock(directory, f"{name}.lock"):
-            return True
+        if take_lock(directory, f"{name}.lock") is not None:
+            return True  # it is held until this process ends
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
                 connection.connect(f"/proc/self/fd/{directory}/{name}")
@@ -229,25 +230,10 @@ def _becomes_first(directory: int, name: str) -> bool:
     return False
 
 
-def _has_lock(directory: int, name: str) -> bool:
-    """Take the lock, which is held until this process ends; tell whether it was free."""
-    while True:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        lock = os.open(name, flags, 0o600, dir_fd=directory)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(lock)
-            return False
-        if os.fstat(lock).st_nlink:
-            return True
-        os.close(lock)  # one that has ended took it away just now
-
-
 def _sweep(directory: int) -> None:
     """Remove the locks of processes that are no more."""
     for name in os.listdir(directory):
-        if not name.endswith(".sock.lock"):
+        if not name.endswith((".sock.lock", ".session.lock")):
             continue
         with suppress(OSError):
             fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)

@@ -8,9 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
@@ -18,6 +16,7 @@ from typing import Any
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import StorageError
+from agent_checkpoint.records import show
 
 MOST = 256 << 20
 """The most bytes of a conversation that are saved."""
@@ -53,20 +52,25 @@ class Transcript:
         Raises:
             StorageError: it cannot be read, or is too large.
         """
+        name = show(self.path, 200)
         try:
-            fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            return self._read(name, again=again)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
-            raise StorageError(f"The transcript {self.path} cannot be read ({error}).") from error
-        with os.fdopen(fd, "rb") as file:
-            found = os.fstat(fd)
+            why = error.strerror or error
+            raise StorageError(f"The transcript {name} cannot be read ({why}).") from error
+        except UnicodeError:  # of a lone surrogate
+            raise StorageError(f"The transcript {name} has no name of a file.") from None
+
+    def _read(self, name: str, *, again: bool) -> bool:
+        with open(self.path, "rb", opener=_open_at_once) as file:
+            found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise StorageError(f"The transcript {self.path} is no file.")
+                raise StorageError(f"The transcript {name} is no file.")
             if found.st_size > MOST:
                 raise StorageError(
-                    f"The transcript {self.path} has {found.st_size:,} bytes; up to {MOST:,} are "
-                    "saved."
+                    f"The transcript {name} has {found.st_size:,} bytes; up to {MOST:,} are saved."
                 )
             has_grown = not again and self._file == (found.st_dev, found.st_ino)
             if has_grown and found.st_size >= self._at:
@@ -122,61 +126,128 @@ def text_of(lines: Sequence[str], *, is_ended: bool) -> bytes:
     return text + b"\n" if is_ended and lines else text
 
 
+def own_place(path: str) -> str:
+    """Return the real path of a transcript that may be replaced; it need not be there.
+
+    Raises:
+        StorageError: it is a link, or anything else but a file: what it leads to is not ours.
+    """
+    folder, name = os.path.split(path)
+    try:
+        place = os.path.join(os.path.realpath(folder), name)
+        if stat.S_ISREG(os.lstat(place).st_mode):
+            return place
+    except FileNotFoundError:
+        return place
+    except (OSError, ValueError) as error:
+        raise StorageError(f"The transcript {show(path, 200)} cannot be used ({error}).") from error
+    raise StorageError(
+        f"The transcript {show(place, 200)} is not a file now, but a link or the like, so it is "
+        "not replaced. `--only files` leaves it alone."
+    )
+
+
+def remove_stray(path: str) -> None:
+    """Take away what a rewind of a transcript has left that was killed."""
+    with suppress(OSError, ValueError):
+        folder, name = os.path.split(path)
+        os.unlink(_beside(os.path.join(os.path.realpath(folder), name)))
+
+
 class Replacement:
     """A text that is written and durable, and can take the place of a transcript at once."""
 
     def __init__(self, path: str, text: bytes) -> None:
-        """Write it beside the transcript.
+        """Write it beside the transcript. One at a time: its name is always the same.
 
         Raises:
             StorageError: it cannot be written there.
         """
-        self._path = os.path.realpath(path)
-        self._fresh = ""
+        self._path = own_place(path)
+        self._fresh = _beside(self._path)
         try:
+            with suppress(FileNotFoundError):
+                os.unlink(self._fresh)
             has_mode = os.path.exists(self._path)
             mode = stat.S_IMODE(os.stat(self._path).st_mode) if has_mode else 0o600
-            fd, self._fresh = tempfile.mkstemp(prefix=".rewind-", dir=os.path.dirname(self._path))
-            with os.fdopen(fd, "wb") as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            with open(os.open(self._fresh, flags, 0o600), "wb") as file:
                 file.write(text)
                 file.flush()
-                os.fchmod(fd, mode)
-                os.fsync(fd)
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
         except OSError as error:
             self.discard()
-            raise StorageError(f"{path} cannot be written ({error}).") from error
+            raise StorageError(f"{show(path, 200)} cannot be written ({error}).") from error
 
     def put(self) -> str | None:
         """Put it in the place of the transcript; return where the one before is kept.
+
+        That is the very file, not a copy: what somebody who has it open still adds is not lost.
 
         Raises:
             StorageError: it cannot be done; the transcript is as it was.
         """
         kept = None
         try:
-            if os.path.exists(self._path):
-                kept = _free(f"{self._path}.before-rewind")
-                shutil.copy2(self._path, kept)
+            own_place(self._path)
+            kept = _keep(self._path)
             os.replace(self._fresh, self._path)
+            folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except OSError as error:
-            raise StorageError(f"{self._path} cannot be replaced ({error}).") from error
-        self._fresh = ""
+            if kept is not None:
+                _take_back(kept, self._path)
+            where = show(self._path, 200)
+            raise StorageError(f"{where} cannot be replaced ({error}).") from error
         return kept
 
     def discard(self) -> None:
         """Take it away, if it was not put there. Twice is fine."""
-        if self._fresh:
-            with suppress(OSError):
-                os.unlink(self._fresh)
-            self._fresh = ""
+        with suppress(OSError):
+            os.unlink(self._fresh)
 
 
-def _free(path: str) -> str:
-    number, found = 1, path
-    while os.path.lexists(found):
-        number += 1
-        found = f"{path}-{number}"
-    return found
+def _beside(path: str) -> str:
+    """Return the name of what is to replace a file: always the same, so that it can be found."""
+    folder, name = os.path.split(path)
+    digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
+    return os.path.join(folder, f".rewind-{digest}")
+
+
+def _keep(path: str) -> str | None:
+    """Give a file another name, which nothing has; return it, or None if there is no file."""
+    number, found = 1, f"{path}.before-rewind"
+    while True:
+        try:
+            os.link(path, found)
+            return found
+        except FileExistsError:
+            number += 1
+            found = f"{path}.before-rewind-{number}"
+        except FileNotFoundError:
+            return None
+        except OSError:  # a file system without such links
+            if not os.path.lexists(found):
+                os.rename(path, found)
+                return found
+            number += 1
+            found = f"{path}.before-rewind-{number}"
+
+
+def _take_back(kept: str, path: str) -> None:
+    with suppress(OSError):
+        if not os.path.lexists(path):
+            os.rename(kept, path)
+        elif os.path.samefile(kept, path):
+            os.unlink(kept)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe, too
 
 
 def _text(line: bytes) -> str:
