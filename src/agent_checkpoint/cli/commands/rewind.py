@@ -58,12 +58,12 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """List, or go back."""
+    if args.N < 1:
+        raise InvalidInputError("-N counts checkpoints, from 1.")
     with places.manager() as manager:
         key = _key_meant(args, places, manager)
         finished = make_good(manager.store, key)
         if args.id is None:
-            if args.N < 1:
-                raise InvalidInputError("-N counts checkpoints, from 1.")
             return _list(manager, key, args.N, finished)
         target = _target(args.id, places, manager, key)
         note = read_note(manager.store, target)
