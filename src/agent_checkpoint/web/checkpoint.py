@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from starlette.requests import Request
@@ -16,6 +17,7 @@ from agent_checkpoint.web.conversation import calls, messages, tasks
 from agent_checkpoint.web.outline import outline
 from agent_checkpoint.web.peek import Peek, TooLarge
 from agent_checkpoint.web.site import Refused, Site, asked, number, wanted
+from agent_checkpoint.web.words import attachment
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.snapshots import Tree
@@ -78,7 +80,7 @@ def raw_file(site: Site, request: Request) -> Response:
     if item is None or item.type != FILE:
         raise NotFoundError("That is no file.")
     headers = {
-        "Content-Disposition": "attachment",
+        "Content-Disposition": attachment(os.fsdecode(item.name)),
         "Content-Length": str(item.size),
         "Content-Security-Policy": "default-src 'none'; sandbox",
     }

@@ -52,8 +52,8 @@ class Site:
         self.read_only = read_only
         self.histories = Histories(manager.store)
         self.scenes = Scenes(manager.store, self.histories)
-        self.listening = 0
-        """How many pages are told of what is new."""
+        self.previews: dict[str, object] = {}
+        """What people were shown before they confirm it, by name."""
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
