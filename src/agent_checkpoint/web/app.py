@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,10 +30,12 @@ from agent_checkpoint.web import (
 )
 from agent_checkpoint.web.guard import App, Guard, fault
 from agent_checkpoint.web.site import HERE, Refused, Site
+from agent_checkpoint.web.threads import abandonable
 
 LOOKING: dict[str, Callable[[Site, Request], Response]] = {
     "/": listing.first_page,
     "/timeline": timeline.timeline_page,
+    "/news": live.news,
     "/timeline/rows": timeline.timeline_piece,
     "/timeline/state": timeline.timeline_state,
     "/checkpoint": checkpoint.checkpoint_page,
@@ -65,7 +66,7 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 def make_app(manager: CheckpointManager, guard: Guard, *, read_only: bool = False) -> App:
     """Return the application for one store, behind its guard."""
     site = Site(manager, guard, read_only=read_only)
-    routes = [Route("/events", _told(site, live.events), methods=["GET"])]
+    routes = []
     for path in LOOKING.keys() | CHANGING.keys():
         routes.append(Route(path, _answering(site, path), methods=[*_methods(path)]))
     routes += [
@@ -92,7 +93,7 @@ def _answering(site: Site, path: str) -> Callable[[Request], Awaitable[Response]
     async def answer(request: Request) -> Response:
         if request.method == "POST":
             return await CHANGING[path](site, request)
-        return await run_in_threadpool(LOOKING[path], site, request)
+        return await abandonable(LOOKING[path], site, request)
 
     return _told(site, lambda _, request: answer(request))
 

@@ -10,7 +10,6 @@ from starlette.responses import Response
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART as SESSION
-from agent_checkpoint.store.lookup import find
 from agent_checkpoint.web import files
 from agent_checkpoint.web.peek import Peek
 from agent_checkpoint.web.side_by_side import Sides, side_by_side
@@ -45,8 +44,8 @@ class FileChange(NamedTuple):
 def diff_page(site: Site, request: Request) -> Response:
     """Show what differs between two checkpoints, also of two keys."""
     said = asked(request)
-    before = find(site.store, wanted(said, "a"))
-    after = find(site.store, wanted(said, "b"))
+    before = site.find(wanted(said, "a"))
+    after = site.find(wanted(said, "b"))
     names = dict.fromkeys([*before.parts, *after.parts])
     parts = [name for name in names if name not in (FILES, SESSION)]
     peek = Peek(site.store.backend)

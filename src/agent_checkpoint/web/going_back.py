@@ -21,7 +21,6 @@ from agent_checkpoint.session.preview import Preview, preview_rollback
 from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.store.ledger import Effect
-from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import unknown
 from agent_checkpoint.web.site import Refused, Site, asked, wanted
 from agent_checkpoint.web.words import link
@@ -63,7 +62,7 @@ class Shown:
 def rollback_page(site: Site, request: Request) -> Response:
     """Ask what of a session shall go back, and tell what the store knows about that."""
     said = asked(request)
-    target = find(site.store, wanted(said, "id"))
+    target = site.find(wanted(said, "id"))
     key = said.get("key") or target.key
     seen = preview_rollback(site.manager, key, to=target.id, look=False)
     return _page(site, target, key, seen.report, step="ask")
@@ -74,7 +73,7 @@ async def look_at_rollback(site: Site, request: Request) -> Response:
     said = await site.form(request)
 
     def run() -> Response:
-        target = find(site.store, wanted(said, "id"))
+        target = site.find(wanted(said, "id"))
         shown = Shown(site, target, wanted(said, "key"), _chosen(said), "keep_unseen" in said)
         while len(site.previews) >= _MOST_KEPT:
             site.previews.pop(next(iter(site.previews)), None)

@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from agent_checkpoint.errors import ConflictError
-from agent_checkpoint.records import Checkpoint, check_key, show
+from agent_checkpoint.records import check_key, show
 from agent_checkpoint.session.meta import PART as SESSION
-from agent_checkpoint.store.lookup import find
+from agent_checkpoint.store.store import unknown
 from agent_checkpoint.web.site import Site, asked, wanted
+from agent_checkpoint.web.threads import one_by_one
 from agent_checkpoint.web.words import attachment, link
 from agent_checkpoint.workspace.naming import tree_in
 
@@ -25,7 +26,7 @@ _AT_ONCE = 1 << 16
 def fork_page(site: Site, request: Request) -> Response:
     """Ask for the name of a fork, and tell what it would begin with."""
     said = asked(request)
-    source = find(site.store, wanted(said, "id"))
+    source = site.find(wanted(said, "id"))
     name = said.get("name", "").strip()
     step = "ask"
     if name:
@@ -52,7 +53,7 @@ async def fork(site: Site, request: Request) -> Response:
     said = await site.form(request)
 
     def run() -> Response:
-        source = find(site.store, wanted(said, "id"))
+        source = site.find(wanted(said, "id"))
         name = said.get("name", "").strip()
         _check_free(site, name)
         site.manager.fork(source.key, name, source.id)
@@ -64,10 +65,12 @@ async def fork(site: Site, request: Request) -> Response:
 def export_page(site: Site, request: Request) -> Response:
     """Tell what an archive of a key would hold."""
     key = wanted(asked(request), "key")
-    head = find(site.store, key)
-    line = site.histories.line(head.key)
+    head = site.store.head(key)
+    if head is None:
+        raise unknown(key, site.store)
+    line = site.histories.line(key)
     return site.page(
-        "export.html", key=head.key, head=head, number=len(line.points), is_whole=line.is_whole
+        "export.html", key=key, head=head, number=len(line.points), is_whole=line.is_whole
     )
 
 
@@ -93,7 +96,7 @@ async def export(site: Site, request: Request) -> Response:
             "Content-Length": str(size),
         }
         return StreamingResponse(
-            _sent(file, folder), headers=headers, media_type="application/octet-stream"
+            one_by_one(_sent(file, folder)), headers=headers, media_type="application/octet-stream"
         )
 
     return await site.in_thread(run)

@@ -23,6 +23,7 @@ from agent_checkpoint.web import files
 from agent_checkpoint.web.outline import written
 from agent_checkpoint.web.peek import Peek, TooLarge, new_items
 from agent_checkpoint.web.site import Refused, Site, asked, wanted
+from agent_checkpoint.web.threads import one_by_one
 from agent_checkpoint.web.words import link, on_one_line
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
@@ -52,7 +53,7 @@ def search_results(site: Site, request: Request) -> Response:
         raise Refused(400, "That is too long to be searched for.")
     search = Search(site.store, wanted(said, "key"), query)
     lines = (json.dumps(row) + "\n" for row in search.run())
-    return StreamingResponse(lines, media_type="application/x-ndjson")
+    return StreamingResponse(one_by_one(lines), media_type="application/x-ndjson")
 
 
 class Search:
