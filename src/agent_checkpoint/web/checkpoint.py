@@ -126,8 +126,10 @@ def _files(site: Site, checkpoint: Checkpoint, said: dict[str, str]) -> dict[str
     item = files.find(tree, path)
     values = {"kind": FILES, "tree": tree, "path": path, "item": item, "trail": _trail(path)}
     if item is None or item.type == FOLDER:
-        entries, total = files.rows(tree, item, path)
-        return {**values, "entries": entries, "total": total, "content": None}
+        start = number(said, "from")
+        entries, total = files.rows(tree, item, path, start)
+        page = {"entries": entries, "total": total, "start": start, "page": files.MOST_ENTRIES}
+        return {**values, **page, "content": None}
     return {**values, "entries": [], "total": 0, "content": files.content(tree, item)}
 
 

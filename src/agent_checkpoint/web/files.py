@@ -34,43 +34,65 @@ class Row(NamedTuple):
 class Content(NamedTuple):
     """What is shown of a file."""
 
-    lines: list[str]
-    """None of a binary one."""
+    text: str
+    """Nothing of a binary one. Bytes that are no text are kept apart, as in names of files."""
     is_binary: bool
     is_whole: bool
 
+    @property
+    def lines(self) -> list[str]:
+        """The lines, without their ends."""
+        return self.text.splitlines()
+
+
+class Look:
+    """Looks for entries of one tree; a directory is read once."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._directories: dict[str, dict[bytes, Item]] = {}
+
+    def find(self, path: str) -> Item | None:
+        """Return the entry at a path; None for the root.
+
+        Raises:
+            NotFoundError: there is none.
+            IntegrityError: the tree is damaged.
+        """
+        found: Item | None = None
+        place = self.tree.root.ref
+        for name in os.fsencode(path).split(b"/") if path else []:
+            if found is not None and found.type != FOLDER:
+                raise _missing(path)
+            found = self._items(place).get(name)
+            if found is None:
+                raise _missing(path)
+            place = found.ref
+        return found
+
+    def _items(self, place: str) -> dict[bytes, Item]:
+        if place not in self._directories:
+            items = read_directory(place, self.tree.get)
+            self._directories[place] = {item.name: item for item in items}
+        return self._directories[place]
+
 
 def find(tree: Tree, path: str) -> Item | None:
-    """Return the entry at a path; None for the root.
-
-    Raises:
-        NotFoundError: there is none.
-        IntegrityError: the tree is damaged.
-    """
-    found: Item | None = None
-    place = tree.root.ref
-    for name in os.fsencode(path).split(b"/") if path else []:
-        if found is not None and found.type != FOLDER:
-            raise _missing(path)
-        items = {item.name: item for item in read_directory(place, tree.get)}
-        found = items.get(name)
-        if found is None:
-            raise _missing(path)
-        place = found.ref
-    return found
+    """Return the entry at a path; None for the root. Raises as `Look.find` does."""
+    return Look(tree).find(path)
 
 
-def rows(tree: Tree, item: Item | None, path: str) -> tuple[list[Row], int]:
-    """Return the entries of a directory, directories first, and how many there are in all."""
+def rows(tree: Tree, item: Item | None, path: str, start: int) -> tuple[list[Row], int]:
+    """Return entries of a directory, directories first, and how many there are in all."""
     items = read_directory(tree.root.ref if item is None else item.ref, tree.get)
     items.sort(key=lambda one: (one.type != FOLDER, one.name))
-    return [_row(one, path) for one in items[:MOST_ENTRIES]], len(items)
+    return [_row(one, path) for one in items[start : start + MOST_ENTRIES]], len(items)
 
 
 def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
     """Return the beginning of a file, as lines. Raises IntegrityError, StorageError."""
     if item.type == LINK:
-        return Content([os.fsdecode(item.target)], False, True)
+        return Content(os.fsdecode(item.target), False, True)
     data = b""
     for piece in pieces(tree, item):
         data += piece
@@ -78,9 +100,8 @@ def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
             break
     is_whole = len(data) == item.size and item.size <= most
     if b"\0" in data[:_PROBE]:
-        return Content([], True, is_whole)
-    text = data[:most].decode("utf-8", "replace")
-    return Content(text.splitlines(), False, is_whole)
+        return Content("", True, is_whole)
+    return Content(data[:most].decode("utf-8", "surrogateescape"), False, is_whole)
 
 
 def pieces(tree: Tree, item: Item) -> Iterator[bytes]:

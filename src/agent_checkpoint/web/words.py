@@ -130,4 +130,6 @@ def _named(char: str) -> str:
     code = ord(char)
     if code < 0x100:
         return f"\\x{code:02x}"
+    if 0xDC80 <= code < 0xDD00:  # a byte that is no text, of a name or a file
+        return f"\\x{code - 0xDC00:02x}"
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
