@@ -68,7 +68,7 @@ def diff_page(site: Site, request: Request) -> Response:
         files=file_changes,
         number=number,
         path=only,
-        is_late=effort.is_over,
+        is_late=effort.was_late,
     )
 
 
@@ -79,6 +79,7 @@ def _file_changes(
     if (trees[0] is None and trees[1] is None) or trees[0] == trees[1]:
         return [], 0
     diff = compare(*(_side(tree, trees) for tree in trees))
+    effort.begin()  # a large directory takes its time, which is no reason to compare no file
     rows: list[tuple[str, str, str, str]] = []
     rows += [(path, "changed", ", ".join(what), path) for path, what in diff.changed.items()]
     rows += [(new, "renamed", f"was {old}", old) for old, new in diff.renamed.items()]

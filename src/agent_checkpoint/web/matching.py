@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-SECONDS = 4.0
+SECONDS = 2.5
+"""For the states, and for the files, of one page."""
 _STEPS = 6_000_000
 _ROWS = 6_000
 _LARGEST = 1_000_000
@@ -23,16 +24,24 @@ _LARGEST = 1_000_000
 class Effort:
     """What may still be done for one page."""
 
-    def __init__(self, seconds: float | None = None) -> None:
+    def __init__(self) -> None:
         self.rows = _ROWS
         """How many rows of lines the page still takes."""
+        self.was_late = False
+        """Whether something was left out because it took too long."""
         self._left = _STEPS
-        self._ends = time.monotonic() + (SECONDS if seconds is None else seconds)
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the time from now on."""
+        self._ends = time.monotonic() + SECONDS
 
     @property
     def is_over(self) -> bool:
         """Whether the page has to be finished as it is."""
-        return time.monotonic() > self._ends
+        is_over = time.monotonic() > self._ends
+        self.was_late |= is_over
+        return is_over
 
     def take(self, steps: int) -> bool:
         """Tell whether there is still time for some steps, which then count as made."""

@@ -29,6 +29,7 @@ from agent_checkpoint.web import words
 from agent_checkpoint.web.guard import LARGEST_BODY, Guard, same
 from agent_checkpoint.web.history import Histories
 from agent_checkpoint.web.scenes import Scenes
+from agent_checkpoint.web.troubles import Troubles
 from agent_checkpoint.web.watching import Watch
 
 HERE = Path(__file__).parent
@@ -56,6 +57,7 @@ class Site:
         self.read_only = read_only
         self.histories = Histories(manager.store)
         self.scenes = Scenes(manager.store, self.histories)
+        self.troubles = Troubles(manager.store)
         self.watch = Watch(manager.store)
         self.previews: dict[str, object] = {}
         """What people were shown before they confirm it, by name."""
@@ -74,6 +76,8 @@ class Site:
             stamp=words.stamp,
             size=words.size,
             short=words.short,
+            kin=words.kin,
+            lasting=words.lasting,
         )
         self._templates.globals.update(link=words.link, count=words.count)
 

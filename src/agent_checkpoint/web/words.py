@@ -7,6 +7,7 @@ that are no letters: those that hide, reorder or break what stands beside them a
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -76,6 +77,20 @@ def short(text: str, key: str) -> str:
     else:
         name, sign, seq = place.key, "@", str(place.seq)
     return f"{sign}{seq}" if name == key else on_one_line(f"{name} {sign}{seq}".strip(), 100)
+
+
+def lasting(seconds: float) -> str:
+    """Return how long something took, as people say it."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 0.001:
+        return "under 1 ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:,.3g} s"
+
+
+def kin(name: str, key: str) -> str:
+    """Return the name of a fork beside the key that it comes from."""
+    return f"…{name[len(key) :]}" if name.startswith(f"{key}/") else name
 
 
 def link(page: str, /, **asked: object) -> str:

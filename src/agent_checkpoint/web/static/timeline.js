@@ -99,8 +99,7 @@ async function refresh() {
   const isSame = state.shape === shape && state.total > before;
   total = state.total;
   shape = state.shape;
-  document.getElementById("total").textContent =
-    `${total.toLocaleString("en")} checkpoint${total === 1 ? "" : "s"}`;
+  document.getElementById("total").textContent = state.number;
   if (!isSame) {
     for (const block of blocks.values()) { watcher.unobserve(block.element); block.element.remove(); }
     blocks.clear();
@@ -136,7 +135,8 @@ follow(key, async () => {
   clearTimeout(later);
   later = setTimeout(() => redraw().catch(() => {}), 3000); // the next news try again
 });
-overview.addEventListener("click", (event) => {
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("#overview, #to-head")) return;
   const bin = event.target.closest("[data-row]");
   if (bin) {
     event.preventDefault();
