@@ -112,6 +112,58 @@ def test_small_screens(served: Served, manager: CheckpointManager) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_marks_stand_beside_their_rows(served: Served, width: int) -> None:
+    with CheckpointManager() as manager:
+        manager.save("main", {"n": 0})
+        for number in range(30):
+            manager.fork("main", f"main/{number}", "main@1")
+        for number in range(30):
+            manager.save(f"main/{number}", {"n": number}, label="a label that is rather long")
+        tab = served.tab(manager, viewport={"width": width, "height": 800})
+        page = tab.open("/timeline?key=main")
+        offsets = page.evaluate(
+            """() => {
+              const middle = (item) => { const box = item.getBoundingClientRect();
+                return box.top + box.height / 2; };
+              const marks = [...document.querySelectorAll("circle.mark")].filter(
+                (item) => item.closest(".graph")).reverse();
+              return [...document.querySelectorAll(".row")].map(
+                (row, place) => Math.abs(middle(row) - middle(marks[place])));
+            }"""
+        )
+        assert len(offsets) == 61
+        assert max(offsets) < 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_colours_can_be_told_apart(served: Served, manager: CheckpointManager) -> None:
+    page = served.tab(manager).page
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = {theme!r}")
+        for pair, least in (
+            ("rollback soft", 4.5),
+            ("fork soft", 4.5),
+            ("field bg", 3),
+            ("muted soft", 4.5),
+        ):
+            ratio = page.evaluate(
+                """(pair) => {
+                  const style = getComputedStyle(document.documentElement);
+                  const light = (name) => {
+                    const hex = style.getPropertyValue("--" + name).trim();
+                    const parts = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
+                      .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+                    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+                  };
+                  const [low, high] = pair.split(" ").map(light).sort((a, b) => a - b);
+                  return (high + 0.05) / (low + 0.05);
+                }""",
+                pair,
+            )
+            assert ratio >= least, (theme, pair, ratio)
+
+
 def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         tab = served.tab(manager)

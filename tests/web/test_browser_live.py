@@ -27,7 +27,9 @@ def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Plac
             session.save(label="made while the page was open")
             page.get_by_text("made while the page was open").wait_for()
             page.locator("#overview [data-row='37']").wait_for(state="attached")
-        page.get_by_text("26 checkpoints, and").or_(page.get_by_text("27 checkpoints, and")).wait_for()
+        page.get_by_text("26 checkpoints, and").or_(
+            page.get_by_text("27 checkpoints, and")
+        ).wait_for()
         assert page.evaluate("document.activeElement.closest('.row').dataset.row") == "35"
         # Cut off for a while: nothing is missed.
         tab.context.set_offline(True)
