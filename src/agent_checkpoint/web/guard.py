@@ -69,7 +69,8 @@ class Guard:
         if token is None and not is_loopback(host):
             raise InvalidInputError(
                 f"{host} can be reached from other machines: choose a token of {SHORTEST_TOKEN} "
-                "characters or more, and say --token. Or listen at 127.0.0.1."
+                "characters or more, in AGENT_CHECKPOINT_TOKEN or by --token, or listen at "
+                "127.0.0.1."
             )
         if token is not None and len(token) < SHORTEST_TOKEN:
             raise InvalidInputError(f"A token has {SHORTEST_TOKEN} characters or more.")

@@ -14,6 +14,7 @@ from agent_checkpoint.records import show
 from agent_checkpoint.web.app import make_app
 from agent_checkpoint.web.connections import Connection
 from agent_checkpoint.web.guard import Guard
+from agent_checkpoint.web.opening import in_browser as in_browser
 from agent_checkpoint.web.words import link
 
 PORT = 8421

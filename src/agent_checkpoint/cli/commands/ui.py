@@ -14,10 +14,8 @@ EXAMPLES = """
 agent-checkpoint ui                    all keys
 agent-checkpoint ui fix-bug-42         the timeline of one
 agent-checkpoint ui --read-only        nothing can be changed from the page
-AGENT_CHECKPOINT_TOKEN="$(openssl rand -hex 16)" agent-checkpoint ui --host 0.0.0.0
-                                       also from other machines, in plain text
-agent-checkpoint ui --public-url https://timeline.example.org
-                                       behind a server with TLS at that address
+agent-checkpoint ui --public-url https://timeline.example.org   behind a server with TLS there
+AGENT_CHECKPOINT_TOKEN="$(openssl rand -hex 16)" agent-checkpoint ui --host 0.0.0.0   for others
 """
 TOKEN = "AGENT_CHECKPOINT_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -45,8 +43,7 @@ def _about_token() -> str:
 def run(args: Namespace, places: Places) -> Answer:
     """Serve the page until it is interrupted."""
     try:
-        from agent_checkpoint.web.opening import in_browser
-        from agent_checkpoint.web.serving import listen
+        from agent_checkpoint.web.serving import in_browser, listen
     except ImportError as error:
         raise InvalidInputError(
             f"The page needs more than is installed ({error.name}): "
