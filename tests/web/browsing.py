@@ -1,7 +1,11 @@
 """A real browser for tests: which one, and what it must never see."""
 
 import shutil
+import threading
 from typing import Any, Optional
+
+from agent_checkpoint import CheckpointManager
+from agent_checkpoint.web.serving import listen
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
@@ -42,3 +46,27 @@ class Tab:
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.origin, "data:", "about:")):
             self.troubles.append(f"asked elsewhere: {request.url}")
+
+
+class Served:
+    """Servers of one test, and the tabs that look at them."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+        self._ends: list[Any] = []
+
+    def serve(self, manager: CheckpointManager) -> str:
+        server = listen(manager, port=0)
+        thread = threading.Thread(target=server.run, daemon=True)
+        thread.start()
+        self._ends.append(lambda: (server.stop(), thread.join(20)))
+        return server.address
+
+    def tab(self, manager: CheckpointManager, **options: Any) -> Tab:
+        tab = Tab(self.browser, self.serve(manager), **options)
+        self._ends.append(tab.close)
+        return tab
+
+    def end(self) -> None:
+        for end in reversed(self._ends):
+            end()

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from agent_checkpoint import CheckpointManager
+from tests.web.browsing import Served, chromium
 from tests.web.example_store import make_example
 from tests.web.hostile_store import make_hostile
 from tests.web.visitor import Visitor, opened
@@ -70,3 +72,27 @@ def hostile_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hostile(hostile_store: Path) -> "Iterator[Visitor]":
     with opened(hostile_store) as manager:
         yield Visitor(manager)
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Any]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def served(browser: Any) -> "Iterator[Served]":
+    found = Served(browser)
+    yield found
+    found.end()
+
+
+@pytest.fixture
+def manager(shared: Place) -> "Iterator[CheckpointManager]":
+    """Of a store that is only to be looked at."""
+    with opened(shared.store) as found:
+        yield found

@@ -1,23 +1,22 @@
-"""What can be done from the page: answers, rollback, fork, export. Previewed, and confirmed."""
+"""What can be done from the page: answers, fork, export. Rolling back has a file of its own."""
 
+import json
 import re
+from contextlib import suppress
+from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_checkpoint import Approvals, CheckpointManager, ConflictError, Session
+from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
 from agent_checkpoint.session.meta import read_meta
 from agent_checkpoint.store.ledger import Ledger
+from agent_checkpoint.web import moves
 from tests.web.conftest import Place
-from tests.web.example_store import AUTH, KEY
+from tests.web.example_store import KEY
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor
-
-
-def head_of(visitor: Visitor, key: str = KEY) -> str:
-    head = visitor.manager.store.head(key)
-    assert head is not None
-    return head.id
 
 
 def approval(visitor: Visitor) -> str:
@@ -89,6 +88,70 @@ def test_an_answer_is_given_once(acting: Visitor) -> None:
     assert acting.post("/approve", {"approval": "approval-none"}).status_code == 404
 
 
+@tool(effect="irreversible", approve=True)
+def send(what: Any) -> Any:
+    return what
+
+
+def asked_to_send(visitor: Visitor, what: Any) -> str:
+    """Have a call wait for an answer, and return what the page has in its field."""
+    with suppress(Suspended), Session("sender", store=visitor.manager) as session:
+        send(what)
+    assert session
+    text = visitor.text("/effects", key="sender")
+    found = re.search(r'<textarea name="argument.what"[^>]*>(.*?)</textarea>', text, re.DOTALL)
+    return unescape(found[1]) if found else ""
+
+
+def sent(visitor: Visitor, text: str) -> Any:
+    """Approve with a text in the field, and return what is sent then."""
+    (request,) = [one for one in Approvals(visitor.manager.store).pending() if one.tool == "send"]
+    form = {"approval": request.id, "argument.what": text.replace("\n", "\r\n")}
+    answer = visitor.post("/approve", form)
+    assert answer.status_code == 303, answer.text
+    with Session("sender", store=visitor.manager) as session:
+        return session.carry_out()[0]["result"]
+
+
+def test_what_is_approved_is_what_is_seen(acting: Visitor) -> None:
+    what = {"to": "/srv/\u2067data\u2066/bak\u2069\u2069-rm", "memo": ["a\u200bb\x7f\u3164", "é\n"]}
+    text = asked_to_send(acting, what)
+    assert r'"/srv/\u2067data\u2066/bak\u2069\u2069-rm"' in text
+    assert r'"a\u200bb\u007f\u3164"' in text
+    assert "é" in text
+    assert json.loads(text) == what
+    assert sent(acting, text) == what
+
+
+@pytest.mark.parametrize(
+    ("what", "text"), [(1, "true"), (1, "1.0"), (0, "false"), ([1], "[true]"), (True, "1")]
+)
+def test_an_edit_counts_though_python_calls_it_equal(acting: Visitor, what: Any, text: str) -> None:
+    asked_to_send(acting, what)
+    assert repr(sent(acting, text)) == repr(json.loads(text))
+
+
+def test_large_numbers_are_shown_as_numbers_and_can_be_changed(acting: Visitor) -> None:
+    assert asked_to_send(acting, {"n": 12345678901234567890123}) == (
+        '{\n  "n": 12345678901234567890123\n}'
+    )
+    assert sent(acting, '{"n": 12345678901234567890124}') == {"n": 12345678901234567890124}
+
+
+def test_what_cannot_be_edited_is_said_so(acting: Visitor) -> None:
+    assert asked_to_send(acting, (1, 2)) == ""
+    assert "cannot be changed here" in acting.text("/effects", key="sender")
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 3000 + "]" * 3000, "9" * 5000])
+def test_what_is_no_json_is_refused_and_is_no_fault(acting: Visitor, text: str) -> None:
+    answer = acting.post("/approve", {"approval": approval(acting), "argument.version": text})
+    assert answer.status_code == 400
+    (effect,) = [item for item in ledger(acting).all_effects() if item.status == "unknown"]
+    form = {"key": KEY, "effect": effect.id, "happened": "yes", "result": text}
+    assert acting.post("/resolve", form).status_code == 400
+
+
 # -- effects ---------------------------------------------------------------------------------------
 
 
@@ -115,119 +178,18 @@ def test_nonsense_about_an_effect_is_refused(acting: Visitor) -> None:
     assert acting.post("/resolve", {"key": KEY, "effect": "x", "happened": "no"}).status_code == 404
 
 
-# -- rollback --------------------------------------------------------------------------------------
-
-
-def test_a_rollback_is_asked_previewed_confirmed_and_can_be_undone(
-    acting: Visitor, example: Place
-) -> None:
-    before = head_of(acting)
-    text = plain(acting.text("/rollback", id=f"{KEY}@8"))
-    assert "Nobody knows whether it stands 1" in text
-    (example.repo / "new.txt").write_text("not saved yet\n")
-    answer = acting.post("/rollback/preview", {"id": f"{KEY}@8", "key": KEY})
-    text = plain(answer.text)
-    assert "write 2 README.md app/auth.py" in text
-    assert "delete 1 new.txt" in text
-    assert head_of(acting) == before
-    assert (example.repo / "new.txt").exists()
-
-    form = {"id": f"{KEY}@8", "key": KEY, "head": before, "effects": "warn"}
-    text = plain(acting.post("/rollback", form).text)
-    assert "Rolled back" in text
-    assert "roll back to that to undo this" in text
-    assert not (example.repo / "new.txt").exists()
-    assert (example.repo / "app" / "auth.py").read_text() == AUTH
-    assert "SESSION_SECONDS" not in (example.repo / "README.md").read_text()
-    with Session(KEY, store=acting.manager) as session:
-        session.undo()
-    assert (example.repo / "new.txt").read_text() == "not saved yet\n"
-
-
-def test_a_rollback_past_what_cannot_be_undone_is_refused_as_such(
-    acting: Visitor, example: Place
-) -> None:
-    form = {"id": f"{KEY}@2", "key": KEY, "head": head_of(acting)}
-    answer = acting.post("/rollback", form)
-    assert answer.status_code == 409
-    text = plain(answer.text)
-    assert "Refused" in text
-    assert "Cannot be undone from here 1 open_ticket" in text
-    assert "12 * 60 * 60" in (example.repo / "app" / "auth.py").read_text()
-    assert head_of(acting) == form["head"]  # it was not even opened
-
-
-def test_a_part_alone_goes_back(acting: Visitor, example: Place) -> None:
-    pairs = [("id", f"{KEY}@8"), ("key", KEY), ("scope", "some"), ("part", "workspace")]
-    text = plain(acting.post("/rollback/preview", pairs).text)
-    assert "Goes back: workspace" in text
-    answer = acting.post("/rollback", [*pairs, ("head", head_of(acting)), ("effects", "warn")])
-    assert answer.status_code == 200, plain(answer.text)
-    assert (example.repo / "app" / "auth.py").read_text() == AUTH
-    state = acting.manager.state_dict(KEY)
-    assert state["agent"]["notes"]["limit"] == "12 * 60 * 60"
-    assert acting.manager.history(KEY, 1)[0]["kind"] == "restore"
-
-
-def test_no_part_at_all_is_refused(acting: Visitor) -> None:
-    pairs = [("id", f"{KEY}@8"), ("key", KEY), ("scope", "some")]
-    assert acting.post("/rollback/preview", pairs).status_code == 400
-
-
-def test_a_session_that_has_gone_on_since_the_preview_is_left_alone(
-    acting: Visitor, example: Place
-) -> None:
-    before = head_of(acting)
-    with Session(KEY, store=acting.manager) as session:
-        session.save(label="meanwhile")
-        head = session.head
-        form = {"id": f"{KEY}@8", "key": KEY, "head": before, "effects": "warn"}
-        assert acting.post("/rollback", form).status_code == 409
-        assert session.head == head_of(acting) == head
-        session.save()  # it was not taken over
-
-
-def test_looking_and_previewing_take_no_session_over(acting: Visitor, example: Place) -> None:
-    with Session(KEY, store=acting.manager) as session:
-        acting.text("/rollback", id=f"{KEY}@8")
-        answer = acting.post("/rollback/preview", {"id": f"{KEY}@8", "key": KEY})
-        assert answer.status_code == 200
-        session.save(label="still mine")
-        form = {"id": f"{KEY}@8", "key": KEY, "head": head_of(acting), "effects": "warn"}
-        assert acting.post("/rollback", form).status_code == 200
-        with pytest.raises(ConflictError):
-            session.save()
-        session.close()
-
-
-def test_a_fork_without_a_directory_is_refused_in_words(acting: Visitor) -> None:
-    key = f"{KEY}/half-a-day"
-    answer = acting.post("/rollback/preview", {"id": f"{key}@3", "key": key})
-    assert "its files are gone" in plain(answer.text)
-    form = {"id": f"{key}@3", "key": key, "head": head_of(acting, key)}
-    answer = acting.post("/rollback", form)
-    assert answer.status_code == 400
-    assert "is a fork" in answer.text
-
-
-def test_a_checkpoint_of_another_session_is_refused(acting: Visitor) -> None:
-    form = {"id": "nightly-report@2", "key": KEY, "head": head_of(acting)}
-    assert acting.post("/rollback", form).status_code == 400
-    assert acting.post("/rollback", {**form, "effects": "compensate"}).status_code == 400
-
-
 # -- fork and export -------------------------------------------------------------------------------
 
 
 def test_a_fork_is_previewed_and_confirmed(acting: Visitor) -> None:
     form = {"id": f"{KEY}@8", "name": "another way"}
-    text = plain(acting.post("/fork", form).text)
+    text = plain(acting.text("/fork", **form))
     assert "The key another way is free" in text
     assert "another way" not in acting.manager.list_keys()
-    answer = acting.post("/fork", {**form, "confirmed": "yes"})
+    answer = acting.post("/fork", form)
     assert answer.headers["location"] == "/timeline?key=another%20way"
     assert acting.manager.history("another way")[0]["parents"][0].endswith("-8")
-    assert acting.post("/fork", {**form, "confirmed": "yes"}).status_code == 409
+    assert acting.post("/fork", form).status_code == 409
     assert acting.post("/fork", {"id": KEY, "name": " "}).status_code == 400
 
 
@@ -235,7 +197,7 @@ def test_an_archive_is_sent_and_can_be_imported(acting: Visitor, tmp_path: Path)
     assert "24 checkpoints" in plain(acting.text("/export", key=KEY))
     answer = acting.post("/export", {"key": KEY})
     assert answer.headers["content-type"] == "application/octet-stream"
-    assert answer.headers["content-disposition"] == f'attachment; filename="{KEY}.ckpt"'
+    assert f'attachment; filename="{KEY}.ckpt";' in answer.headers["content-disposition"]
     (tmp_path / "a.ckpt").write_bytes(answer.content)
     other = CheckpointManager()
     assert other.import_archive(tmp_path / "a.ckpt") == KEY
@@ -254,9 +216,27 @@ def test_nothing_is_left_of_an_archive_that_was_sent(
     assert list((tmp_path / "t").iterdir()) == []
 
 
+def test_nothing_is_left_of_an_archive_that_nobody_reads(
+    acting: Visitor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tempfile
+
+    (tmp_path / "t").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "t"))
+
+    def went_away(file: Any, folder: Any) -> Any:
+        file.close()
+        return iter([b"a beginning"])
+
+    monkeypatch.setattr(moves, "_sent", went_away)
+    assert acting.post("/export", {"key": KEY}).status_code == 200
+    assert list((tmp_path / "t").iterdir()) == []
+
+
 def test_a_name_that_is_no_file_name_is_none_in_the_header(acting: Visitor) -> None:
     acting.manager.save('../a"b\r\nX: y', {"n": 1})
     answer = acting.post("/export", {"key": '../a"b\r\nX: y'})
     assert re.fullmatch(
-        r'attachment; filename="[\w-]+\.ckpt"', answer.headers["content-disposition"]
+        r"""attachment; filename="[\w. -]+\.ckpt"; filename\*=UTF-8''[\w.%-]+\.ckpt""",
+        answer.headers["content-disposition"],
     )

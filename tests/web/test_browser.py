@@ -1,72 +1,20 @@
 """The page in a real browser: looking, acting, keys, colours, news, hostile content, much of it."""
 
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from agent_checkpoint import Approvals, CheckpointManager, Session
-from agent_checkpoint.web.serving import listen
-from tests.web.browsing import Tab, chromium
+from agent_checkpoint import CheckpointManager
+from tests.web.browsing import Served, chromium
 from tests.web.conftest import Place
 from tests.web.example_store import AUTH, KEY, make_long
 from tests.web.hostile_store import KEY as HOSTILE
 from tests.web.hostile_store import SESSION
 from tests.web.visitor import opened
 
-BROWSER = chromium()
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium on this machine")
-
-
-@pytest.fixture(scope="module")
-def browser() -> "Iterator[Any]":
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
-class Served:
-    """Servers of one test, and the tabs that look at them."""
-
-    def __init__(self, browser: Any) -> None:
-        self._browser = browser
-        self._ends: list[Any] = []
-
-    def serve(self, manager: CheckpointManager) -> str:
-        server = listen(manager, port=0)
-        thread = threading.Thread(target=server.run, daemon=True)
-        thread.start()
-        self._ends.append(lambda: (server.stop(), thread.join(20)))
-        return server.address
-
-    def tab(self, manager: CheckpointManager, **options: Any) -> Tab:
-        tab = Tab(self._browser, self.serve(manager), **options)
-        self._ends.append(tab.close)
-        return tab
-
-    def end(self) -> None:
-        for end in reversed(self._ends):
-            end()
-
-
-@pytest.fixture
-def served(browser: Any) -> "Iterator[Served]":
-    found = Served(browser)
-    yield found
-    found.end()
-
-
-@pytest.fixture
-def manager(shared: Place) -> "Iterator[CheckpointManager]":
-    with opened(shared.store) as found:
-        yield found
+pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
 
 
 def test_looking_around(served: Served, manager: CheckpointManager) -> None:
@@ -164,46 +112,56 @@ def test_small_screens(served: Served, manager: CheckpointManager) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= 400, path
 
 
-def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Place) -> None:
-    with opened(example.store) as manager:
-        tab = served.tab(manager)
-        page = tab.open(f"/timeline?key={KEY}")
-        page.wait_for_selector(".live.on")
-        page.evaluate("window.same = true")
-        page.keyboard.press("j")
-        with Session(KEY, store=manager) as session:
-            session.save(label="made while the page was open")
-            page.get_by_text("made while the page was open").wait_for()
-            page.locator("#overview [data-row='37']").wait_for(state="attached")
-        page.get_by_text("38 checkpoints").or_(page.get_by_text("39 checkpoints")).wait_for()
-        assert page.evaluate("document.activeElement.closest('.row').dataset.row") == "35"
-        # Cut off for a while: nothing is missed.
-        tab.context.set_offline(True)
-        manager.fork(KEY, "a fork in the dark")
-        tab.context.set_offline(False)
-        page.locator(".chip", has_text="a fork in the dark").wait_for()
-        assert page.evaluate("window.same") is True
-        tab.troubles = [text for text in tab.troubles if "ERR_" not in text]
+@pytest.mark.parametrize("width", [390, 1280])
+def test_marks_stand_beside_their_rows(served: Served, width: int) -> None:
+    with CheckpointManager() as manager:
+        manager.save("main", {"n": 0})
+        for number in range(30):
+            manager.fork("main", f"main/{number}", "main@1")
+        for number in range(30):
+            manager.save(f"main/{number}", {"n": number}, label="a label that is rather long")
+        tab = served.tab(manager, viewport={"width": width, "height": 800})
+        page = tab.open("/timeline?key=main")
+        offsets = page.evaluate(
+            """() => {
+              const middle = (item) => { const box = item.getBoundingClientRect();
+                return box.top + box.height / 2; };
+              const marks = [...document.querySelectorAll("circle.mark")].filter(
+                (item) => item.closest(".graph")).reverse();
+              return [...document.querySelectorAll(".row")].map(
+                (row, place) => Math.abs(middle(row) - middle(marks[place])));
+            }"""
+        )
+        assert len(offsets) == 61
+        assert max(offsets) < 2
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_pages_to_answer_on_follow_but_never_take_away_what_is_typed(
-    served: Served, example: Place
-) -> None:
-    with opened(example.store) as manager:
-        page = served.tab(manager).open("/approvals")
-        other = served.tab(manager).open(f"/effects?key={KEY}")
-        for each in (page, other):
-            each.wait_for_selector(".live.on")
-            each.evaluate("window.same = true")
-        other.locator("textarea").first.fill('"not sent yet"')
-        (request,) = Approvals(manager.store).pending()
-        Approvals(manager.store).deny(request.id, "too early")
-        page.get_by_text("Nothing waits for an answer.").wait_for()
-        other.get_by_text("There is something new").wait_for()
-        assert other.locator("textarea").first.input_value() == '"not sent yet"'
-        assert [each.evaluate("window.same") for each in (page, other)] == [True, True]
-        other.get_by_role("button", name="Show it").click()
-        other.get_by_text("too early").wait_for()
+def test_colours_can_be_told_apart(served: Served, manager: CheckpointManager) -> None:
+    page = served.tab(manager).page
+    for theme in ("light", "dark"):
+        page.evaluate(f"document.documentElement.dataset.theme = {theme!r}")
+        for pair, least in (
+            ("rollback soft", 4.5),
+            ("fork soft", 4.5),
+            ("field bg", 3),
+            ("muted soft", 4.5),
+        ):
+            ratio = page.evaluate(
+                """(pair) => {
+                  const style = getComputedStyle(document.documentElement);
+                  const light = (name) => {
+                    const hex = style.getPropertyValue("--" + name).trim();
+                    const parts = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255)
+                      .map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+                    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+                  };
+                  const [low, high] = pair.split(" ").map(light).sort((a, b) => a - b);
+                  return (high + 0.05) / (low + 0.05);
+                }""",
+                pair,
+            )
+            assert ratio >= least, (theme, pair, ratio)
 
 
 def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place) -> None:

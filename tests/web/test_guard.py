@@ -217,6 +217,7 @@ def addresses(key: str) -> "list[tuple[str, dict[str, str]]]":
         "part": "agent",
         "path": "x",
     }
+    said["of"] = "a preview"
     return [(page, {**said, **({"part": ""} if page == "/checkpoint" else {})}) for page in LOOKING]
 
 

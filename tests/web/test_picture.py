@@ -205,4 +205,5 @@ def test_texts_that_have_nothing_in_common_take_no_minutes() -> None:
     found = side_by_side(before, after)
     assert time.monotonic() - started < 5
     assert found.is_cut
-    assert found.added > 19_000
+    assert found.is_rough
+    assert found.added > 17_000

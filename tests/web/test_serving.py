@@ -1,23 +1,28 @@
 """The command `agent-checkpoint ui`, and the server behind it."""
 
 import http.client
+import json
 import os
 import re
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError
 from agent_checkpoint.cli.main import main
 from agent_checkpoint.errors import StorageError
+from agent_checkpoint.web import app, connections
+from agent_checkpoint.web.opening import in_browser
 from agent_checkpoint.web.serving import Server, listen
 from tests.web.conftest import Place
 
@@ -66,23 +71,172 @@ def test_the_address_opens_the_page(served: Any) -> None:
 def test_news_are_told_while_the_page_is_open(served: Any) -> None:
     manager, server = served
     connection, cookie = connect(server)
-    connection.request("GET", "/events?key=key", headers={"Cookie": cookie})
-    answer = connection.getresponse()
-    assert answer.getheader("Content-Type", "").startswith("text/event-stream")
 
-    def next_data() -> str:
-        while True:
-            line = answer.readline().decode()
-            if line.startswith("data: "):
-                return line
+    def version(key: str = "key") -> str:
+        connection.request("GET", f"/news?key={key}", headers={"Cookie": cookie})
+        return str(json.loads(connection.getresponse().read())["version"])
 
-    first = next_data()
+    seen = [version()]
+    assert version() == seen[0]
     manager.save("key", {"n": 2})
-    second = next_data()
-    assert second != first
+    seen.append(version())
     manager.fork("key", "other")
-    assert next_data() != second
+    seen.append(version())
+    manager.delete("key", "key@1")
+    seen.append(version())
+    assert len(set(seen)) == 4
+    assert version("") == version("")
     connection.close()
+
+
+def test_small_answers_are_sent_at_once(served: Any) -> None:
+    connection, cookie = connect(served[1])
+    started = time.monotonic()
+    for _ in range(20):
+        connection.request("GET", "/static/theme.js", headers={"Cookie": cookie})
+        connection.getresponse().read()
+    assert time.monotonic() - started < 0.5  # 40 ms each if the kernel waits for more to send
+    connection.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
+def test_connections_that_say_nothing_keep_nobody_out(served: Any, said: bytes) -> None:
+    connection, cookie = connect(served[1])
+    place = urlsplit(served[1].address)
+    idle = [socket.create_connection((place.hostname, place.port)) for _ in range(230)]
+    for one in idle:
+        one.sendall(said)
+    time.sleep(0.5)
+    connection.close()
+    connection.request("GET", "/", headers={"Cookie": cookie})
+    answer = connection.getresponse()
+    assert answer.status == 200
+    answer.read()
+    connection.close()
+    for one in idle:
+        one.close()
+
+
+def test_a_request_that_never_ends_is_cut_off(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "SECONDS", 0.3)
+    place = urlsplit(served[1].address)
+    connect(served[1])[0].close()
+    with socket.create_connection((place.hostname, place.port), timeout=5) as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        assert slow.recv(100) == b""
+    with socket.create_connection((place.hostname, place.port), timeout=5) as slow:
+        slow.sendall(f"GET / HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+        assert slow.recv(1000).startswith(b"HTTP/1.1 401")
+        slow.sendall(b"GET / HT")  # the second one on it never ends
+        while slow.recv(1000):
+            pass
+
+
+def test_a_server_ends_although_a_page_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow(*args: Any) -> None:
+        began.set()
+        go_on.wait(30)
+
+    monkeypatch.setitem(app.LOOKING, "/approvals", slow)
+    server = listen(CheckpointManager(), port=0)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    connection, cookie = connect(server)
+    connection.request("GET", "/approvals", headers={"Cookie": cookie})
+    assert began.wait(10)
+    server.stop()
+    thread.join(5)
+    assert not thread.is_alive()
+    workers = [one for one in threading.enumerate() if one.name == "agent-checkpoint page"]
+    assert workers
+    assert all(one.daemon for one in workers)  # the process does not wait for them either
+    go_on.set()
+    connection.close()
+
+
+def test_a_server_in_front_is_let_through(tmp_path: Path) -> None:
+    server = listen(CheckpointManager(), port=0, public_url="https://Timeline.Example.org/")
+    assert server.address.startswith("https://timeline.example.org/?token=")
+    token = server.address.partition("token=")[2]
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+
+    def ask(method: str, page: str, host: str, **headers: str) -> Any:
+        connection.request(method, page, headers={"Host": host, **headers})
+        answer = connection.getresponse()
+        answer.read()
+        return answer
+
+    try:
+        for host in ("timeline.example.org", "timeline.example.org:443"):
+            answer = ask("GET", f"/?token={token}", host)
+            assert answer.status == 303
+            assert "; Secure" in answer.getheader("Set-Cookie")
+        cookie = answer.getheader("Set-Cookie").partition(";")[0]
+        assert ask("GET", "/", "timeline.example.org", Cookie=cookie).status == 200
+        assert ask("GET", "/", f"127.0.0.1:{server.port}", Cookie=cookie).status == 200
+        for host in ("other.example.org", "timeline.example.org:80", "timeline.example.org:8443"):
+            assert ask("GET", "/", host, Cookie=cookie).status == 421
+        form = {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
+        for origin, status in (
+            ("https://timeline.example.org", 403),  # let through: it lacks the token of a form
+            ("http://timeline.example.org", 403),
+            ("https://other.example.org", 403),
+        ):
+            connection.request(
+                "POST",
+                "/deny",
+                headers={"Host": "timeline.example.org", "Origin": origin, **form},
+            )
+            answer = connection.getresponse()
+            assert answer.status == status
+            is_through = b"This form is not from this page" in answer.read()
+            assert is_through == (origin == "https://timeline.example.org")
+    finally:
+        connection.close()
+        server.stop()
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["name", "ftp://name", "https://", "https://name/path", "https://name:x", "https://u@name"],
+)
+def test_what_is_no_public_address_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="https://name"):
+        listen(CheckpointManager(), port=0, public_url=url)
+
+
+def test_who_comes_from_a_file_or_a_link_is_let_in(served: Any) -> None:
+    place = urlsplit(served[1].address)
+    connect(served[1])[0].close()
+    connection = http.client.HTTPConnection(place.netloc, timeout=20)
+    headers = {"Sec-Fetch-Site": "cross-site"}
+    connection.request("GET", f"{place.path}?{place.query}", headers=headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    assert answer.status == 200
+    assert 'content="0; url=/timeline?key=key"' in text
+    assert "token" not in text
+    assert answer.getheader("Set-Cookie")
+    connection.close()
+
+
+def test_the_token_is_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    address = "http://127.0.0.1:1/?key=a&token=secret"
+    with in_browser(address):
+        (url,) = opened
+        assert "secret" not in url
+        path = Path(unquote(urlsplit(url).path))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert "url=http://127.0.0.1:1/?key=a&amp;token=secret" in path.read_text()
+    assert not path.parent.exists()
 
 
 def test_an_address_that_others_reach_needs_a_token() -> None:
@@ -116,7 +270,7 @@ def test_the_command_serves_until_it_is_interrupted(shared: Place) -> None:
         assert re.fullmatch(
             r"http://127\.0\.0\.1:\d+/timeline\?key=fix-login-timeout&token=[\w-]{40,}", address
         )
-        connection, cookie = connect(Server(address, lambda: None, lambda: None))
+        connection, cookie = connect(Server(address, 0, lambda: None, lambda: None))
         connection.request("GET", "/", headers={"Cookie": cookie})
         assert b"read-only" in connection.getresponse().read()
         connection.close()

@@ -1,4 +1,4 @@
-"""How single things are shown: times, sizes, ids, messages of several makers, news of all keys."""
+"""How single things are shown: times, sizes, ids, messages of several makers."""
 
 import json
 import time
@@ -9,11 +9,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Log
 from agent_checkpoint.web import searching, words
-from agent_checkpoint.web.guard import Guard
-from agent_checkpoint.web.live import _version
-from agent_checkpoint.web.site import Site
 from tests.web.test_pages import plain
-from tests.web.visitor import PORT, Visitor, opened
+from tests.web.visitor import Visitor, opened
 
 
 @pytest.mark.parametrize(
@@ -99,29 +96,18 @@ def test_calls_that_are_none_are_shown_all_the_same(tmp_path: Path) -> None:
         assert '"odd": 1' in text
 
 
-def test_news_of_all_keys_change_with_any_of_them() -> None:
-    manager = CheckpointManager()
-    site = Site(manager, Guard(port=PORT))
-    manager.save("a", {"n": 1})
-    first = _version(site, "")
-    assert _version(site, "") == first
-    manager.save("b", {"n": 1})
-    second = _version(site, "")
-    manager.store.backend.append("fx/family", b"{}")
-    assert len({first, second, _version(site, "")}) == 3
-    assert _version(site, "a") == _version(site, "a")
-
-
-def test_a_store_that_fails_ends_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_is_told_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from agent_checkpoint.errors import StorageError
 
     def broken(*args: Any, **options: Any) -> Any:
         raise StorageError("gone")
 
     manager = CheckpointManager()
-    site = Site(manager, Guard(port=PORT))
-    monkeypatch.setattr(manager.store, "list_keys", broken)
-    assert _version(site, "") == "trouble"
+    visitor = Visitor(manager)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(manager.store.backend), "streams", broken)
+        assert json.loads(visitor.text("/news")) == {"version": "trouble"}
+    assert json.loads(visitor.text("/news")) != {"version": "trouble"}
 
 
 def test_a_search_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ for all parts, instead of one more for the files.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,22 @@ class Files:
     def undo_load(self, plan: Plan) -> None:
         """Take that back. Raises as `Workspace.restore` does."""
         self.workspace.undo_load(plan)
+
+
+def spared(plan: Plan, paths: Iterable[str]) -> Plan:
+    """Return a plan that leaves some paths alone, with the directories that hold them."""
+    left = {os.fsencode(path): path for path in paths}
+    rest = Plan(
+        plan.tree,
+        [step for step in plan.steps if step.path not in left],
+        leave={**plan.leave, **dict.fromkeys(left.values(), "no checkpoint holds it yet")},
+        unseen=plan.unseen,
+        git=plan.git,
+        left=plan.left | left.keys(),
+    )
+    names = [path.split(b"/") for path in left]
+    rest.keep({b"/".join(steps[:depth]) for steps in names for depth in range(1, len(steps))})
+    return rest
 
 
 def is_empty(place: Path) -> bool:

@@ -51,13 +51,16 @@ def manager_of(store: Any) -> tuple[CheckpointManager, bool]:
 class Opening:
     """One opening of one session."""
 
-    def __init__(self, session: Work, *, on_drift: str, rebind: bool) -> None:
+    def __init__(
+        self, session: Work, *, on_drift: str, rebind: bool, only_at: str | None = None
+    ) -> None:
         if on_drift not in DRIFTS:
             raise InvalidInputError(f"on_drift is {', '.join(DRIFTS)}, not {show(on_drift)}.")
         self._session = session
         self._store = session.manager.store
         self._on_drift = on_drift
         self._rebind = rebind
+        self._only_at = only_at
         self._is_empty = False
 
     def run(self, workspace: str | os.PathLike[str] | Workspace | None) -> None:
@@ -67,10 +70,15 @@ class Opening:
             InvalidInputError: the workspace is another than the session's.
             WorkspaceError: it cannot be used, or has changed and `on_drift` is `raise`.
             StateError: a part cannot be loaded.
-            ConflictError: others open the session again and again.
+            ConflictError: others open the session again and again; or its head is not the one that
+                it was to be opened at.
         """
         for attempt in range(_TRIES):
             head = self._store.head(self._session.key)
+            if self._only_at is not None and (head is None or head.id != self._only_at):
+                raise ConflictError(
+                    f"The session {show(self._session.key)} has gone on since: nothing was done."
+                )
             try:
                 if head is None:
                     self._begin(workspace)
@@ -78,7 +86,8 @@ class Opening:
                     self._resume(head, workspace)
                 return
             except ConflictError:
-                # Somebody was faster: this is then the later opening, which takes over.
+                # Somebody was faster: this is then the later opening, which takes over. One that
+                # was to be at a certain head finds another one there.
                 if attempt == _TRIES - 1:
                     raise
 

@@ -25,6 +25,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, Draft, again, show
 from agent_checkpoint.session.approvals import void
+from agent_checkpoint.session.files import spared
 from agent_checkpoint.session.meta import PART, Meta, read_meta
 from agent_checkpoint.session.report import (
     RollbackReport,
@@ -143,11 +144,11 @@ class Rollback:
         tree = tree_in(self._store, self._target) if FILES in self._names else None
         if tree is not None and self._session._files is not None:
             workspace = self._session._files.workspace
-            plan = workspace.restore(tree, dry_run=True, keep_unseen=self._keep_unseen)
+            plan = workspace.restore(tree, dry_run=True)
             # The session's own checkpoint holds all that has not changed since.
             changed = self._session._files.changed_since(self._store, self._session._saving.head)
             plan.unseen = [path for path in plan.unseen if path in changed]
-            self.report.files = plan
+            self.report.files = spared(plan, plan.unseen) if self._keep_unseen else plan
         return self.report
 
     def run(self, policy: str) -> RollbackReport:
@@ -318,8 +319,10 @@ class Rollback:
 
     def _last_seen(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last ordinary checkpoint before a safety one."""
+        # What others have changed was saved at the opening, and by nobody who meant to.
+        passing = (SAFETY, "drift") if self._keep_unseen else (SAFETY,)
         older = self._store.newest_first(self._session.key, before=safety.seq)
-        found = next((item for item in islice(older, 100) if item.kind != SAFETY), None)
+        found = next((item for item in islice(older, 100) if item.kind not in passing), None)
         return None if found is None else tree_in(self._store, found)
 
     def finish(self, moved: Checkpoint | None) -> None:

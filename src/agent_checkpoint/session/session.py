@@ -51,6 +51,7 @@ class Session(Work):
         every: str | int = "tool",
         on_drift: str = "keep",
         rebind: bool = False,
+        only_at: str | None = None,
     ) -> None:
         """Open a session, or resume it where it stopped.
 
@@ -64,8 +65,10 @@ class Session(Work):
                 when it is said: `manual`.
             on_drift: what to do if files have changed since: `keep` them, `restore` or `raise`.
             rebind: go on in another directory, with the files that are there.
+            only_at: the id of its head; if it has another one, nothing is done.
 
         Raises:
+            ConflictError: its head is not the one of `only_at`.
             InvalidInputError: an option makes no sense, or the workspace is another.
             StateError: a part cannot be loaded.
             WorkspaceError: the workspace cannot be used, or has changed.
@@ -74,7 +77,7 @@ class Session(Work):
         super().__init__(key, agent, parts, every)
         self.manager, self._owns_manager = manager_of(store)
         try:
-            Opening(self, on_drift=on_drift, rebind=rebind).run(workspace)
+            Opening(self, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
         except BaseException:
             self._let_go()
             raise

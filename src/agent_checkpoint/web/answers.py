@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import same_json, show
 from agent_checkpoint.session.approvals import Approvals
 from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.outcomes import Outcomes
@@ -24,9 +25,9 @@ from agent_checkpoint.store.ledger import (
 )
 from agent_checkpoint.store.ledger import Request as Asked
 from agent_checkpoint.web.outline import written
-from agent_checkpoint.web.peek import MAP, Peek, TooLarge
+from agent_checkpoint.web.peek import MAP, Peek, TooLarge, large_int
 from agent_checkpoint.web.site import Refused, Site, asked, number, wanted
-from agent_checkpoint.web.words import link
+from agent_checkpoint.web.words import json_text, link
 
 PAGE = 100
 _MOST_EDITED = 20_000
@@ -120,11 +121,9 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
         text = said.get(f"argument.{argument.name}")
         if text is None or not argument.can_be_edited:
             continue
-        try:
-            value = json.loads(text)
-        except ValueError:
-            raise Refused(400, f"The argument {show(argument.name)} is not JSON.") from None
-        if value != json.loads(argument.text):
+        value = _read(text, f"The argument {show(argument.name)} is not JSON.")
+        # A browser ends lines otherwise; what was not touched stays just what it was.
+        if not same_json(value, json.loads(argument.text)):
             edit[argument.name] = value
     approvals.approve(found.id, edit=edit or None, by=_BY)
     return _back(said)
@@ -137,10 +136,7 @@ def _resolve(site: Site, said: dict[str, str]) -> Response:
     ledger, meta = _ledger(site, key)
     result = None
     if said.get("result", "").strip():
-        try:
-            result = json.loads(said["result"])
-        except ValueError:
-            raise Refused(400, "The result is not JSON. Leave it empty if there is none.") from None
+        result = _read(said["result"], "The result is not JSON. Leave it empty if there is none.")
     outcomes = Outcomes(ledger, meta, Epoch(key, 0), lambda tool, part: None)
     note = said.get("note", "")[:500]
     outcomes.resolve(name, happened=said["happened"] == "yes", result=result, note=note)
@@ -200,15 +196,43 @@ def _arguments(site: Site, parts: dict[str, Any]) -> list[Argument]:
     shape = peek.shape(parts.get("edited", parts.get("arguments", {})))
     found = []
     for name, tree in peek.members(shape).items() if shape.kind == MAP else ():
-        text = json.dumps(tree, ensure_ascii=False, indent=2)
-        can_be = len(text) <= _MOST_EDITED and not _has_tag(tree)
+        try:
+            text = json_text(_plain(tree))
+        except _Tagged:
+            text = ""
+        can_be = 0 < len(text) <= _MOST_EDITED
         found.append(Argument(name, text if can_be else written(peek, tree)[0], can_be))
     return found
 
 
-def _has_tag(tree: Any) -> bool:
+class _Tagged(Exception):
+    """A value that is more than JSON."""
+
+
+def _plain(tree: Any) -> Any:
+    """Return a stored value as the JSON that a person may write for it. Raises _Tagged."""
     if isinstance(tree, list):
-        return any(map(_has_tag, tree))
-    if isinstance(tree, dict):
-        return any(name.startswith("$") or _has_tag(item) for name, item in tree.items())
-    return False
+        return [_plain(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if tree.keys() == {"$int"} and (number := large_int(tree)) is not None:
+        return number
+    if any(name.startswith("$") for name in tree):
+        raise _Tagged
+    return {name: _plain(item) for name, item in tree.items()}
+
+
+def _read(text: str, refusal: str) -> Any:
+    """Return the value of a JSON text, which has no NaN. Raises Refused."""
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, RecursionError):
+        raise Refused(400, refusal) from None
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(text)
+
+
+def _finite(text: str) -> float:
+    return float(text) if isfinite(float(text)) else _no_number(text)

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +21,7 @@ from agent_checkpoint.web import (
     answers,
     checkpoint,
     comparing,
+    going_back,
     listing,
     live,
     moves,
@@ -30,10 +30,12 @@ from agent_checkpoint.web import (
 )
 from agent_checkpoint.web.guard import App, Guard, fault
 from agent_checkpoint.web.site import HERE, Refused, Site
+from agent_checkpoint.web.threads import abandonable
 
 LOOKING: dict[str, Callable[[Site, Request], Response]] = {
     "/": listing.first_page,
     "/timeline": timeline.timeline_page,
+    "/news": live.news,
     "/timeline/rows": timeline.timeline_piece,
     "/timeline/state": timeline.timeline_state,
     "/checkpoint": checkpoint.checkpoint_page,
@@ -42,7 +44,8 @@ LOOKING: dict[str, Callable[[Site, Request], Response]] = {
     "/diff": comparing.diff_page,
     "/effects": answers.effects_page,
     "/approvals": answers.approvals_page,
-    "/rollback": moves.rollback_page,
+    "/rollback": going_back.rollback_page,
+    "/rollback/preview": going_back.preview_page,
     "/fork": moves.fork_page,
     "/export": moves.export_page,
     "/search": searching.search_page,
@@ -52,8 +55,8 @@ CHANGING: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
     "/approve": answers.approve,
     "/deny": answers.deny,
     "/resolve": answers.resolve,
-    "/rollback/preview": moves.preview_rollback,
-    "/rollback": moves.rollback,
+    "/rollback/preview": going_back.look_at_rollback,
+    "/rollback": going_back.rollback,
     "/fork": moves.fork,
     "/export": moves.export,
 }
@@ -63,7 +66,7 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 def make_app(manager: CheckpointManager, guard: Guard, *, read_only: bool = False) -> App:
     """Return the application for one store, behind its guard."""
     site = Site(manager, guard, read_only=read_only)
-    routes = [Route("/events", _told(site, live.events), methods=["GET"])]
+    routes = []
     for path in LOOKING.keys() | CHANGING.keys():
         routes.append(Route(path, _answering(site, path), methods=[*_methods(path)]))
     routes += [
@@ -90,7 +93,7 @@ def _answering(site: Site, path: str) -> Callable[[Request], Awaitable[Response]
     async def answer(request: Request) -> Response:
         if request.method == "POST":
             return await CHANGING[path](site, request)
-        return await run_in_threadpool(LOOKING[path], site, request)
+        return await abandonable(LOOKING[path], site, request)
 
     return _told(site, lambda _, request: answer(request))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from starlette.requests import Request
@@ -10,12 +11,13 @@ from starlette.responses import Response, StreamingResponse
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.session.meta import PART as SESSION
-from agent_checkpoint.store.lookup import find
 from agent_checkpoint.web import files
 from agent_checkpoint.web.conversation import calls, messages, tasks
 from agent_checkpoint.web.outline import outline
 from agent_checkpoint.web.peek import Peek, TooLarge
 from agent_checkpoint.web.site import Refused, Site, asked, number, wanted
+from agent_checkpoint.web.threads import one_by_one
+from agent_checkpoint.web.words import attachment
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.snapshots import Tree
@@ -31,7 +33,7 @@ _MOST_PATH = 400
 def checkpoint_page(site: Site, request: Request) -> Response:
     """Show a checkpoint, one of its parts open."""
     said = asked(request)
-    checkpoint = find(site.store, wanted(said, "id"))
+    checkpoint = site.find(wanted(said, "id"))
     names = _names(checkpoint)
     part = said.get("part") or (names[0] if names else "")
     if part and part not in checkpoint.parts:
@@ -49,6 +51,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         parents=checkpoint.parents[:_MOST_CHILDREN],
         children=_children(site, checkpoint),
         is_session=SESSION in checkpoint.parts,
+        head=_head_id(site, checkpoint.key),
         older=_beside(site, checkpoint, older=True),
         newer=_beside(site, checkpoint, older=False),
         **values,
@@ -58,7 +61,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
 def state_piece(site: Site, request: Request) -> Response:
     """Return what is in one value of a state."""
     said = asked(request)
-    checkpoint = find(site.store, wanted(said, "id"))
+    checkpoint = site.find(wanted(said, "id"))
     part = wanted(said, "part")
     if part not in checkpoint.parts:
         raise NotFoundError(f"The checkpoint has no part {show(part)}.")
@@ -72,17 +75,17 @@ def state_piece(site: Site, request: Request) -> Response:
 def raw_file(site: Site, request: Request) -> Response:
     """Return the bytes of a file, to be saved and not to be shown by a browser."""
     said = asked(request)
-    checkpoint = find(site.store, wanted(said, "id"))
+    checkpoint = site.find(wanted(said, "id"))
     tree = _tree(site, checkpoint)
     item = files.find(tree, wanted(said, "path"))
     if item is None or item.type != FILE:
         raise NotFoundError("That is no file.")
     headers = {
-        "Content-Disposition": "attachment",
+        "Content-Disposition": attachment(os.fsdecode(item.name)),
         "Content-Length": str(item.size),
         "Content-Security-Policy": "default-src 'none'; sandbox",
     }
-    body = files.pieces(tree, item)
+    body = one_by_one(files.pieces(tree, item))
     return StreamingResponse(body, headers=headers, media_type="application/octet-stream")
 
 
@@ -123,8 +126,10 @@ def _files(site: Site, checkpoint: Checkpoint, said: dict[str, str]) -> dict[str
     item = files.find(tree, path)
     values = {"kind": FILES, "tree": tree, "path": path, "item": item, "trail": _trail(path)}
     if item is None or item.type == FOLDER:
-        entries, total = files.rows(tree, item, path)
-        return {**values, "entries": entries, "total": total, "content": None}
+        start = number(said, "from")
+        entries, total = files.rows(tree, item, path, start)
+        page = {"entries": entries, "total": total, "start": start, "page": files.MOST_ENTRIES}
+        return {**values, **page, "content": None}
     return {**values, "entries": [], "total": 0, "content": files.content(tree, item)}
 
 
@@ -152,10 +157,15 @@ def _children(site: Site, checkpoint: Checkpoint) -> list[str]:
     place = (checkpoint.key, checkpoint.seq)
     points = site.histories.line(checkpoint.key).points
     found = [point.id for point in points if place in point.parents]
-    for key, origin in site.histories.origins().items():
+    for origin in site.histories.origins().values():
         if origin.parent == place:
-            found.append(f"{key}@{origin.first}")
+            found.append(origin.id)
     return found[:_MOST_CHILDREN]
+
+
+def _head_id(site: Site, key: str) -> str:
+    points = site.histories.line(key).points
+    return points[-1].id if points else key
 
 
 def _beside(site: Site, checkpoint: Checkpoint, *, older: bool) -> str | None:

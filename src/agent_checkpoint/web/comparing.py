@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -10,12 +11,12 @@ from starlette.responses import Response
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART as SESSION
-from agent_checkpoint.store.lookup import find
 from agent_checkpoint.web import files
+from agent_checkpoint.web.matching import Effort
 from agent_checkpoint.web.peek import Peek
-from agent_checkpoint.web.side_by_side import Sides, side_by_side
+from agent_checkpoint.web.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.site import Site, asked, wanted
-from agent_checkpoint.web.state_changes import state_changes
+from agent_checkpoint.web.state_changes import StateChange, state_changes
 from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.diff import compare
 from agent_checkpoint.workspace.naming import PART as FILES
@@ -45,13 +46,18 @@ class FileChange(NamedTuple):
 def diff_page(site: Site, request: Request) -> Response:
     """Show what differs between two checkpoints, also of two keys."""
     said = asked(request)
-    before = find(site.store, wanted(said, "a"))
-    after = find(site.store, wanted(said, "b"))
+    before = site.find(wanted(said, "a"))
+    after = site.find(wanted(said, "b"))
     names = dict.fromkeys([*before.parts, *after.parts])
     parts = [name for name in names if name not in (FILES, SESSION)]
     peek = Peek(site.store.backend)
-    changes, is_whole = state_changes(peek, before.parts, after.parts, parts)
-    file_changes, number = _file_changes(site, before, after, said.get("path", ""))
+    effort = Effort()
+    changes: list[StateChange] = []
+    is_whole = True
+    only = said.get("path", "")
+    if not only:
+        changes, is_whole = state_changes(peek, before.parts, after.parts, parts, effort)
+    file_changes, number = _file_changes(site, before, after, only, effort)
     return site.page(
         "diff.html",
         before=before,
@@ -61,17 +67,19 @@ def diff_page(site: Site, request: Request) -> Response:
         is_whole=is_whole,
         files=file_changes,
         number=number,
-        path=said.get("path", ""),
+        path=only,
+        is_late=effort.was_late,
     )
 
 
 def _file_changes(
-    site: Site, before: Checkpoint, after: Checkpoint, only: str
+    site: Site, before: Checkpoint, after: Checkpoint, only: str, effort: Effort
 ) -> tuple[list[FileChange], int]:
     trees = tree_in(site.store, before), tree_in(site.store, after)
     if (trees[0] is None and trees[1] is None) or trees[0] == trees[1]:
         return [], 0
     diff = compare(*(_side(tree, trees) for tree in trees))
+    effort.begin()  # a large directory takes its time, which is no reason to compare no file
     rows: list[tuple[str, str, str, str]] = []
     rows += [(path, "changed", ", ".join(what), path) for path, what in diff.changed.items()]
     rows += [(new, "renamed", f"was {old}", old) for old, new in diff.renamed.items()]
@@ -81,10 +89,11 @@ def _file_changes(
     if only:
         rows = [row for row in rows if row[0] == only]
     found = []
+    looks = tuple(None if tree is None else files.Look(tree) for tree in trees)
     for place, (path, kind, words, old) in enumerate(rows[:_MOST_FILES]):
         sides, note = None, ""
-        if place < _OPEN_FILES and kind != "renamed":
-            sides, note = _compared(trees, old, path)
+        if place < _OPEN_FILES and kind != "renamed" and not effort.is_over:
+            sides, note = _compared(looks, old, path, words, effort)
         found.append(FileChange(path, kind, words, old if old != path else "", sides, note))
     return found, len(rows)
 
@@ -99,30 +108,32 @@ def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
 
 
 def _compared(
-    trees: tuple[Tree | None, Tree | None], old: str, new: str
+    looks: Sequence[files.Look | None], old: str, new: str, words: str, effort: Effort
 ) -> tuple[Sides | None, str]:
     texts: list[list[str]] = []
     notes: list[str] = []
-    for tree, path in zip(trees, (old, new)):
-        lines, note = _lines(tree, path.rstrip("/"))
+    for look, path in zip(looks, (old, new)):
+        lines, note = _lines(look, path.rstrip("/"))
         texts.append(lines)
         notes += [note] if note else []
     if notes:
-        return None, "; then ".join(notes)
-    return side_by_side(texts[0], texts[1]), ""
+        return None, "Not compared line by line: " + "; then ".join(notes)
+    if texts[0] == texts[1]:
+        return None, "" if not words else f"Only this is other: {words}"
+    return side_by_side(texts[0], texts[1], effort), ""
 
 
-def _lines(tree: Tree | None, path: str) -> tuple[list[str], str]:
+def _lines(look: files.Look | None, path: str) -> tuple[list[str], str]:
     """Return the lines of a file, or why there are none to be shown."""
     try:
-        item: Any = None if tree is None else files.find(tree, path)
+        item: Any = None if look is None else look.find(path)
     except NotFoundError:
         item = None
-    if tree is None or item is None:
+    if look is None or item is None:
         return [], ""
     if item.type == FOLDER:
         return [], "a directory"
-    found = files.content(tree, item, _MOST_TEXT)
+    found = files.content(look.tree, item, _MOST_TEXT)
     if found.is_binary:
         return [], f"binary, {item.size:,} bytes"
-    return found.lines, "" if found.is_whole else f"large, {item.size:,} bytes"
+    return lines_of(found.text), "" if found.is_whole else f"large, {item.size:,} bytes"

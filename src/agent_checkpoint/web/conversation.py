@@ -67,6 +67,15 @@ def calls(peek: Peek, tree: Any, end: int | None = None) -> Some:
     return _some(peek, tree, end, _call)
 
 
+def pieces(peek: Peek, tree: Any, *, is_call: bool) -> list[tuple[str, str]]:
+    """Return what is read of a message or call, each with who or what it is from."""
+    if is_call:
+        call = _call(peek, 0, tree)
+        return [(call.tool, call.arguments.text), (call.tool, call.result.text)]
+    message = _message(peek, 0, tree)
+    return [(message.role, block.text) for block in message.blocks]
+
+
 def tasks(peek: Peek, tree: Any) -> list[dict[str, Any]]:
     """Return the tasks of a session. Raises IntegrityError, TooLarge."""
     shape = peek.shape(tree)

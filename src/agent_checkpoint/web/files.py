@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
+from agent_checkpoint.workspace.reading import Look as Look
 from agent_checkpoint.workspace.reading import find as find
 from agent_checkpoint.workspace.reading import pieces as pieces
 from agent_checkpoint.workspace.snapshots import Tree
@@ -31,23 +32,28 @@ class Row(NamedTuple):
 class Content(NamedTuple):
     """What is shown of a file."""
 
-    lines: list[str]
-    """None of a binary one."""
+    text: str
+    """Nothing of a binary one. Bytes that are no text are kept apart, as in names of files."""
     is_binary: bool
     is_whole: bool
 
+    @property
+    def lines(self) -> list[str]:
+        """The lines, without their ends."""
+        return self.text.splitlines()
 
-def rows(tree: Tree, item: Item | None, path: str) -> tuple[list[Row], int]:
-    """Return the entries of a directory, directories first, and how many there are in all."""
+
+def rows(tree: Tree, item: Item | None, path: str, start: int) -> tuple[list[Row], int]:
+    """Return entries of a directory, directories first, and how many there are in all."""
     items = read_directory(tree.root.ref if item is None else item.ref, tree.get)
     items.sort(key=lambda one: (one.type != FOLDER, one.name))
-    return [_row(one, path) for one in items[:MOST_ENTRIES]], len(items)
+    return [_row(one, path) for one in items[start : start + MOST_ENTRIES]], len(items)
 
 
 def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
     """Return the beginning of a file, as lines. Raises IntegrityError, StorageError."""
     if item.type == LINK:
-        return Content([os.fsdecode(item.target)], False, True)
+        return Content(os.fsdecode(item.target), False, True)
     data = b""
     for piece in pieces(tree, item):
         data += piece
@@ -55,9 +61,8 @@ def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
             break
     is_whole = len(data) == item.size and item.size <= most
     if b"\0" in data[:_PROBE]:
-        return Content([], True, is_whole)
-    text = data[:most].decode("utf-8", "replace")
-    return Content(text.splitlines(), False, is_whole)
+        return Content("", True, is_whole)
+    return Content(data[:most].decode("utf-8", "surrogateescape"), False, is_whole)
 
 
 def _row(item: Item, path: str) -> Row:

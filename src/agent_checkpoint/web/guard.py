@@ -13,10 +13,12 @@ import secrets
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from html import escape
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -44,26 +46,38 @@ HEADERS: Mapping[str, str] = {
 class Guard:
     """The secrets of one server, and what it lets through."""
 
-    def __init__(self, token: str | None = None, *, host: str = "127.0.0.1", port: int) -> None:
+    def __init__(
+        self,
+        token: str | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int,
+        public_url: str | None = None,
+    ) -> None:
         """Take a token, or make one.
 
         Args:
             token: what a person has to show once; made if not given.
             host: the address that is listened at.
             port: the port there.
+            public_url: where a server in front of this one is reached, such as `https://name`.
 
         Raises:
-            InvalidInputError: the token is too short, or an address that others reach has none.
+            InvalidInputError: the token is too short, an address that others reach has none, or the
+                public one is no address.
         """
         if token is None and not is_loopback(host):
             raise InvalidInputError(
                 f"{host} can be reached from other machines: choose a token of {SHORTEST_TOKEN} "
-                "characters or more, and say --token. Or listen at 127.0.0.1."
+                "characters or more, in AGENT_CHECKPOINT_TOKEN or by --token, or listen at "
+                "127.0.0.1."
             )
         if token is not None and len(token) < SHORTEST_TOKEN:
             raise InvalidInputError(f"A token has {SHORTEST_TOKEN} characters or more.")
         self.token = secrets.token_urlsafe(32) if token is None else token
         self.host, self.port = host, port
+        self.public = None if public_url is None else _origin(public_url)
+        """The origin of the page as others see it, if there is a server in front."""
         self.cookie = f"agent_checkpoint_{port}"
         self._session = secrets.token_urlsafe(32)
         self.csrf = secrets.token_urlsafe(32)
@@ -86,13 +100,15 @@ class Guard:
         method = scope["method"]
         if method not in ("GET", "HEAD", "POST"):
             await _answer(send, 405, "There is no such thing to do here.")
-        elif not self._is_our_host(headers.get("host", "")):
+        elif not self._is_public(headers) and not self._is_our_host(headers.get("host", "")):
             await _answer(send, 421, "This is not the host that this page is served by.")
         elif not self._is_our_origin(scope, headers, needed=method == "POST"):
             await _answer(send, 403, "This was asked by another page.")
         elif method != "POST" and (place := self._entrance(scope)) is not None:
             fresh = f"{self.cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict"
-            await _answer(send, 303, "", location=place, **{"set-cookie": fresh})
+            if self._is_public(headers) and str(self.public).startswith("https:"):
+                fresh += "; Secure"
+            await _entered(send, headers, place, fresh)
         elif not self._knows_us(headers):
             await _answer(
                 send,
@@ -101,6 +117,13 @@ class Guard:
             )
         else:
             await _watched(app, scope, receive, send)
+
+    def _is_public(self, headers: Mapping[str, str]) -> bool:
+        """Tell whether a request came by way of the server in front."""
+        return self.public is not None and self.public in (
+            f"https://{_without_usual_port(headers.get('host', ''), '443')}",
+            f"http://{_without_usual_port(headers.get('host', ''), '80')}",
+        )
 
     def _is_our_host(self, said: str) -> bool:
         name, colon, port = said.rpartition(":")
@@ -123,6 +146,8 @@ class Guard:
             return not needed
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return False
+        if self._is_public(headers):
+            return origin == self.public
         return origin == f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
 
     def _entrance(self, scope: Scope) -> str | None:
@@ -156,6 +181,43 @@ def is_loopback(host: str) -> bool:
 def same(said: str, right: str) -> bool:
     """Tell whether a secret is the right one, in the same time for all wrong ones."""
     return hmac.compare_digest(said.encode("utf-8", "replace"), right.encode())
+
+
+def _origin(url: str) -> str:
+    """Return the origin of an address, as browsers write it. Raises InvalidInputError."""
+    try:
+        found = urlsplit(url)
+        port = found.port
+    except ValueError:
+        found, port = urlsplit(""), None
+    name = (found.hostname or "").lower()
+    is_more = found.path not in ("", "/") or found.query or found.fragment or found.username
+    if found.scheme not in ("http", "https") or not name or is_more or not name.isascii():
+        raise InvalidInputError(
+            f"{show(url)} is no address such as https://name or https://name:8443."
+        )
+    name = f"[{name}]" if ":" in name else name
+    usual = {"http": 80, "https": 443}[found.scheme]
+    return (
+        f"{found.scheme}://{name}" if port in (None, usual) else f"{found.scheme}://{name}:{port}"
+    )
+
+
+def _without_usual_port(host: str, port: str) -> str:
+    name, colon, said = host.lower().rpartition(":")
+    return name if colon and said == port else host.lower()
+
+
+async def _entered(send: Send, headers: Mapping[str, str], place: str, cookie: str) -> None:
+    """Send who has shown the token on, with the cookie and without the token."""
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        await _answer(send, 303, "", location=place, **{"set-cookie": cookie})
+        return
+    # Who comes from a link elsewhere shows no cookie on the way: it is to be asked for from here.
+    page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(place)}">'
+    page += "<title>agent-checkpoint</title>"
+    kind = "text/html; charset=utf-8"
+    await _answer(send, 200, page, **{"content-type": kind, "set-cookie": cookie})
 
 
 def _is_address(name: str) -> bool:

@@ -39,6 +39,8 @@ class Point(NamedTuple):
     tags: tuple[str, ...]
     id: str
     is_failure: bool
+    source: str = ""
+    """The id of what it was forked from, if it was."""
 
 
 class Line(NamedTuple):
@@ -55,6 +57,9 @@ class Origin(NamedTuple):
     first: int
     ts_ns: int
     parent: tuple[str, int] | None
+    id: str
+    source: str
+    """The id of the parent."""
 
 
 class Histories:
@@ -74,6 +79,8 @@ class Histories:
             if known is None or time.monotonic() - known.read_at > _STALE:
                 return self._keep(key, self._read(key, 0))
             newest = known.points[-1].seq if known.points else 0
+            if known.points and self.oldest(key) != known.points[0].seq and known.is_whole:
+                return self._keep(key, self._read(key, 0))  # the oldest were pruned
             if self._store.newest(key) == newest:
                 return known
             fresh = self._read(key, newest)
@@ -81,6 +88,11 @@ class Histories:
             if moves or (fresh.points and fresh.points[0].seq <= newest):
                 return self._keep(key, self._read(key, 0))
             return self._keep(key, known._replace(points=known.points + fresh.points))
+
+    def oldest(self, key: str) -> int:
+        """Return the number of the oldest entry of a key; 0 if there is none."""
+        entry = next(self._store.oldest_first(key, page=1), None)
+        return 0 if entry is None else entry.seq
 
     def _keep(self, key: str, line: Line) -> Line:
         if len(self._lines) >= _MOST_LINES and key not in self._lines:
@@ -137,6 +149,7 @@ def _point(key: str, entry: Entry) -> Point:
         tuple(on_one_line(tag, 40) for tag in found.tags[:8]),
         found.id,
         _is_failure(found.kind, label),
+        found.parents[0] if found.kind == "fork" and found.parents else "",
     )
 
 
@@ -149,7 +162,9 @@ def _is_failure(kind: str, label: str) -> bool:
 
 def _origin(point: Point) -> Origin:
     parent = point.parents[0] if point.kind == "fork" and point.parents else None
-    return Origin(point.seq, point.ts_ns, parent if parent and parent[0] != point.key else None)
+    if parent is not None and parent[0] == point.key:
+        parent = None
+    return Origin(point.seq, point.ts_ns, parent, point.id, point.source)
 
 
 def forks_of(origins: dict[str, Origin], key: str, most: int) -> tuple[list[str], int]:

@@ -50,8 +50,12 @@ def first_page(site: Site, request: Request) -> Response:
     found = [row for row in heads(site) if query.casefold() in row.key.casefold()]
     rows = found[start : start + PAGE]
     ledgers: dict[str, Ledger] = {}
+    origins = site.histories.origins()
     for row in rows:
         _complete(site, row, ledgers)
+        origin = origins.get(row.key)
+        if row.origin is None and origin is not None and origin.parent is not None:
+            row.origin = origin.parent[0]
     name = "keys_rows.html" if said.get("piece") else "keys.html"
     return site.page(name, rows=rows, total=len(found), start=start, page=PAGE, query=query)
 

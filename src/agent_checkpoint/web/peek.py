@@ -33,6 +33,8 @@ _A_STEP = 256
 _AN_ITEM = 48
 """What an item of a long list counts beside its text: small ones take memory, too."""
 _DEEPEST = 200
+_MOST_DIGITS = 3_500
+"""Hex digits of a number: Python writes no more than 4,300 decimal ones."""
 
 SCALAR, WORDS, LIST, MAP, CLOSED = "scalar", "text", "list", "map", "closed"
 
@@ -108,6 +110,8 @@ class Peek:
                 return Shape(LIST, word or "list", tree)
             elif tag == "$text":
                 return Shape(WORDS, word or "text", tree)
+            elif tag == "$int" and (number := large_int(tree)) is not None:
+                return Shape(SCALAR, "number", number)
             elif tag in ("$blob", "$bytes", "$bytearray", "$pickle", OBJECT):
                 return Shape(CLOSED, tag[1:].replace("blob", "bytes"), tree[tag])
             else:
@@ -210,6 +214,15 @@ def new_items(tree: Any, seen: set[str], peek: Peek) -> Iterator[Any]:
         return
     for text in read_unseen(str(shape.tree["$list"]), peek.get, seen):
         yield from read_array(text)
+
+
+def large_int(tree: Any) -> int | None:
+    """Return a number that is stored as hex digits, unless it has too many to be written."""
+    text = tree["$int"]
+    try:
+        return int(text, 16) if isinstance(text, str) and len(text) <= _MOST_DIGITS else None
+    except ValueError:
+        return None
 
 
 _TYPES = {type(None): "none", bool: "bool", int: "number", float: "number"}

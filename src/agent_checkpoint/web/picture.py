@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agent_checkpoint.store.safety import SAFETY
 from agent_checkpoint.web.history import UNREADABLE, Point
 
-MOST_LANES = 8
+MOST_LANES = 24
 """How many lines stand beside each other; what is more shares the last lane."""
 _TRACKS = 3
 _JUMPS = frozenset({"rollback", "restore"})
@@ -58,6 +58,8 @@ class Picture(NamedTuple):
 
     rows: list[Row]
     lanes: int
+    shared: int
+    """How many lines share the last lane with others."""
     edges: list[Edge]
     segments: dict[int, list[Segment]]
     """By lane, the lowest first."""
@@ -80,7 +82,7 @@ def draw(key: str, lines: Mapping[str, list[Point]], *, only_events: bool = Fals
     ordered = [item[-1] for item in points]
     places = {(point.key, point.seq): row for row, point in enumerate(ordered)}
     spans = _spans(kept, places, lines)
-    lanes = _lanes(key, spans)
+    lanes, shared = _lanes(key, spans)
     present = set().union(*(_present(lines[name]) for name in kept)) if kept else set()
     heads = {(name, found[-1].seq) for name, found in lines.items() if found}
     rows = [
@@ -97,7 +99,7 @@ def draw(key: str, lines: Mapping[str, list[Point]], *, only_events: bool = Fals
     first = ordered[0].id if ordered else ""
     shape = hashlib.sha256(f"{mark}{first}{only_events}".encode()).hexdigest()[:12]
     used = max(lanes.values(), default=0) + 1
-    return Picture(rows, used, edges, _segments(rows, kept, places), shape)
+    return Picture(rows, used, shared, edges, _segments(rows, kept, places), shape)
 
 
 def _timed(number: int, points: list[Point]) -> Iterable[tuple[int, int, int, Point]]:
@@ -164,9 +166,9 @@ def _spans(
     return spans
 
 
-def _lanes(key: str, spans: Mapping[str, list[int]]) -> dict[str, int]:
-    """Give each line the first lane that is free where it stands."""
-    lanes = {key: 0}
+def _lanes(key: str, spans: Mapping[str, list[int]]) -> tuple[dict[str, int], int]:
+    """Give each line the first lane that is free where it stands; count those that had none."""
+    lanes, shared = {key: 0}, 0
     taken: list[int] = []  # the last row of each lane but the first
     for name, (low, high) in sorted(spans.items(), key=lambda item: (item[1], item[0])):
         if name == key:
@@ -174,10 +176,11 @@ def _lanes(key: str, spans: Mapping[str, list[int]]) -> dict[str, int]:
         free = next((lane for lane, end in enumerate(taken) if end < low), len(taken))
         if free == len(taken) and free < MOST_LANES - 1:
             taken.append(high)
+        shared += free == len(taken)
         free = min(free, len(taken) - 1)
         taken[free] = max(taken[free], high)
         lanes[name] = free + 1
-    return lanes
+    return lanes, shared
 
 
 def _edges(

@@ -66,7 +66,8 @@ class Scenes:
     def newest(self, key: str) -> str:
         """Return what changes with every checkpoint of a key or its forks. Raises StorageError."""
         names, _ = forks_of(self._histories.origins(), key, MOST_FORKS)
-        return version_of({name: self._store.newest(name) for name in (key, *names)})
+        seqs = {name: self._store.newest(name) for name in (key, *names)}
+        return version_of({**seqs, "": self._histories.oldest(key)})
 
 
 def version_of(seqs: dict[str, int]) -> str:

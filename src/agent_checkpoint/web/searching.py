@@ -20,9 +20,11 @@ from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web import files
+from agent_checkpoint.web.conversation import pieces
 from agent_checkpoint.web.outline import written
 from agent_checkpoint.web.peek import Peek, TooLarge, new_items
 from agent_checkpoint.web.site import Refused, Site, asked, wanted
+from agent_checkpoint.web.threads import one_by_one
 from agent_checkpoint.web.words import link, on_one_line
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
@@ -52,7 +54,7 @@ def search_results(site: Site, request: Request) -> Response:
         raise Refused(400, "That is too long to be searched for.")
     search = Search(site.store, wanted(said, "key"), query)
     lines = (json.dumps(row) + "\n" for row in search.run())
-    return StreamingResponse(lines, media_type="application/x-ndjson")
+    return StreamingResponse(one_by_one(lines), media_type="application/x-ndjson")
 
 
 class Search:
@@ -109,11 +111,16 @@ class Search:
             self._peek.room = 1_000_000
             text, _ = written(self._peek, item, 200_000)
             if self._query in text.casefold() and self._is_new(f"{part}{text}"):
-                yield self._find(
-                    checkpoint, part, "", text, link("/checkpoint", id=checkpoint.id, part=part)
-                )
+                place = link("/checkpoint", id=checkpoint.id, part=part)
+                yield self._find(checkpoint, part, *self._read(part, item, text), place)
         # The peek must not keep all that was ever looked at.
         self._peek.forget()
+
+    def _read(self, part: str, item: Any, text: str) -> tuple[str, str]:
+        """Return what of a message is to be shown, as it is read, and who said it."""
+        found = pieces(self._peek, item, is_call=part == "calls")
+        hits = [piece for piece in found if self._query in piece[1].casefold()]
+        return hits[0] if hits else (found[0][0] if found else "", text)
 
     def _in_files(self, checkpoint: Checkpoint, tree: Tree) -> Iterator[dict[str, Any]]:
         stack = [(b"", tree.root.ref)]

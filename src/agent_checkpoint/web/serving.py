@@ -12,7 +12,9 @@ from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import show
 from agent_checkpoint.web.app import make_app
+from agent_checkpoint.web.connections import Connection
 from agent_checkpoint.web.guard import Guard
+from agent_checkpoint.web.opening import in_browser as in_browser
 from agent_checkpoint.web.words import link
 
 PORT = 8421
@@ -24,6 +26,7 @@ class Server(NamedTuple):
 
     address: str
     """What to open: it has the token in it."""
+    port: int
     run: Callable[[], None]
     """Answers until it is interrupted."""
     stop: Callable[[], None]
@@ -37,6 +40,7 @@ def listen(
     port: int | None = None,
     token: str | None = None,
     read_only: bool = False,
+    public_url: str | None = None,
 ) -> Server:
     """Begin to listen.
 
@@ -47,21 +51,23 @@ def listen(
         port: the port there; the usual one, or any that is free, if None.
         token: what a person has to show; made if not given.
         read_only: whether the page may change nothing.
+        public_url: where a server with TLS in front of this one is reached.
 
     Raises:
-        InvalidInputError: others could reach it and there is no token, or the port makes no sense.
+        InvalidInputError: others could reach it and there is no token, or a port or address makes
+            no sense.
         StorageError: nobody can listen there.
     """
-    Guard(token, host=host, port=0)  # refused before anything is opened
+    Guard(token, host=host, port=0, public_url=public_url)  # refused before anything is opened
     if port is not None and not 0 <= port <= 65535:
         raise InvalidInputError(f"A port is a number up to 65535, not {show(port)}.")
     taken = _bound(host, port)
     number = taken.getsockname()[1]
-    guard = Guard(token, host=host, port=number)
+    guard = Guard(token, host=host, port=number, public_url=public_url)
     app = make_app(manager, guard, read_only=read_only)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="off",
         log_level="critical",  # what fails is told by the guard, without values
@@ -72,10 +78,10 @@ def listen(
         limit_concurrency=200,
     )
     server = uvicorn.Server(config)
-    name = _name(host)
+    base = guard.public or f"http://{_name(host)}:{number}"
     page = link("/timeline" if key else "/", key=key)
     mark = "&" if key else "?"
-    address = f"http://{name}:{number}{page}{mark}token={_quoted(guard.token)}"
+    address = f"{base}{page}{mark}token={_quoted(guard.token)}"
 
     def stop() -> None:
         server.should_exit = True
@@ -86,7 +92,7 @@ def listen(
         finally:
             taken.close()
 
-    return Server(address, run, stop)
+    return Server(address, number, run, stop)
 
 
 def _bound(host: str, port: int | None) -> socket.socket:
@@ -95,7 +101,8 @@ def _bound(host: str, port: int | None) -> socket.socket:
     except (OSError, UnicodeError):
         raise InvalidInputError(f"There is no address {show(host)} here.") from None
     for number in (PORT, 0) if port is None else (port,):
-        found = socket.socket(kind[0], socket.SOCK_STREAM)
+        # By the name of its protocol asyncio knows that it may send small answers at once.
+        found = socket.socket(kind[0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             found.bind((kind[4][0], number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -21,11 +22,15 @@ from agent_checkpoint.errors import (
     RollbackRefusedError,
 )
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Checkpoint, parse_checkpoint_id
+from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web import words
 from agent_checkpoint.web.guard import LARGEST_BODY, Guard, same
 from agent_checkpoint.web.history import Histories
 from agent_checkpoint.web.scenes import Scenes
+from agent_checkpoint.web.troubles import Troubles
+from agent_checkpoint.web.watching import Watch
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
@@ -52,8 +57,10 @@ class Site:
         self.read_only = read_only
         self.histories = Histories(manager.store)
         self.scenes = Scenes(manager.store, self.histories)
-        self.listening = 0
-        """How many pages are told of what is new."""
+        self.troubles = Troubles(manager.store)
+        self.watch = Watch(manager.store)
+        self.previews: dict[str, object] = {}
+        """What people were shown before they confirm it, by name."""
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -69,17 +76,30 @@ class Site:
             stamp=words.stamp,
             size=words.size,
             short=words.short,
+            kin=words.kin,
+            lasting=words.lasting,
         )
         self._templates.globals.update(link=words.link, count=words.count)
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Do what waits for a disk beside the event loop."""
+        """Do what changes something beside the event loop; it is waited for to its end."""
         return await run_in_threadpool(call, *args)
 
     @property
     def store(self) -> Store:
         """Where all is read from."""
         return self.manager.store
+
+    def find(self, text: str) -> Checkpoint:
+        """Return the checkpoint of an id, else of a key or short form. Raises NotFoundError.
+
+        An id is what it says, although there may be a key of that name.
+        """
+        place = parse_checkpoint_id(text)
+        if place is not None:
+            with suppress(NotFoundError, InvalidInputError):
+                return find(self.store, text, key=place.key)
+        return find(self.store, text)
 
     def page(self, template: str, /, status: int = 200, **values: Any) -> Response:
         """Return a page, or a piece of one, made from a template."""

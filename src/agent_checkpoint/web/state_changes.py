@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from agent_checkpoint.web.matching import Effort
 from agent_checkpoint.web.outline import written
-from agent_checkpoint.web.peek import LIST, MAP, Peek, TooLarge
-from agent_checkpoint.web.side_by_side import Sides, side_by_side
+from agent_checkpoint.web.peek import LIST, MAP, WORDS, Peek, Shape, TooLarge
+from agent_checkpoint.web.side_by_side import Sides, lines_of, side_by_side
 
 MOST = 200
 """How many differences are shown."""
@@ -25,7 +27,11 @@ class StateChange(NamedTuple):
 
 
 def state_changes(
-    peek: Peek, before: Mapping[str, Any], after: Mapping[str, Any], parts: list[str]
+    peek: Peek,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    parts: list[str],
+    effort: Effort,
 ) -> tuple[list[StateChange], bool]:
     """Return what differs in some parts, and whether that is all.
 
@@ -38,18 +44,42 @@ def state_changes(
             for path, old, new in _walk(
                 peek, name, before.get(name, ABSENT), after.get(name, ABSENT), 0
             ):
-                if len(found) == MOST:
+                if len(found) == MOST or effort.is_over:
                     return found, False
-                found.append(_change(peek, path, old, new))
+                found.append(_change(peek, path, old, new, effort))
     except TooLarge:
         return found, False
     return found, True
 
 
-def _change(peek: Peek, path: str, old: Any, new: Any) -> StateChange:
+def _change(peek: Peek, path: str, old: Any, new: Any, effort: Effort) -> StateChange:
     kind = "added" if old is ABSENT else "removed" if new is ABSENT else "changed"
-    texts = [[] if tree is ABSENT else written(peek, tree)[0].splitlines() for tree in (old, new)]
-    return StateChange(path, kind, side_by_side(texts[0], texts[1]))
+    trees = [tree for tree in (old, new) if tree is not ABSENT]
+    shapes = [peek.shape(tree) for tree in trees]
+    # Two texts are shown as they are; else it must be seen that something is one, and of what type.
+    are_texts = len(trees) == 2 and all(shape[:2] == (WORDS, "text") for shape in shapes)
+    texts = [
+        written(peek, tree)[0] if are_texts else _exactly(peek, tree, shape)
+        for tree, shape in zip(trees, shapes)
+    ]
+    lines = [lines_of(text) for text in texts]
+    if old is ABSENT:
+        lines.insert(0, [])
+    sides = side_by_side(lines[0], lines[1] if len(lines) == 2 else [], effort)
+    if len(set(texts)) < len(texts):
+        sides = sides._replace(rows=[], note="They differ in what is not shown here.")
+    return StateChange(path, kind, sides)
+
+
+def _exactly(peek: Peek, tree: Any, shape: Shape) -> str:
+    """Return a value as text by which it cannot be taken for one of another type."""
+    text, is_whole = written(peek, tree)
+    if shape.kind != WORDS:
+        return text
+    word = "" if shape.type == "text" else f"{shape.type} "
+    if "\n" in text or not is_whole:
+        return f"{word}{text}" if word else text
+    return word + json.dumps(text, ensure_ascii=False)
 
 
 def _walk(peek: Peek, path: str, old: Any, new: Any, depth: int) -> Iterator[tuple[str, Any, Any]]:
@@ -60,7 +90,9 @@ def _walk(peek: Peek, path: str, old: Any, new: Any, depth: int) -> Iterator[tup
         return
     shapes = peek.shape(old), peek.shape(new)
     kinds = shapes[0].kind, shapes[1].kind
-    if kinds == (MAP, MAP):
+    if shapes[0].type != shapes[1].type:
+        yield path, old, new
+    elif kinds == (MAP, MAP):
         mine, theirs = peek.members(shapes[0]), peek.members(shapes[1])
         for name in dict.fromkeys([*mine, *theirs]):
             pair = mine.get(name, ABSENT), theirs.get(name, ABSENT)

@@ -6,6 +6,7 @@ Only numbers and names of classes leave this file: no text of a checkpoint is ev
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 from agent_checkpoint.store.safety import SAFETY
@@ -13,8 +14,10 @@ from agent_checkpoint.web.picture import Edge, Picture, Row, Segment
 
 ROW = 36
 """The height of a row; the style sheet says the same."""
-LANE = 22
+LANE, NARROWEST = 22, 8
 LEFT = 26
+_ROOM = 88
+"""What the lanes take if they can: a phone has no more."""
 BLOCK = 100
 """How many rows are asked for at once."""
 _MOST_EDGES = 400
@@ -59,12 +62,25 @@ def block_rows(total: int, block: int) -> tuple[int, int]:
 
 def width_of(picture: Picture) -> int:
     """Return how wide the picture is."""
-    return LEFT + LANE * (picture.lanes - 1) + 16
+    return round(LEFT + _lane(picture) * (picture.lanes - 1) + 16)
 
 
-def drawing(picture: Picture, low: int, end: int) -> Drawing:
-    """Return the part of a picture that stands beside some rows, the newest on top."""
-    plot = _Plot(end - 1)
+def _lane(picture: Picture) -> float:
+    return max(NARROWEST, min(LANE, _ROOM / max(1, picture.lanes - 1)))
+
+
+def drawing(
+    picture: Picture, low: int, end: int, troubled: Container[str] = frozenset()
+) -> Drawing:
+    """Return the part of a picture that stands beside some rows, the newest on top.
+
+    Args:
+        picture: the whole of it.
+        low: the first of the rows.
+        end: the one after the last.
+        troubled: ids of checkpoints that are marked as failures, too.
+    """
+    plot = _Plot(end - 1, _lane(picture), troubled)
     lines: list[tuple[str, str]] = []
     for lane, segments in picture.segments.items():
         start = max(0, bisect_left(segments, (low,)) - 1)
@@ -81,7 +97,7 @@ def drawing(picture: Picture, low: int, end: int) -> Drawing:
     return Drawing(width_of(picture), (end - low) * ROW, lines, marks)
 
 
-def overview(picture: Picture) -> list[Bin]:
+def overview(picture: Picture, troubled: Container[str] = frozenset()) -> list[Bin]:
     """Return the whole timeline in few pieces: how much happened, and where something special."""
     total = len(picture.rows)
     if not total:
@@ -93,7 +109,7 @@ def overview(picture: Picture) -> list[Bin]:
         rows = picture.rows[low:end]
         kinds = {row.point.kind for row in rows}
         style = next((name for name in _SPECIAL if name in kinds), "save")
-        if any(row.point.is_failure for row in rows):
+        if any(row.point.is_failure or row.point.id in troubled for row in rows):
             style = "failure"
         lanes = len({row.point.key for row in rows})
         height = min(30.0, 10 + 5 * lanes)
@@ -105,11 +121,13 @@ def overview(picture: Picture) -> list[Bin]:
 class _Plot:
     """Places on a drawing whose top row is known."""
 
-    def __init__(self, top: int) -> None:
+    def __init__(self, top: int, lane: float, troubled: Container[str]) -> None:
         self._top = top
+        self._lane = lane
+        self._troubled = troubled
 
     def x(self, lane: int) -> float:
-        return LEFT + LANE * lane
+        return LEFT + self._lane * lane
 
     def y(self, row: int) -> float:
         return (self._top - row + 0.5) * ROW
@@ -117,7 +135,7 @@ class _Plot:
     def mark(self, row: int, of: Row) -> Mark:
         kind = of.point.kind
         style = ["mark", _STYLES.get(kind, "save")]
-        if of.point.is_failure:
+        if of.point.is_failure or of.point.id in self._troubled:
             style.append("failure")
         if of.is_head:
             style.append("head" if of.lane == 0 else "tip")
@@ -137,7 +155,8 @@ class _Plot:
         low, high = self.y(of.low), self.y(of.high)
         a, b = self.x(of.low_lane), self.x(of.high_lane)
         if of.kind == "back":
-            side = a - 11 - 4 * of.track
+            reach = 11 + 4 * of.track
+            side = a - (min(reach, self._lane - 2) if of.low_lane else reach)
             bend = min(_BEND, abs(low - high) / 2)
             path = (
                 f"M{a - 5:g} {low:g}Q{side:g} {low:g} {side:g} {low - bend:g}"

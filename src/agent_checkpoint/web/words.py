@@ -6,9 +6,14 @@ that are no letters: those that hide, reorder or break what stands beside them a
 
 from __future__ import annotations
 
+import json
+import math
 import os
+import re
 import time
 import unicodedata
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import quote
 
 from agent_checkpoint.records import parse_checkpoint_id
@@ -16,22 +21,33 @@ from agent_checkpoint.wording import count as count
 from agent_checkpoint.wording import size as size
 
 _REORDERING = frozenset({"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"})
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""They count as printable, and nothing is seen of them."""
+_VARIANTS = ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef")
+"""What chooses the form of the character before, and often none at all."""
 
 
 def shown(text: object) -> str:
     """Return a text of several lines in which every character can be seen for what it is."""
-    return "".join(
-        char if _is_plain(char) or char in "\n\t" else _named(char) for char in str(text)
-    )
+    return _written_out(str(text), "\n\t", _named)
 
 
 def on_one_line(text: object, most: int = 200) -> str:
     """Return a text on one line, cut if it is long."""
     whole = str(text)
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
-    return "".join(
-        char if _is_plain(char) else " " if char in "\n\t" else _named(char) for char in cut
-    )
+    line = _written_out(cut, "\n\t", _named)
+    if "\n" in line or "\t" in line:  # a text of several lines, and no name
+        return line.replace("\n", " ").replace("\t", " ")
+    # A browser shows no space at an end, and one for several.
+    line = re.sub("(?<= ) ", r"\\x20", line)
+    return re.sub("^ | $", r"\\x20", line)
+
+
+def json_text(value: Any) -> str:
+    """Return a value as JSON to be edited, in which every character can be seen for what it is."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    return _written_out(text, "\n", _named_in_json)
 
 
 def when(ts: float | None, now: float | None = None) -> str:
@@ -63,6 +79,20 @@ def short(text: str, key: str) -> str:
     return f"{sign}{seq}" if name == key else on_one_line(f"{name} {sign}{seq}".strip(), 100)
 
 
+def lasting(seconds: float) -> str:
+    """Return how long something took, as people say it."""
+    if not math.isfinite(seconds):
+        return "?"
+    if seconds < 0.001:
+        return "under 1 ms"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:,.3g} s"
+
+
+def kin(name: str, key: str) -> str:
+    """Return the name of a fork beside the key that it comes from."""
+    return f"…{name[len(key) :]}" if name.startswith(f"{key}/") else name
+
+
 def link(page: str, /, **asked: object) -> str:
     """Return the address of a page; what is asked for may be any text, also names of files."""
     pairs = [
@@ -73,6 +103,15 @@ def link(page: str, /, **asked: object) -> str:
     return f"{page}?{'&'.join(pairs)}" if pairs else page
 
 
+def attachment(name: str) -> str:
+    """Return the header by which a browser saves something under a name (RFC 6266)."""
+    safe = "".join(
+        char if _is_plain(char, " ") and char not in '/\\:*?"<>|;' else "_" for char in name
+    ).rstrip(". ")
+    plain = "".join(char if char.isascii() else "_" for char in safe).replace("%", "_") or "file"
+    return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe or 'file', safe='')}"
+
+
 def _bytes(value: object) -> bytes:
     try:
         return os.fsencode(str(value))
@@ -80,10 +119,32 @@ def _bytes(value: object) -> bytes:
         return str(value).encode("utf-8", "replace")
 
 
-def _is_plain(char: str) -> bool:
-    return char.isprintable() and unicodedata.bidirectional(char) not in _REORDERING
+def _written_out(text: str, kept: str, name: Callable[[str], str]) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    pairs = zip(" " + text, text)
+    return "".join(
+        char if char in kept or _is_plain(char, of) else name(char) for of, char in pairs
+    )
+
+
+def _is_plain(char: str, of: str) -> bool:
+    """Tell whether a character is seen for what it is, after another one."""
+    if not char.isprintable() or char in _BLANK:
+        return False
+    if any(low <= char <= high for low, high in _VARIANTS):
+        return char == "\ufe0f" and unicodedata.category(of) == "So"  # as of most emoji
+    return unicodedata.bidirectional(char) not in _REORDERING
+
+
+def _named_in_json(char: str) -> str:
+    return json.dumps(char)[1:-1]
 
 
 def _named(char: str) -> str:
     code = ord(char)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    if 0xDC80 <= code < 0xDD00:  # a byte that is no text, of a name or a file
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -15,24 +15,41 @@ from agent_checkpoint.workspace.tree import FILE, FOLDER, Item, read_chunks, rea
 _AT_ONCE = 8
 
 
-def find(tree: Tree, path: str) -> Item | None:
-    """Return the entry at a path; None for the root.
+class Look:
+    """Looks for entries of one tree; a directory is read once."""
 
-    Raises:
-        NotFoundError: there is none.
-        IntegrityError: the tree is damaged.
-    """
-    found: Item | None = None
-    place = tree.root.ref
-    for name in os.fsencode(path).split(b"/") if path else []:
-        if found is not None and found.type != FOLDER:
-            raise _missing(path)
-        items = {item.name: item for item in read_directory(place, tree.get)}
-        found = items.get(name)
-        if found is None:
-            raise _missing(path)
-        place = found.ref
-    return found
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._directories: dict[str, dict[bytes, Item]] = {}
+
+    def find(self, path: str) -> Item | None:
+        """Return the entry at a path; None for the root.
+
+        Raises:
+            NotFoundError: there is none.
+            IntegrityError: the tree is damaged.
+        """
+        found: Item | None = None
+        place = self.tree.root.ref
+        for name in os.fsencode(path).split(b"/") if path else []:
+            if found is not None and found.type != FOLDER:
+                raise _missing(path)
+            found = self._items(place).get(name)
+            if found is None:
+                raise _missing(path)
+            place = found.ref
+        return found
+
+    def _items(self, place: str) -> dict[bytes, Item]:
+        if place not in self._directories:
+            items = read_directory(place, self.tree.get)
+            self._directories[place] = {item.name: item for item in items}
+        return self._directories[place]
+
+
+def find(tree: Tree, path: str) -> Item | None:
+    """Return the entry at a path; None for the root. Raises as `Look.find` does."""
+    return Look(tree).find(path)
 
 
 def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:

@@ -2,7 +2,14 @@
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, InvalidInputError, NotFoundError, Session, tool
+from agent_checkpoint import (
+    CheckpointManager,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    Session,
+    tool,
+)
 from agent_checkpoint.session.preview import preview_rollback
 
 
@@ -84,3 +91,38 @@ def test_a_fork_that_was_never_opened_is_looked_at_as_one(manager):
     manager.fork("key", "other")
     report = preview_rollback(manager, "other", to=start, look=False).report
     assert report.target == start
+
+
+def test_a_session_is_opened_only_at_the_head_that_was_seen(manager, tmp_path):
+    with Session("key", store=manager, every="manual") as session:
+        seen = session.save()
+    with Session("key", store=manager, every="manual", only_at=seen) as session:
+        assert session.resumed
+        later = session.head
+        with pytest.raises(ConflictError, match="nothing was done"):
+            Session("key", store=manager, only_at=seen)
+        with pytest.raises(ConflictError, match="nothing was done"):
+            Session("none", store=manager, only_at=seen)
+        assert session.head == later == manager.history("key", 1)[0]["id"]
+        session.save()
+    assert manager.list_keys() == ["key"]
+
+
+def test_what_nobody_saved_is_left_alone_as_the_preview_says(manager, tmp_path):
+    (tmp_path / "saved").write_text("1")
+    with Session("key", workspace=tmp_path, store=manager, every="manual") as session:
+        first = session.save()
+        (tmp_path / "saved").write_text("2")
+        session.save()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "new").write_text("by nobody")
+    plan = preview_rollback(manager, "key", to=first, keep_unseen=True).report.files
+    assert plan is not None
+    assert (plan.write, plan.delete) == (["saved"], [])
+    assert set(plan.leave) == {"folder", "folder/new"}
+    with Session("key", store=manager, every="manual") as session:
+        done = session.rollback(to=first, keep_unseen=True).files
+    assert done is not None
+    assert (done.write, done.delete, set(done.leave)) == (plan.write, [], set(plan.leave))
+    assert (tmp_path / "folder" / "new").read_text() == "by nobody"
+    assert (tmp_path / "saved").read_text() == "1"

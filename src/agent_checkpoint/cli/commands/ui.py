@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from argparse import ArgumentParser, Namespace
+from contextlib import nullcontext
 
 from agent_checkpoint.cli.out import Answer
 from agent_checkpoint.cli.places import Places
@@ -13,7 +14,8 @@ EXAMPLES = """
 agent-checkpoint ui                    all keys
 agent-checkpoint ui fix-bug-42         the timeline of one
 agent-checkpoint ui --read-only        nothing can be changed from the page
-agent-checkpoint ui --host 0.0.0.0 --token "$(openssl rand -hex 16)"   also from other machines
+agent-checkpoint ui --public-url https://timeline.example.org   behind a server with TLS there
+AGENT_CHECKPOINT_TOKEN="$(openssl rand -hex 16)" agent-checkpoint ui --host 0.0.0.0   for others
 """
 TOKEN = "AGENT_CHECKPOINT_TOKEN"  # noqa: S105 - the name of a variable
 
@@ -23,15 +25,25 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("key", nargs="?", metavar="KEY", help="what to show first; all if none")
     parser.add_argument("--port", type=int, metavar="N", help="the port (8421, or a free one)")
     parser.add_argument("--host", default="127.0.0.1", metavar="H", help="the address (127.0.0.1)")
-    parser.add_argument("--token", help=f"what the page asks for; else ${TOKEN}, or a random one")
+    parser.add_argument("--token", help=_about_token())
+    parser.add_argument(
+        "--public-url", metavar="URL", help="where a server with TLS in front of it is reached"
+    )
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     parser.add_argument("--read-only", action="store_true", help="the page changes nothing")
+
+
+def _about_token() -> str:
+    return (
+        f"what the page asks for: better in ${TOKEN}, since others on this machine can read what "
+        "a command was started with; a random one if neither"
+    )
 
 
 def run(args: Namespace, places: Places) -> Answer:
     """Serve the page until it is interrupted."""
     try:
-        from agent_checkpoint.web.serving import listen
+        from agent_checkpoint.web.serving import in_browser, listen
     except ImportError as error:
         raise InvalidInputError(
             f"The page needs more than is installed ({error.name}): "
@@ -46,15 +58,13 @@ def run(args: Namespace, places: Places) -> Answer:
             port=args.port,
             token=args.token or os.environ.get(TOKEN) or None,
             read_only=args.read_only,
+            public_url=args.public_url,
         )
         args.out.line(server.address)
         args.out.line(
             "Ctrl-C ends it. Whoever has this address can see the whole store.", style="dim"
         )
         args.out.flush()
-        if not args.no_browser:
-            import webbrowser
-
-            webbrowser.open(server.address)
-        server.run()
+        with nullcontext() if args.no_browser else in_browser(server.address):
+            server.run()
     return Answer({}, lambda out: None)

@@ -1,5 +1,5 @@
 // Pages where a person answers: they follow the store, and never take away what is being typed.
-import { follow, fragment } from "./page.js";
+import { follow, fragment, get } from "./page.js";
 
 const answers = document.getElementById("answers");
 const news = document.getElementById("news");
@@ -10,8 +10,7 @@ const isBusy = () =>
   isTouched || answers.querySelector("details[open]") || document.activeElement.closest?.("form.answer");
 
 async function refresh() {
-  const answer = await fetch(location.href);
-  if (!answer.ok) return;
+  const answer = await get(location.pathname, Object.fromEntries(new URLSearchParams(location.search)));
   const fresh = fragment(await answer.text()).querySelector("#answers");
   if (!fresh || fresh.innerHTML === shown) return;
   if (isBusy()) {
@@ -26,7 +25,4 @@ async function refresh() {
 
 answers.addEventListener("input", () => { isTouched = true; });
 news.querySelector("button").addEventListener("click", () => location.reload());
-let pending = Promise.resolve();
-follow(answers.dataset.key, () => {
-  pending = pending.then(refresh).catch(() => {});
-});
+follow(answers.dataset.key, refresh);

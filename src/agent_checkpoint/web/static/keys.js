@@ -1,13 +1,11 @@
 // The list of keys follows the store.
-import { address, follow, fragment } from "./page.js";
+import { follow, fragment, get } from "./page.js";
 
 const list = document.getElementById("list");
 const rows = document.getElementById("rows");
 
 async function refresh() {
-  const asked = { piece: "1", q: list.dataset.query, from: list.dataset.from };
-  const answer = await fetch(address("/", asked));
-  if (!answer.ok) return;
+  const answer = await get("/", { piece: "1", q: list.dataset.query, from: list.dataset.from });
   const fresh = fragment(await answer.text());
   // Only now: the focus may have moved while the answer came.
   const at = [...rows.querySelectorAll("[data-nav]")].indexOf(document.activeElement);

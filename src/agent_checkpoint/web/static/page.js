@@ -23,18 +23,57 @@ export function fragment(html) {
   return template.content;
 }
 
+// Asks whether there is something new, while the page is seen. Nothing is held open: a browser has
+// few connections to a host, and people have many tabs.
 export function follow(key, heard) {
   const sign = document.getElementById("live");
-  const source = new EventSource(key ? address("/events", { key }) : "/events");
-  const show = (on) => {
-    sign.textContent = on ? "● live" : "○ connecting…";
+  let last = null;
+  let wait = 1000;
+  let timer = 0;
+  let isAsking = false;
+  const show = (text, on) => {
+    if (sign.textContent !== text) sign.textContent = text;
     sign.classList.toggle("on", on);
   };
-  source.onopen = () => show(true);
-  source.onerror = () => show(false); // the browser connects again by itself
-  source.onmessage = (event) => { show(true); heard(event.data); };
-  window.addEventListener("pagehide", () => source.close());
-  return source;
+  async function look() {
+    const answer = await fetch(address("/news", { key }));
+    if (answer.status === 401) {
+      show("○ not live: open the address again that was printed", false);
+      wait = 5000;
+      return;
+    }
+    if (!answer.ok) throw new Error(String(answer.status));
+    const { version } = await answer.json();
+    if (version !== last) await heard();
+    last = version;
+    wait = 1000;
+    show("● live", true);
+  }
+  async function ask() {
+    clearTimeout(timer);
+    if (document.hidden || isAsking) return;
+    isAsking = true;
+    const began = performance.now();
+    try {
+      await look();
+    } catch {
+      show("○ connecting…", false);
+      wait = Math.min(2 * wait, 15_000);
+    }
+    isAsking = false;
+    timer = setTimeout(ask, Math.max(wait, 2 * (performance.now() - began)));
+  }
+  document.addEventListener("visibilitychange", ask);
+  window.addEventListener("online", () => { wait = 1000; ask(); });
+  window.addEventListener("pageshow", ask);
+  ask();
+}
+
+// What a script asks for; what went wrong is for who called.
+export async function get(path, asked) {
+  const answer = await fetch(address(path, asked));
+  if (!answer.ok) throw new Error(String(answer.status));
+  return answer;
 }
 
 function setTheme() {
@@ -60,19 +99,25 @@ function move(step) {
   stop.scrollIntoView({ block: "nearest" });
 }
 
-let chosen = null;
+let chosen = null; // { id, row }, the row counted from the oldest
+
+export function showChosen(within = document) {
+  for (const button of within.querySelectorAll("[data-pick]")) {
+    button.setAttribute("aria-pressed", String(chosen?.id === button.dataset.pick));
+  }
+}
 
 export function pick(button) {
-  if (chosen === button.dataset.pick) {
-    chosen = null;
-    button.setAttribute("aria-pressed", "false");
-  } else if (chosen === null) {
-    chosen = button.dataset.pick;
-    button.setAttribute("aria-pressed", "true");
-    say("Choose a second one to compare with.");
-  } else {
-    location.href = address("/diff", { a: chosen, b: button.dataset.pick });
+  const id = button.dataset.pick;
+  const row = Number(button.closest("[data-row]")?.dataset.row);
+  if (chosen !== null && chosen.id !== id) {
+    const [a, b] = chosen.row > row ? [id, chosen.id] : [chosen.id, id];
+    location.href = address("/diff", { a, b });
+    return;
   }
+  chosen = chosen === null ? { id, row } : null;
+  showChosen();
+  if (chosen) say("Choose a second one to compare with.");
 }
 
 function pickFocused() {

@@ -1,5 +1,5 @@
 // Finds come one by one, as lines of JSON. They are put in as text.
-import { address } from "./page.js";
+import { get } from "./page.js";
 
 const finds = document.getElementById("finds");
 const progress = document.getElementById("progress");
@@ -36,11 +36,7 @@ function take(line) {
 }
 
 async function search() {
-  const answer = await fetch(address("/search/results", { key, q: query }));
-  if (!answer.ok) {
-    progress.textContent = "That cannot be searched for.";
-    return;
-  }
+  const answer = await get("/search/results", { key, q: query });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -52,4 +48,4 @@ async function search() {
   }
 }
 
-if (query) search();
+if (query) search().catch(() => { progress.textContent = "That could not be searched to its end."; });

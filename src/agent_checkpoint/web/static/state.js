@@ -1,16 +1,17 @@
 // Values of a state are asked for when they are opened.
-import { address, fragment, say } from "./page.js";
+import { fragment, get, say } from "./page.js";
 
 const tree = document.querySelector(".tree");
 
 async function ask(at, from) {
   const { id, part } = tree.dataset;
-  const answer = await fetch(address("/state", { id, part, at, from }));
-  if (!answer.ok) {
+  try {
+    const answer = await get("/state", { id, part, at, from });
+    return fragment(await answer.text());
+  } catch {
     say("That could not be shown.");
     return null;
   }
-  return fragment(await answer.text());
 }
 
 tree?.addEventListener("toggle", async (event) => {
@@ -19,6 +20,7 @@ tree?.addEventListener("toggle", async (event) => {
   details.dataset.loaded = "yes";
   const found = await ask(details.dataset.at, null);
   if (found) details.querySelector(".below").replaceChildren(found);
+  else delete details.dataset.loaded;
 }, true);
 
 tree?.addEventListener("click", async (event) => {

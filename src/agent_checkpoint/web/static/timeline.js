@@ -1,6 +1,6 @@
 // The timeline: rows are asked for in blocks as they come near, and dropped when they are far.
 // Rows are numbered from the oldest, so that what is new on top moves none of them.
-import { address, follow, fragment, say } from "./page.js";
+import { follow, fragment, get, say, showChosen } from "./page.js";
 
 const timeline = document.getElementById("timeline");
 const { key, view } = timeline.dataset;
@@ -36,13 +36,13 @@ async function load(number) {
   if (!block || block.busy) return;
   block.busy = true;
   try {
-    const answer = await fetch(address("/timeline/rows", { key, view, block: number }));
-    if (!answer.ok) throw new Error(String(answer.status));
+    const answer = await get("/timeline/rows", { key, view, block: number });
     const piece = fragment(await answer.text()).querySelector(".block");
     if (piece && Number(piece.dataset.number) === number) {
       const row = document.activeElement.closest?.(".row")?.dataset.row;
       block.element.replaceChildren(...piece.childNodes);
       block.loaded = true;
+      showChosen(block.element);
       const focused = row && block.element.querySelector(`.row[data-row="${row}"] .go`);
       if (focused && document.activeElement === document.body) focused.focus({ preventScroll: true });
     }
@@ -92,16 +92,14 @@ function goTo(row) {
 }
 
 async function refresh() {
-  const answer = await fetch(address("/timeline/state", { key, view }));
-  if (!answer.ok) return;
+  const answer = await get("/timeline/state", { key, view });
   const state = await answer.json();
   const before = total;
   if (state.shape === shape && state.total === before) return;
   const isSame = state.shape === shape && state.total > before;
   total = state.total;
   shape = state.shape;
-  document.getElementById("total").textContent =
-    `${total.toLocaleString("en")} checkpoint${total === 1 ? "" : "s"}`;
+  document.getElementById("total").textContent = state.number;
   if (!isSame) {
     for (const block of blocks.values()) { watcher.unobserve(block.element); block.element.remove(); }
     blocks.clear();
@@ -126,20 +124,19 @@ const overview = document.getElementById("overview");
 let later = 0;
 
 async function redraw() {
-  const answer = await fetch(address("/timeline", { key, view }));
-  if (!answer.ok) return;
+  const answer = await get("/timeline", { key, view });
   const fresh = fragment(await answer.text()).querySelector("#overview");
   if (fresh) overview.replaceChildren(...fresh.childNodes);
 }
 
-let pending = Promise.resolve();
 begin();
-follow(key, () => {
-  pending = pending.then(refresh).catch(() => {});
+follow(key, async () => {
+  await refresh();
   clearTimeout(later);
-  later = setTimeout(redraw, 3000);
+  later = setTimeout(() => redraw().catch(() => {}), 3000); // the next news try again
 });
-overview.addEventListener("click", (event) => {
+document.addEventListener("click", (event) => {
+  if (!event.target.closest("#overview, #to-head")) return;
   const bin = event.target.closest("[data-row]");
   if (bin) {
     event.preventDefault();
