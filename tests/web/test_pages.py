@@ -53,7 +53,7 @@ def test_many_keys_come_in_pages() -> None:
 def test_the_timeline_shows_forks_rollbacks_adopts_and_the_head(looking: Visitor) -> None:
     html = looking.text("/timeline", key=KEY)
     text = plain(html)
-    assert "24 checkpoints, and 12 of 2 forks" in text
+    assert "24 checkpoints, and 12 more of 2 forks" in text
     for words in ("head", "rollback", "adopt", "…/half-a-day", "…/an-hour", "safety", "good"):
         assert words in text
     for style in ("edge back", "edge fork", "edge adopt", "mark safety", "mark save aside"):

@@ -117,7 +117,7 @@ def test_names_and_numbers_of_forks() -> None:
     manager.fork("ship", "ship/a")
     visitor = Visitor(manager)
     text = plain(visitor.text("/timeline", key="ship"))
-    assert "3 checkpoints, and 2 of 2 forks" in text
+    assert "3 checkpoints, and 2 more of 2 forks" in text
     assert " ship2 " in text
     assert "…/a" in text
     assert "Go to the head" in text
