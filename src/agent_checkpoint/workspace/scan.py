@@ -13,10 +13,11 @@ from typing import Protocol
 
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.admission import Admission, Excluded
-from agent_checkpoint.workspace.beneath import directory_below, open_directory
+from agent_checkpoint.workspace.beneath import Changing, directory_below, open_directory
 from agent_checkpoint.workspace.contents import Contents, Found, Wanted
 from agent_checkpoint.workspace.folders import (
     READ_AGAIN,
+    SPECIAL,
     STAMP,
     UNREADABLE,
     Folder,
@@ -29,12 +30,14 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.nodes import Node, assemble
 from agent_checkpoint.workspace.rule_files import rules_at, rules_in
+from agent_checkpoint.workspace.stores import MARKS, is_store
 from agent_checkpoint.workspace.touched import above, with_parents
 from agent_checkpoint.workspace.tree import Get
 
 _TRIES = 3
 _TYPE = 0o170000
 _MOST_OPEN = 128
+_STORE = Note(SPECIAL, "a store of agent-checkpoint", stat.S_IFDIR)
 
 
 class Watches(Protocol):
@@ -199,6 +202,8 @@ class Scan:
             ):
                 node.names.append(name)
                 node.stamps.append(stamp_of(found))
+            elif kind == stat.S_IFDIR and is_store(fd, name):
+                node.notes[name] = _STORE
             elif self._take(node, name, found, rules) and kind == stat.S_IFDIR:
                 folders.append(name)
         old = node.old
@@ -240,6 +245,8 @@ class Scan:
         fresh: list[bytes] = []
         with directory_below(self._root, node.path) as fd:
             rules = rules_at(self._root, node.path, fd, self._rules)
+            if node.path and not MARKS.isdisjoint(touched) and is_store(fd, b"."):
+                raise Changing  # it is no part of the tree any more, which its parent tells
             for name in touched:
                 before = stamps.pop(name, None)
                 node.notes.pop(name, None)
@@ -249,7 +256,10 @@ class Scan:
                 except FileNotFoundError:
                     node.below.pop(name, None)
                     continue
-                if self._take(look, name, found, rules):
+                if stat.S_ISDIR(found.st_mode) and is_store(fd, name):
+                    look.notes[name] = _STORE
+                    node.below.pop(name, None)
+                elif self._take(look, name, found, rules):
                     stamps[name] = look.stamps[0]
                     # A layer tells which directories are others; inodes change by writing, too.
                     is_known = node.child(name) not in replaced and (
@@ -258,8 +268,7 @@ class Scan:
                     if stat.S_ISDIR(found.st_mode) and not is_known:
                         fresh.append(name)
                         continue
-                else:
-                    node.notes.update(look.notes)
+                node.notes.update(look.notes)
                 if not stat.S_ISDIR(found.st_mode):
                     node.below.pop(name, None)
             node.names = sorted(stamps)

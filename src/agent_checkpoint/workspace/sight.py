@@ -27,6 +27,7 @@ from agent_checkpoint.workspace.recheck import Recheck
 from agent_checkpoint.workspace.scan import Scan
 from agent_checkpoint.workspace.snapshots import objects_from
 from agent_checkpoint.workspace.staging import BESIDE, STAGING
+from agent_checkpoint.workspace.stores import is_store
 from agent_checkpoint.workspace.touched import Touched, WatchError
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ class Sight:
         lost: dict[bytes, set[bytes]] | None = None,
     ) -> Scan:
         found, places = os.fstat(root), self._memory.own_places()
-        if (found.st_dev, found.st_ino) in places:
+        if (found.st_dev, found.st_ino) in places or is_store(root, b"."):
             raise WorkspaceError(
                 f"{show(str(self._path))} is a store itself: to restore it would take away the "
                 "history that is in it. Use a store elsewhere, or in a directory below."

@@ -1,0 +1,92 @@
+"""Stores among the files: whoever saves there is told that it is durable, and so it stays."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
+
+
+def keys(path: Path, backend: str) -> list[str]:
+    with CheckpointManager(backend=backend, path=path) as manager:
+        return manager.list_keys()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "a").write_text("one")
+    return place
+
+
+@pytest.mark.parametrize("watch", [True, False])
+@pytest.mark.parametrize("backend", ["sqlite", "file"])
+def test_a_restore_leaves_the_stores_of_others(
+    place: Path, tmp_path: Path, backend: str, watch: bool
+) -> None:
+    (place / "data" / "store").mkdir(parents=True)  # not yet one
+    own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
+    with own, Workspace(place, own.store, watch=watch) as ws:
+        empty = ws.snapshot()
+        other = CheckpointManager(backend=backend, path=place / "data" / "store")
+        with other:
+            other.save("first", {"n": 1})
+            tree = ws.snapshot()
+            assert [(note.path, note.text) for note in tree.notes] == [
+                ("data/store", "a store of agent-checkpoint")
+            ]
+            (place / "a").write_text("two")
+            other.save("second", {"n": 2})
+            for target in (tree, empty):
+                ws.restore(target)
+                other.save("third", {"n": 3})
+                assert keys(place / "data" / "store", backend) == ["first", "second", "third"]
+            assert (place / "a").read_text() == "one"
+            assert other.verify().ok
+        assert ws.snapshot(full=True).id == tree.id
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file"])
+def test_what_was_captured_before_it_was_told_apart_is_left_alone(
+    place: Path, tmp_path: Path, own_home: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
+    with CheckpointManager(backend=backend, path=place / "store") as other:
+        other.save("first", {"n": 1})
+    with own, monkeypatch.context() as patch:
+        never: Any = lambda *_: False  # noqa: E731
+        patch.setattr("agent_checkpoint.workspace.scan.is_store", never)
+        with Workspace(place, own.store) as ws:
+            tree = ws.snapshot()
+    assert not tree.notes
+    for index in [*own_home.rglob("index"), *tmp_path.rglob("index")]:
+        shutil.rmtree(index)
+    with CheckpointManager(backend=backend, path=place / "store") as other:
+        other.save("second", {"n": 2})
+    own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
+    with own, Workspace(place, own.store) as ws:
+        assert "store" in "".join(ws.restore(tree).leave)
+    assert keys(place / "store", backend) == ["first", "second"]
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file"])
+def test_the_store_of_another_is_no_workspace(tmp_path: Path, backend: str) -> None:
+    with CheckpointManager(backend=backend, path=tmp_path / "store") as other:
+        other.save("first", {"n": 1})
+    with CheckpointManager(backend="sqlite", path=tmp_path / "own") as own:
+        ws = Workspace(tmp_path / "store", own.store)
+        with ws, pytest.raises(WorkspaceError, match="is a store itself"):
+            ws.snapshot()
+
+
+def test_another_database_of_that_name_is_a_file(place: Path, tmp_path: Path) -> None:
+    for name, data in {"x": b"", "y": b"SQLite format 3\0" + bytes(100), "z": b"text"}.items():
+        (place / name).mkdir()
+        (place / name / "store.db").write_bytes(data)
+    own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
+    with own, Workspace(place, own.store) as ws:
+        tree = ws.snapshot()
+    assert (tree.files, list(tree.notes)) == (4, [])
