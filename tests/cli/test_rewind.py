@@ -344,3 +344,47 @@ def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> N
     assert len(work.history(CLAUDE)) == 3
     work.command("rewind", "@1", "--yes")
     assert now(work) == AT_2
+
+
+def test_what_has_ended_is_not_done_again_when_later_checkpoints_are_deleted(work: Scene) -> None:
+    told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
+    work.command("rewind", told["safety_id"], "--yes")
+    assert now(work) == AT_4
+    with work.manager() as manager:
+        rows = manager.history(CLAUDE)
+        place = [row["id"] for row in rows].index(told["safety_id"])
+        for row in rows[:place]:
+            manager.delete(CLAUDE, row["id"])
+    assert "interrupted" not in work.command("rewind")
+    work.tool(5)
+    assert now(work)[1:] == AT_4[1:]
+
+
+def test_an_unfinished_rewind_of_another_store_is_not_finished(work: Scene, tmp_path: Path) -> None:
+    """An archive of a session that was rewound, without what came after."""
+    told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
+    work.command("rewind", told["safety_id"], "--yes")
+    with work.manager() as manager:
+        rows = manager.history(CLAUDE)
+        place = [row["id"] for row in rows].index(told["safety_id"])
+        for row in rows[:place]:
+            manager.delete(CLAUDE, row["id"])
+        manager.export_archive(tmp_path / "archive", CLAUDE)
+    work.command("--store", str(tmp_path / "fresh"), "import", str(tmp_path / "archive"))
+    assert "interrupted" not in work.command("--store", str(tmp_path / "fresh"), "rewind")
+    assert now(work) == AT_4
+
+
+def test_a_fork_of_a_session_is_not_the_session(work: Scene) -> None:
+    work.command("fork", CLAUDE, "try-a")
+    assert json.loads(work.command("rewind", "--json"))["key"] == CLAUDE
+
+
+def test_what_the_hook_has_saved_is_not_called_unsaved(work: Scene) -> None:
+    for command in ("rewind", "restore"):
+        assert "never saved" not in work.command(command, f"{CLAUDE}@1", "--dry-run")
+    (work.workspace / "made-2").write_text("and more")
+    assert "1 of these was never saved" in work.command("rewind", "@1", "--dry-run")
+    work.command("restore", f"{CLAUDE}@1", "--keep-unseen", "--yes")
+    assert (work.workspace / "made-2").read_text() == "and more"
+    assert not (work.workspace / "made-3").exists()

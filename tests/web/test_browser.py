@@ -164,6 +164,17 @@ def test_colours_can_be_told_apart(served: Served, manager: CheckpointManager) -
             assert ratio >= least, (theme, pair, ratio)
 
 
+def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place) -> None:
+    with opened(example.store) as manager:
+        page = served.tab(manager).open("/approvals")
+        page.locator("textarea").first.fill("no quotes")
+        page.get_by_role("button", name="Approve").click()
+        page.get_by_text("a text stands in quotes").wait_for()
+        page.get_by_role("button", name="Back to where you were").click()
+        page.locator("textarea").first.wait_for()
+        assert len(Approvals(manager.store).pending()) == 1
+
+
 def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         tab = served.tab(manager)

@@ -103,16 +103,19 @@ def is_line(store: Store, checkpoint: Checkpoint, place: Path) -> bool:
     if checkpoint.key == key_of(place):
         return True
     note = _note(store, checkpoint)
-    return note is not None and note.agent == FORK and note.root == str(place)
+    if note is None or note.agent != FORK or note.root != str(place):
+        return False
+    return note.is_ours  # else what is saved here would go to the key of another
 
 
 def _note(store: Store, checkpoint: Checkpoint) -> Note | None:
     """Return where a checkpoint says that it works, if that is its own word."""
     note = read_note(store, checkpoint)
-    if note is None or note.agent in AGENTS:
-        return note
+    if note is None:
+        return None
+    own = f"{note.agent}/{note.session}" if note.agent in AGENTS else note.session
     # One that was forked off by a program repeats what the other key noted.
-    return note if note.session == checkpoint.key else None
+    return note if own == checkpoint.key else None
 
 
 def _last_saved(store: Store, head: Checkpoint) -> int:
@@ -138,7 +141,7 @@ def works_in(store: Store, head: Checkpoint) -> str | None:
         return None
     meta = read_meta(store, head)
     # A fork that nobody has opened yet repeats what the other session noted.
-    if meta is None or meta.workspace is None or meta.key != head.key:
+    if meta is None or meta.workspace is None or meta.key != head.key or not meta.is_bound:
         return None
     return os.path.realpath(meta.workspace)
 

@@ -169,6 +169,7 @@ class Rollback:
             if policy == "compensate" and self._forgets:
                 self._compensate()
             self._go(safety)
+            forget_old_safety(self._store, session.key)  # not before: it may go back to one
         return report
 
     def follow(self, safety: Checkpoint, moved: Checkpoint) -> None:
@@ -184,7 +185,6 @@ class Rollback:
         with session._looking_at_all_files():
             draft = session._draft(kind=SAFETY)
         saved = session._saving.write(draft)
-        forget_old_safety(self._store, session.key)
         self.report.safety_id = saved.id
         return saved
 

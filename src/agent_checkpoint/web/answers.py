@@ -121,7 +121,9 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
         text = said.get(f"argument.{argument.name}")
         if text is None or not argument.can_be_edited:
             continue
-        value = _read(text, f"The argument {show(argument.name)} is not JSON.")
+        value = _read(
+            text, f'The argument {show(argument.name)} is not JSON: a text stands in quotes, "so".'
+        )
         # A browser ends lines otherwise; what was not touched stays just what it was.
         if not same_json(value, json.loads(argument.text)):
             edit[argument.name] = value

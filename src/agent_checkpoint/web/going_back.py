@@ -27,7 +27,8 @@ from agent_checkpoint.web.words import link
 
 POLICIES = ("refuse", "warn")
 """What the page offers; to compensate needs the tools, which are not known here."""
-_MOST_KEPT = 20
+_MOST_KEPT = 5
+"""Each holds a line for every file that would change."""
 _CHANGED = "{} changed since the preview: nothing was done. Look at it again."
 
 

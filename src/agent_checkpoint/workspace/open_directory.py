@@ -94,6 +94,8 @@ class OpenDirectory:
         self._lock = RLock()
         self.recovered: Plan | None = None
         """What was done last to finish a restore that was interrupted here."""
+        self.saved_in: tuple[str, ...] = ()
+        """Further keys with checkpoints of the directory: what they hold was not never saved."""
         self._finish_restore()
         clean_up_forks()
 
@@ -170,7 +172,7 @@ class OpenDirectory:
     def _restoring(self) -> Restoring:
         from agent_checkpoint.workspace.restoring import Restoring  # slow to load
 
-        return Restoring(self._root, self._sight, self._take, self.key)
+        return Restoring(self._root, self._sight, self._take, (self.key, *self.saved_in))
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

@@ -66,19 +66,22 @@ class Held(NamedTuple):
 class Restoring:
     """Makes a directory what it was."""
 
-    def __init__(self, root: RootLock, sight: Sight, take: Callable[..., Taking], key: str) -> None:
+    def __init__(
+        self, root: RootLock, sight: Sight, take: Callable[..., Taking], keys: tuple[str, ...]
+    ) -> None:
         """Prepare for a workspace.
 
         Args:
             root: its directory.
             sight: looks at it.
             take: makes a taking of it.
-            key: where safety checkpoints go.
+            keys: those with checkpoints of it; safety checkpoints go to the first.
         """
         self._root = root
         self._sight = sight
         self._take = take
-        self._key = key
+        self._key = keys[0]
+        self._keys = keys
 
     def preview(self, store: Store, tree: Tree, wish: Wish) -> Plan:
         """Return what a restore would do. Raises as `restore` does."""
@@ -99,10 +102,10 @@ class Restoring:
             seen = self._last_seen(store) or tree
             taking = self._take(full=True)
             saved = store.write(taking.draft(self._key, store, kind=SAFETY))
-            forget_old_safety(store, self._key)
             present = Side(taking.folder, objects_from(store.backend))
             plan = self._plan(store, present, tree, wish, seen)
             self._go_through(root, store, plan, wish, Held(taking.tree, saved.id, seen))
+            forget_old_safety(store, self._key)  # not before: the tree may be that of one
             return plan
 
     def restore_held(self, store: Store, tree: Tree, held: Held, wish: Wish) -> Plan:
@@ -240,11 +243,15 @@ class Restoring:
             raise _incomplete(plan, failed)
 
     def _last_seen(self, store: Store) -> Tree | None:
-        """Return the tree of the last ordinary checkpoint of the workspace's own key."""
-        for found in islice(store.newest_first(self._key), _LOOKED_THROUGH):
-            if found.kind != SAFETY and (tree := tree_in(store, found)) is not None:
-                return tree
-        return None
+        """Return the tree of the last ordinary checkpoint of the workspace."""
+        last: tuple[int, Tree] | None = None
+        for key in self._keys:
+            for found in islice(store.newest_first(key), _LOOKED_THROUGH):
+                if found.kind != SAFETY and (tree := tree_in(store, found)) is not None:
+                    if last is None or found.ts_ns > last[0]:
+                        last = found.ts_ns, tree
+                    break
+        return None if last is None else last[1]
 
     def _holds(self, backend: Backend) -> bool:
         """Tell whether a store is in the workspace."""

@@ -380,3 +380,24 @@ def test_who_has_no_more_files_to_open_leaves_the_finishing_to_the_next(
         assert again.recovered is not None
         assert again.recovered.leave == {}
     assert describe(ws.path) == before
+
+
+def test_the_oldest_safety_checkpoint_is_kept_until_it_is_restored(
+    ws: Workspace, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes when there are enough of later ones: not as long as it is needed."""
+    plans = []
+    for number in range(10):
+        (ws.path / "file").write_text(f"unsaved {number}")
+        plans.append(ws.restore(tree))
+    oldest = plans[0].safety_id
+
+    def no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Restore, "_check_room", no_room)
+        with pytest.raises(WorkspaceError):
+            ws.restore(str(oldest))
+    ws.restore(str(oldest))
+    assert (ws.path / "file").read_text() == "unsaved 0"

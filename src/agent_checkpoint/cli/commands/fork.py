@@ -11,7 +11,7 @@ from agent_checkpoint.cli.lines import Line, note_of
 from agent_checkpoint.cli.out import Answer, Out, count, inert
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.text import quoted
-from agent_checkpoint.errors import CheckpointError, ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.session.files import is_empty
@@ -24,12 +24,13 @@ EXAMPLES = """
 agent-checkpoint fork fix-bug-42 try-a                    from its present
 agent-checkpoint fork fix-bug-42 try-b --at @7            from an earlier checkpoint
 agent-checkpoint fork fix-bug-42 try-c --into ../try-c    with its files in a new directory
+agent-checkpoint fork @3 try-d --into ../try-d            this directory, as it was then
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
-    parser.add_argument("key", metavar="KEY", help="what is forked")
+    parser.add_argument("key", metavar="KEY", help="what is forked: a key, an id, . for here")
     parser.add_argument("name", metavar="NAME", help="the new key")
     parser.add_argument("--at", metavar="ID", help="from which checkpoint; the latest if none")
     parser.add_argument(
@@ -41,8 +42,8 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, places: Places) -> Answer:
     """Fork it."""
     with places.manager() as manager:
-        key = places.key(manager, args.key)
-        point = places.checkpoint(manager, places.id_of(manager, args.at, key))
+        key, at = _meant(args, places, manager)
+        point = places.checkpoint(manager, places.id_of(manager, at, key))
         place = None if args.into is None else _empty(Path(places.directory, args.into))
         tree = tree_in(manager.store, point)
         if place is not None and tree is None:
@@ -59,7 +60,7 @@ def run(args: Namespace, places: Places) -> Answer:
         if place is not None:
             try:
                 files = _put_files(manager, args.name, first, point, place)
-            except CheckpointError:
+            except BaseException:  # also Ctrl-C: else the key would be that of half a directory
                 manager.delete(args.name)
                 raise
     data: dict[str, Any] = {
@@ -70,6 +71,17 @@ def run(args: Namespace, places: Places) -> Answer:
         "files": files,
     }
     return Answer(data, lambda out: _show(out, data, point, args.store, tree is not None))
+
+
+def _meant(args: Namespace, places: Places, manager: CheckpointManager) -> tuple[str, str | None]:
+    """Return the key that is forked, and the checkpoint if one was said. Raises NotFoundError."""
+    said: str = args.key
+    if said == ".":
+        return places.key(manager, None), args.at
+    if args.at is None and said not in manager.list_keys():
+        found = places.checkpoint(manager, said)
+        return found.key, found.id
+    return places.key(manager, said), args.at
 
 
 def _empty(place: Path) -> Path:

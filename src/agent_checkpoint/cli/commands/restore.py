@@ -78,6 +78,7 @@ def run(args: Namespace, places: Places) -> Answer:
         is_own = args.into is None and is_line(store, checkpoint, place)
         key = checkpoint.key if is_own else key_of(place)
         with Line(place, store, key, force=args.force, **rules) as line:
+            line.saved_in = (checkpoint.key,)
             with args.out.progress("Looking at files") as tell:
                 told.append(tell)
                 plan = line.restore(tree, dry_run=True, **wish)

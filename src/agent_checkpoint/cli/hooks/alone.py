@@ -34,7 +34,11 @@ def alone(key: str, patience: float = PATIENCE) -> Iterator[None]:
         return
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.session.lock"
     try:
-        lock = _wait_for(directory, name, key, patience)
+        try:
+            lock = _wait_for(directory, name, key, patience)
+        except OSError:  # nor is one that cannot be written
+            yield
+            return
         try:
             yield
         finally:

@@ -3,7 +3,8 @@
 look     what would be done to the files, and to the transcript
 write    the transcript of then, beside the one of now
 hold     one safety checkpoint of the files and of the whole transcript, in the session's key, that
-         says what is about to be done: from here on it is done, by whoever comes next if need be
+         says what is about to be done, and a mark outside of the store that it has begun: from
+         here on it is done, by whoever comes next if need be
 files    restored, with that checkpoint as the evidence
 words    the transcript replaced by that at once; the one before stays beside it
 turn     a checkpoint with the content of the target: the head of a key is always its present
@@ -16,6 +17,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
+from agent_checkpoint.cli.hooks import underway
 from agent_checkpoint.cli.hooks.alone import alone
 from agent_checkpoint.cli.hooks.events import Event
 from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note, read_note
@@ -94,6 +96,7 @@ class Rewinding:
         self.directory = _unmoved(note.root)
         """Where the files are."""
         self._workspace = Workspace(note.root, store, watch=False, **rules)
+        self._workspace.saved_in = (target.key,)
         self._lines = self._lines_in(target) if conversation else None
         self.missing = note.trouble if conversation else None
         """Why the conversation of then was not saved, if it was not."""
@@ -136,6 +139,10 @@ class Rewinding:
             try:
                 safety = self._save_present(SAFETY, "before the rewind to", self._decision)
                 self.safety_id = safety.id
+                try:
+                    underway.begin(self._store, safety)
+                except OSError as error:
+                    raise StorageError(f"Nothing was done: {error}.") from error
                 self.follow(safety, text)
             finally:
                 if text is not None:
@@ -152,7 +159,13 @@ class Rewinding:
         except Exception:
             with suppress(CheckpointError):  # what is told now is not tried again later
                 self._save_present("restore", "not finished: the rewind to")
+            underway.end(self._target.key)
             raise
+        self._turn()
+        underway.end(self._target.key)
+
+    def _turn(self) -> None:
+        """Save what there is now: it is the head of the session from here on."""
         if not self._is_whole:
             self._save_present("restore", "after a part of the rewind to")
             return
@@ -272,6 +285,8 @@ def finish(store: Store, safety: Checkpoint, note: Note) -> str | None:
     said = note.rewind
     if said is None or safety.kind != SAFETY or not note.is_ours:
         return None  # nobody's word but the user's own changes files
+    if not underway.is_under_way(store, safety):
+        return None  # it ended, and what came after is deleted; or it is the story of another store
     try:
         target = find(store, said["target"])
         then = read_note(store, target)

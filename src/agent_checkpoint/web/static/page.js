@@ -154,5 +154,10 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-pick]");
   if (button) pick(button);
 });
+const back = document.getElementById("back"); // of a page that tells why something was refused
+if (back && history.length > 1) {
+  back.hidden = false;
+  back.addEventListener("click", () => history.back());
+}
 document.getElementById("theme").addEventListener("click", setTheme);
 document.getElementById("help").addEventListener("click", () => help.showModal());
