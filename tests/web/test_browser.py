@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from agent_checkpoint import CheckpointManager
+from agent_checkpoint import Approvals, CheckpointManager
 from tests.web.browsing import Served, chromium
 from tests.web.conftest import Place
 from tests.web.example_store import AUTH, KEY, make_long
