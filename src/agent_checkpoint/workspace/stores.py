@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import os
 
-_DATABASE = b"store.db"
+_DATABASE, _LOCK = b"store.db", b".lock"
 _READABLE = b".meta%2fformat"
-MARKS = frozenset({_DATABASE, _READABLE})
-"""Names of which one is in every store."""
-_MAGIC = b"SQLite format 3\0"
+MARKS = frozenset({_DATABASE, _LOCK, _READABLE})
+"""Names by which a store is known."""
 
 
 def is_store(directory: int, name: bytes) -> bool:
-    """Tell whether a directory in another one is a store.
+    """Tell whether a directory in another one is a store, by the names in it.
 
-    Raises:
-        OSError: it cannot be told.
+    Its database is not opened: to close that again would take the locks from whoever uses it in
+    this process, and two could write at a time.
     """
-    if os.access(name + b"/" + _READABLE, os.F_OK, dir_fd=directory):
-        return True
-    if not os.access(name + b"/" + _DATABASE, os.R_OK, dir_fd=directory):
-        return False
-    from agent_checkpoint.backends.sqlite_connections import APPLICATION_ID  # slow to load
+    return _is_there(directory, name, _READABLE) or (
+        _is_there(directory, name, _DATABASE) and _is_there(directory, name, _LOCK)
+    )
 
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # it may be a fifo
-    fd = os.open(name + b"/" + _DATABASE, flags, dir_fd=directory)
-    try:
-        head = os.pread(fd, 72, 0) if os.path.isfile(fd) else b""
-    finally:
-        os.close(fd)
-    return head[:16] == _MAGIC and int.from_bytes(head[68:], "big") == APPLICATION_ID
+
+def _is_there(directory: int, name: bytes, inside: bytes) -> bool:
+    return os.access(name + b"/" + inside, os.F_OK, dir_fd=directory)

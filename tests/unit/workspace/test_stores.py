@@ -1,5 +1,6 @@
 """Stores among the files: whoever saves there is told that it is durable, and so it stays."""
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,34 @@ def test_the_store_of_another_is_no_workspace(tmp_path: Path, backend: str) -> N
 
 
 def test_another_database_of_that_name_is_a_file(place: Path, tmp_path: Path) -> None:
-    for name, data in {"x": b"", "y": b"SQLite format 3\0" + bytes(100), "z": b"text"}.items():
-        (place / name).mkdir()
-        (place / name / "store.db").write_bytes(data)
+    (place / "x").mkdir()
+    (place / "x" / "store.db").write_bytes(b"SQLite format 3\0" + bytes(100))
     own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
     with own, Workspace(place, own.store) as ws:
         tree = ws.snapshot()
-    assert (tree.files, list(tree.notes)) == (4, [])
+    assert (tree.files, list(tree.notes)) == (2, [])
+
+
+def test_the_database_of_another_is_never_opened(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To close it would take the locks of SQLite from whoever uses it in this process."""
+    opened: list[str] = []
+    real = os.open
+
+    def noting(path: Any, *rest: Any, **options: Any) -> int:
+        opened.append(os.fsdecode(path) if isinstance(path, (str, bytes, Path)) else "")
+        return real(path, *rest, **options)
+
+    own = CheckpointManager(backend="sqlite", path=tmp_path / "own")
+    other = CheckpointManager(backend="sqlite", path=place / "store")
+    with own, other, Workspace(place, own.store) as ws:
+        other.save("first", {"n": 1})
+        tree = ws.snapshot()
+        monkeypatch.setattr(os, "open", noting)
+        (place / "a").write_text("two")
+        other.save("second", {"n": 2})
+        ws.snapshot(full=True)
+        ws.restore(tree)
+    assert opened
+    assert not [path for path in opened if "store.db" in path]
