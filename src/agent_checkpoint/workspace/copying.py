@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.workspace.stores import is_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
@@ -205,7 +206,7 @@ class _Copy:
                 self._copy_file(name, here, there)
             elif entry.is_symlink():
                 self._copy_link(name, here, there)
-            elif not entry.is_dir(follow_symlinks=False):
+            elif not entry.is_dir(follow_symlinks=False) or is_store(here, name):
                 self._specials.append(self._at)
             elif entry.inode() != ino or entry.stat(follow_symlinks=False).st_dev != device:
                 os.mkdir(name, 0o700, dir_fd=there)

@@ -113,5 +113,7 @@ def test_the_database_of_another_is_never_opened(
         other.save("second", {"n": 2})
         ws.snapshot(full=True)
         ws.restore(tree)
+        with ws.fork(tmp_path / "fork", driver="copy") as fork:
+            assert [path.name for path in fork.path.iterdir()] == ["a"]
     assert opened
     assert not [path for path in opened if "store.db" in path]
