@@ -261,14 +261,11 @@ def much_wide_text(archive: Crafted) -> Any:
     return archive.repeated(archive.leaf(item, 9000, pieces), 200)
 
 
-SHAPES = [many_lists, many_dicts, deep_dicts, many_logs, many_leaves, much_of_bytes, much_wide_text]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "backend"),
     [
-        *((shape, "memory") for shape in SHAPES),
+        *((shape, "memory") for shape in (many_dicts, many_logs, many_leaves)),
         (many_lists, "sqlite"),
         *((shape, "file") for shape in (many_lists, deep_dicts, much_of_bytes, much_wide_text)),
     ],

@@ -344,7 +344,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(sorted(WRONG))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(what=st.sampled_from(sorted(SOUND)), changes=st.dictionaries(FIELDS, JSON, max_size=3))
 @example(what="answered", changes={"also": None, "parts": {"$object": None}})
 def test_whatever_a_record_says(

@@ -33,4 +33,4 @@ class FileMachine(FileHooks, BackendMachine):
 
 
 TestFileMachine = FileMachine.TestCase
-TestFileMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestFileMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)

@@ -28,4 +28,4 @@ class MemoryMachine(MemoryHooks, BackendMachine):
 
 
 TestMemoryMachine = MemoryMachine.TestCase
-TestMemoryMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestMemoryMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

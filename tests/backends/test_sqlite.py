@@ -65,7 +65,7 @@ class SQLiteMachine(SQLiteHooks, BackendMachine):
 
 
 TestSQLiteMachine = SQLiteMachine.TestCase
-TestSQLiteMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestSQLiteMachine.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 
 
 @pytest.fixture

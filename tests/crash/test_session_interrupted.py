@@ -8,7 +8,7 @@ import pytest
 from tests.crash import interrupting
 from tests.crash.fault_process import child_environment
 
-STEP = {"memory": 9, "sqlite": 41}
+STEP = {"memory": 17, "sqlite": 61}
 
 
 @pytest.mark.parametrize("scenario", interrupting.SCENARIOS)

@@ -20,7 +20,7 @@ from tests.properties.values import any_text, changed, fields, json_trees, value
 
 # The strategies nest deeply, which hypothesis takes for slow; functions use no fixture per example.
 ours = settings(
-    max_examples=150,
+    max_examples=75,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -170,7 +170,7 @@ class MemoryMachine(ManagerMachine):
         return CheckpointManager(self.backend)
 
 
-LIMITS = settings(max_examples=25, stateful_step_count=25, deadline=None)
+LIMITS = settings(max_examples=12, stateful_step_count=25, deadline=None)
 TestFile = FileMachine.TestCase
 TestPickle = PickleMachine.TestCase
 TestMemory = MemoryMachine.TestCase

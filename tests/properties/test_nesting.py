@@ -148,7 +148,7 @@ def test_one_kind_in_itself(manager: CheckpointManager, name: str) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

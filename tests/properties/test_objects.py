@@ -14,7 +14,7 @@ from agent_checkpoint.store.compression import pack, unpack
 from agent_checkpoint.store.objects import End, Object, make_object, open_object
 from agent_checkpoint.store.varints import read_varint, write_varint
 
-ours = settings(max_examples=150, deadline=None, derandomize=True)
+ours = settings(max_examples=75, deadline=None, derandomize=True)
 
 kinds = st.binary(min_size=1, max_size=1)
 payloads = st.one_of(

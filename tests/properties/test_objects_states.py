@@ -14,7 +14,7 @@ from tests.properties.values import any_text, fields, values
 from tests.unit.store.shelves import cut_small
 
 ours = settings(
-    max_examples=40,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -12,7 +12,7 @@ from agent_checkpoint.store.sequences import SequenceBuilder
 from tests.unit.store.shelves import Shelf, cut_small
 
 ours = settings(
-    max_examples=150,
+    max_examples=75,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -207,7 +207,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 
 SessionMachine.TestCase.settings = settings(
-    max_examples=25,
+    max_examples=15,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -276,7 +276,7 @@ EDITS = [
 STEPS = st.sampled_from([*EDITS, *[Playground.snapshot] * 8, *[Playground.restore] * 4])
 RUNS = st.lists(st.tuples(STEPS, st.integers(0, 1 << 16)), min_size=20, max_size=40)
 ours = settings(
-    max_examples=35,
+    max_examples=18,
     deadline=None,
     derandomize=True,
     phases=[Phase.generate],  # to shrink a run takes minutes, and as it is it can be read
@@ -328,7 +328,7 @@ def test_one_who_has_an_index_sees_all_edits_and_takes_them_back(
 
 
 @pytest.mark.slow
-@settings(ours, max_examples=25)
+@settings(ours, max_examples=12)
 @given(RUNS)
 def test_all_edits_are_seen_where_inodes_are_used_again(run: "list[tuple[Any, int]]") -> None:
     with playground(watch=True, below=None) as ground:
