@@ -184,7 +184,7 @@ def _ready(
 def _let_go_on(fd: int, target: int) -> None:
     """Have what is still printed go where it would have gone without us."""
     with suppress(OSError):  # there is no `cat`
-        subprocess.Popen(["cat"], stdin=fd, stdout=target, start_new_session=True)  # noqa: S607
+        subprocess.Popen(["cat"], stdin=fd, stdout=target, start_new_session=True)  # noqa: S607 - as on PATH
 
 
 def _read_terminal(ours: int) -> bytes | None:

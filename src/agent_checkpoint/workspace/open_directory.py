@@ -95,7 +95,7 @@ class OpenDirectory:
         self.recovered: Plan | None = None
         """What was done last to finish a restore that was interrupted here."""
         self.saved_in: tuple[str, ...] = ()
-        """Further keys with checkpoints of the directory: what they hold was not never saved."""
+        """Further keys with checkpoints of the directory: what they hold counts as saved."""
         self._finish_restore()
         clean_up_forks()
 

@@ -4,6 +4,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,8 +59,7 @@ def test_what_was_captured_before_it_was_told_apart_is_left_alone(
     with CheckpointManager(backend=backend, path=place / "store") as other:
         other.save("first", {"n": 1})
     with own, monkeypatch.context() as patch:
-        never: Any = lambda *_: False  # noqa: E731
-        patch.setattr("agent_checkpoint.workspace.scan.is_store", never)
+        patch.setattr("agent_checkpoint.workspace.scan.is_store", Mock(return_value=False))
         with Workspace(place, own.store) as ws:
             tree = ws.snapshot()
     assert not tree.notes
