@@ -1,5 +1,6 @@
 """The hook keeps nothing of the agent's, waits no longer than it may, and saves what it can."""
 
+import errno
 import fcntl
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_checkpoint.cli.hooks.alone import alone
 from agent_checkpoint.cli.hooks.note import Note, read_note
 from tests.cli.scene import Scene, scene, wait_for
 from tests.cli.test_hook import CLAUDE
@@ -241,3 +243,16 @@ def test_a_transcript_that_cannot_be_read_keeps_no_file_from_being_saved(direct:
     direct.tool(9)  # with a transcript that is one
     assert note_of(direct).trouble is None
     assert direct.history(CLAUDE)[0]["parts"] == ["workspace", "transcript", "hook"]
+
+
+def test_a_lock_that_cannot_be_made_keeps_nothing_from_being_saved(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(*_: object) -> None:
+        raise OSError(errno.EROFS, "read-only")
+
+    monkeypatch.setattr("agent_checkpoint.cli.hooks.alone.take_lock", read_only)
+    entered = False
+    with alone("key"):
+        entered = True
+    assert entered

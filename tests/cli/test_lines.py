@@ -163,3 +163,24 @@ def test_save_of_a_file_and_of_a_home(repo: Path) -> None:
     refused = run("watch", "/", at=repo)
     assert refused.status == 4
     assert "force" not in refused.err
+
+
+@pytest.mark.parametrize("said", ["@1", ".", "key@1"])
+def test_a_fork_is_made_of_what_is_here(repo: Path, tmp_path: Path, said: str) -> None:
+    key = run("log", "--json", at=repo).data["key"]
+    made = run("fork", said.replace("key", key), "try", "--into", tmp_path / "a", "--json", at=repo)
+    assert (
+        made.data["from"]
+        == run("show", "@2" if said == "." else "@1", "--json", at=repo).data["id"]
+    )
+
+
+def test_a_fork_that_is_interrupted_leaves_no_key(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent_checkpoint.cli.commands.fork._put_files", interrupted)
+    assert run("fork", "@1", "try", "--into", tmp_path / "a", at=repo).status == 130
+    assert "try" not in {row["key"] for row in run("keys", "--json").data}

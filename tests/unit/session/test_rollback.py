@@ -1,6 +1,7 @@
 """Going back: where to, what of it, what was done outside meanwhile, and back again."""
 
 import re
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,9 @@ from agent_checkpoint.errors import (
     NotFoundError,
     RollbackRefusedError,
     StateError,
+    StorageError,
 )
+from agent_checkpoint.session.rollback import Rollback
 from tests.agents import Agent, Planner
 from tests.unit.session.places import files_of
 
@@ -790,3 +793,18 @@ class TestWhatTheStateHasAgain:
             session.rollback(steps=2, effects="compensate")
         assert [effect.words for effect in caught.value.report.gone] == ["reserve(seat='B')"]
         assert any("'B'" in item and "does not stand" in item for item in session.notices)
+
+
+def test_the_oldest_safety_checkpoint_is_kept_until_it_was_gone_back_to(tmp_path, monkeypatch):
+    with Session("work", agent=Agent(), store=tmp_path / "store") as session:
+        first = session.save(label="first")
+        safeties = []
+        for number in range(10):
+            session.agent.count = number + 1
+            safeties.append(session.rollback(to=first).safety_id)
+        with monkeypatch.context() as patch:
+            patch.setattr(Rollback, "_set_back", Mock(side_effect=StorageError("full")))
+            with pytest.raises(StorageError):
+                session.rollback(to=safeties[0])
+        session.rollback(to=safeties[0])
+        assert session.agent.count == 1
