@@ -19,7 +19,7 @@ class Tab:
     """A page in a browser that notes every error, dialog and request that goes elsewhere."""
 
     def __init__(self, browser: Any, address: str, **options: Any) -> None:
-        self.origin = address.partition("?")[0].rstrip("/")
+        self.origin = address.partition("?")[0].rpartition("/")[0]
         self.context = browser.new_context(**options)
         self.context.set_default_timeout(15_000)
         self.page = self.context.new_page()

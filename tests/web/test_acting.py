@@ -56,7 +56,7 @@ def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:
         "argument.servers": '[\n  "web-1",\n  "web-2"\n]',
         "argument.unknown": "1",
     }
-    assert acting.post("/approve", form).headers["location"].startswith("/effects")
+    assert acting.post("/approve", form).headers["location"].startswith("effects")
     with Session(KEY, store=acting.manager) as session:
         (row,) = session.carry_out()
         assert row["result"] == "deployed 2.5"
@@ -187,7 +187,7 @@ def test_a_fork_is_previewed_and_confirmed(acting: Visitor) -> None:
     assert "The key another way is free" in text
     assert "another way" not in acting.manager.list_keys()
     answer = acting.post("/fork", form)
-    assert answer.headers["location"] == "/timeline?key=another%20way"
+    assert answer.headers["location"] == "timeline?key=another%20way"
     assert acting.manager.history("another way")[0]["parents"][0].endswith("-8")
     assert acting.post("/fork", form).status_code == 409
     assert acting.post("/fork", {"id": KEY, "name": " "}).status_code == 400

@@ -21,7 +21,7 @@ def head_of(visitor: Visitor, key: str = KEY) -> str:
 
 def previewed(acting: Visitor, form: Any) -> str:
     """Have a rollback previewed, and return where the preview is shown."""
-    answer = acting.post("/rollback/preview", form)
+    answer = acting.post("/preview", form)
     assert answer.status_code == 303, plain(answer.text)
     return str(answer.headers["location"])
 
@@ -104,7 +104,7 @@ def test_files_that_nobody_saved_are_left_alone_if_that_is_wanted(
 
 def test_no_part_at_all_is_refused(acting: Visitor) -> None:
     pairs = [("id", f"{KEY}@8"), ("key", KEY), ("scope", "some")]
-    assert acting.post("/rollback/preview", pairs).status_code == 400
+    assert acting.post("/preview", pairs).status_code == 400
 
 
 def test_a_session_that_has_gone_on_since_the_preview_is_left_alone(
@@ -187,7 +187,7 @@ def test_a_form_that_is_sent_many_times_at_once_is_done_once(acting: Visitor) ->
 
 
 def test_a_preview_that_is_not_kept_is_told(acting: Visitor) -> None:
-    assert acting.get("/rollback/preview", of="none").status_code == 404
+    assert acting.get("/preview", of="none").status_code == 404
     assert acting.post("/rollback", {"of": "none"}).status_code == 404
     place = previewed(acting, {"id": f"{KEY}@8", "key": KEY})
     for _ in range(20):
@@ -218,6 +218,6 @@ def test_a_fork_without_a_directory_is_refused_in_words(acting: Visitor) -> None
 
 def test_a_checkpoint_of_another_session_is_refused(acting: Visitor) -> None:
     form = {"id": "nightly-report@2", "key": KEY}
-    assert acting.post("/rollback/preview", form).status_code == 400
+    assert acting.post("/preview", form).status_code == 400
     place = previewed(acting, {"id": f"{KEY}@8", "key": KEY})
     assert confirm(acting, place, effects="compensate").status_code == 400

@@ -41,12 +41,12 @@ class Checked(HTMLParser):
         values = dict(attrs)
         if tag not in TAGS or any(name.startswith("on") or name == "style" for name in values):
             self.strange.append(f"{tag} {values}")
-        if tag == "script" and not str(values.get("src", "")).startswith("/static/"):
+        if tag == "script" and not str(values.get("src", "")).startswith("static/"):
             self.strange.append(f"{tag} {values}")
-        if tag == "img" and values.get("src") != "/static/icon.svg":
+        if tag == "img" and values.get("src") != "static/icon.svg":
             self.strange.append(f"{tag} {values}")
         for name in ("href", "action", "src"):
-            if name in values and not re.match(r"/(?!/)|#", values[name]):
+            if name in values and not re.match(r"(\./|\w+)(/\w[\w.]*)?(\?|$)|#", values[name]):
                 self.strange.append(f"{tag} {values}")
 
 

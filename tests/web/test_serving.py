@@ -40,10 +40,20 @@ def served() -> "Iterator[tuple[CheckpointManager, Server]]":
     assert not thread.is_alive()
 
 
+class Connection(http.client.HTTPConnection):
+    """Asks for pages below the path of a run."""
+
+    base = "/"
+
+    def request(self, method: str, url: str, *args: Any, **options: Any) -> None:
+        below = url if url.startswith(self.base) else self.base + url.removeprefix("/")
+        super().request(method, below, *args, **options)
+
+
 def connect(server: Server) -> "tuple[http.client.HTTPConnection, str]":
     """Open the address as a browser does; return a connection and the cookie."""
     place = urlsplit(server.address)
-    connection = http.client.HTTPConnection(place.netloc, timeout=20)
+    connection = Connection(place.netloc, timeout=20)
     for _ in range(100):
         try:
             connection.connect()
@@ -55,6 +65,7 @@ def connect(server: Server) -> "tuple[http.client.HTTPConnection, str]":
     answer.read()
     assert answer.status == 303
     cookie = (answer.getheader("Set-Cookie") or "").partition(";")[0]
+    connection.base = place.path[: place.path.rindex("/") + 1]
     return connection, cookie
 
 
@@ -158,8 +169,8 @@ def test_a_server_ends_although_a_page_is_being_made(monkeypatch: pytest.MonkeyP
 
 def test_a_server_in_front_is_let_through(tmp_path: Path) -> None:
     server = listen(CheckpointManager(), port=0, public_url="https://Timeline.Example.org/")
-    assert server.address.startswith("https://timeline.example.org/?token=")
-    token = server.address.partition("token=")[2]
+    place = urlsplit(server.address)
+    assert f"{place.scheme}://{place.netloc}" == "https://timeline.example.org"
     thread = threading.Thread(target=server.run)
     thread.start()
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
@@ -172,12 +183,13 @@ def test_a_server_in_front_is_let_through(tmp_path: Path) -> None:
 
     try:
         for host in ("timeline.example.org", "timeline.example.org:443"):
-            answer = ask("GET", f"/?token={token}", host)
+            page = urlsplit(server.invite())
+            answer = ask("GET", f"{page.path}?{page.query}", host)
             assert answer.status == 303
             assert "; Secure" in answer.getheader("Set-Cookie")
         cookie = answer.getheader("Set-Cookie").partition(";")[0]
-        assert ask("GET", "/", "timeline.example.org", Cookie=cookie).status == 200
-        assert ask("GET", "/", f"127.0.0.1:{server.port}", Cookie=cookie).status == 200
+        assert ask("GET", place.path, "timeline.example.org", Cookie=cookie).status == 200
+        assert ask("GET", place.path, f"127.0.0.1:{server.port}", Cookie=cookie).status == 200
         for host in ("other.example.org", "timeline.example.org:80", "timeline.example.org:8443"):
             assert ask("GET", "/", host, Cookie=cookie).status == 421
         form = {"Cookie": cookie, "Content-Type": "application/x-www-form-urlencoded"}
@@ -188,7 +200,7 @@ def test_a_server_in_front_is_let_through(tmp_path: Path) -> None:
         ):
             connection.request(
                 "POST",
-                "/deny",
+                f"{place.path}deny",
                 headers={"Host": "timeline.example.org", "Origin": origin, **form},
             )
             answer = connection.getresponse()
@@ -211,15 +223,15 @@ def test_what_is_no_public_address_is_refused(url: str) -> None:
 
 
 def test_who_comes_from_a_file_or_a_link_is_let_in(served: Any) -> None:
-    place = urlsplit(served[1].address)
     connect(served[1])[0].close()
+    place = urlsplit(served[1].invite())
     connection = http.client.HTTPConnection(place.netloc, timeout=20)
     headers = {"Sec-Fetch-Site": "cross-site"}
     connection.request("GET", f"{place.path}?{place.query}", headers=headers)
     answer = connection.getresponse()
     text = answer.read().decode()
     assert answer.status == 200
-    assert 'content="0; url=/timeline?key=key"' in text
+    assert f'content="0; url={place.path}?key=key"' in text
     assert "token" not in text
     assert answer.getheader("Set-Cookie")
     connection.close()
@@ -248,7 +260,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StorageError, match="--port"):
-            listen(CheckpointManager(), port=port)
+            listen(CheckpointManager(), host="127.0.0.1", port=port)
     with pytest.raises(InvalidInputError, match="65535"):
         listen(CheckpointManager(), port=70_000)
     with pytest.raises(InvalidInputError, match="no address"):
@@ -268,9 +280,10 @@ def test_the_command_serves_until_it_is_interrupted(shared: Place) -> None:
         assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert re.fullmatch(
-            r"http://127\.0\.0\.1:\d+/timeline\?key=fix-login-timeout&token=[\w-]{40,}", address
+            r"http://127\.[\d.]+:\d+/[\w-]+/timeline\?key=fix-login-timeout&token=[\w-]{40,}",
+            address,
         )
-        connection, cookie = connect(Server(address, 0, lambda: None, lambda: None))
+        connection, cookie = connect(Server(address, 0, lambda: None, lambda: None, str))
         connection.request("GET", "/", headers={"Cookie": cookie})
         assert b"read-only" in connection.getresponse().read()
         connection.close()

@@ -32,6 +32,7 @@ class Client:
 
     def __init__(self, app: Any) -> None:
         self._app = app
+        self.base = "/"
         self.cookies: dict[str, str] = {}
 
     def get(self, url: str, **options: Any) -> Answer:
@@ -56,6 +57,8 @@ class Client:
         content: bytes = b"",
     ) -> Answer:
         path, _, query = url.partition("?")
+        if not path.startswith(self.base):  # pages name each other from where they are
+            path = self.base + path.removeprefix("./").removeprefix("/")
         query = urlencode(params) if params else query
         said = {"host": f"127.0.0.1:{PORT}"}
         if self.cookies:
@@ -75,6 +78,7 @@ class Client:
         if "set-cookie" in answer.headers:
             name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
             self.cookies[name] = value
+            (self.base,) = re.findall("; Path=([^;]+)", answer.headers["set-cookie"])
         return answer
 
     async def _ask(self, scope: Any, content: bytes) -> Answer:
@@ -103,9 +107,9 @@ class Visitor:
 
     def __init__(self, manager: CheckpointManager, *, read_only: bool = False) -> None:
         self.manager = manager
-        self.guard = Guard(TOKEN, port=PORT)
+        self.guard = Guard(port=PORT)
         self.client = Client(make_app(manager, self.guard, read_only=read_only))
-        answer = self.client.get("/", params={"token": TOKEN})
+        answer = self.client.get(self.guard.base, params={"token": self.guard.invite()})
         assert answer.status_code == 303
 
     def get(self, page: str, /, **asked: Any) -> Any:
@@ -133,4 +137,6 @@ def opened(path: Path) -> CheckpointManager:
 
 
 def links(html: str) -> "list[str]":
-    return [found.replace("&amp;", "&") for found in re.findall(r'(?:href|action)="([^"]*)"', html)]
+    """Return where a page leads, from the path that all pages are below."""
+    found = re.findall(r'(?:href|action)="([^"#][^"]*)"', html)
+    return ["/" + place.removeprefix("./").replace("&amp;", "&") for place in found]

@@ -147,7 +147,7 @@ def _resolve(site: Site, said: dict[str, str]) -> Response:
 
 def _back(said: dict[str, str]) -> Response:
     key = said.get("key", "")
-    place = link("/effects", key=key) if key else "/approvals"
+    place = link("effects", key=key) if key else "approvals"
     return RedirectResponse(place, 303)
 
 

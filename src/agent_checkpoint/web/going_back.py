@@ -188,7 +188,7 @@ def _kept(site: Site, name: str) -> Shown:
 
 
 def _to(name: str) -> Response:
-    return RedirectResponse(link("/rollback/preview", of=name), 303)
+    return RedirectResponse(link("preview", of=name), 303)
 
 
 def _page(

@@ -1,8 +1,11 @@
-"""Who may ask for what. Owns the token, the cookie, the check of every request, and the headers.
+"""Who may ask for what. Owns the tokens, the cookie, the check of every request, and the headers.
 
 Other pages in the same browser can send requests here, and other programs on this machine can
-reach the port: neither knows the token. A name that somebody points at this address is no host of
+reach the port: neither knows a token. A name that somebody points at this address is no host of
 ours. What changes something needs a form that this page has made.
+
+Browsers send cookies to every port of a host. So all pages of a run are below a path that nobody
+can guess, and the cookie is for that path: another server on the host is never sent it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import ipaddress
 import secrets
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from html import escape
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -27,6 +30,19 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHORTEST_TOKEN = 16
 LARGEST_BODY = 2_000_000
+LARGEST_LOGIN = 10_000
+COOKIE = "agent_checkpoint"
+ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to know them, not to listen there
+_STRANGER = """<!DOCTYPE html><meta charset="utf-8"><title>agent-checkpoint</title>
+<h1>agent-checkpoint</h1>
+<p>{why}</p>
+<p>Each address lets one browser in, once. To get a new one, run <code>agent-checkpoint ui</code>
+again.</p>{form}
+"""
+_LOGIN = """
+<form method="post" action="/"><p><label>Token
+<input type="password" name="token" autocomplete="current-password"></label>
+<button>Open</button></p></form>"""
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -50,15 +66,15 @@ class Guard:
         self,
         token: str | None = None,
         *,
-        host: str = "127.0.0.1",
+        hosts: Sequence[str] = ("127.0.0.1",),
         port: int,
         public_url: str | None = None,
     ) -> None:
-        """Take a token, or make one.
+        """Take a token that people choose to enter, if there is one.
 
         Args:
-            token: what a person has to show once; made if not given.
-            host: the address that is listened at.
+            token: what lets a person in any number of times, entered in a form.
+            hosts: the addresses that are listened at, and the name that they were asked for by.
             port: the port there.
             public_url: where a server in front of this one is reached, such as `https://name`.
 
@@ -66,22 +82,34 @@ class Guard:
             InvalidInputError: the token is too short, an address that others reach has none, or the
                 public one is no address.
         """
-        if token is None and not is_loopback(host):
+        open_to_others = [host for host in hosts if not is_loopback(host)]
+        if token is None and open_to_others:
             raise InvalidInputError(
-                f"{host} can be reached from other machines: choose a token of {SHORTEST_TOKEN} "
-                "characters or more, in AGENT_CHECKPOINT_TOKEN or by --token, or listen at "
-                "127.0.0.1."
+                f"{open_to_others[0]} can be reached from other machines: choose a token of "
+                f"{SHORTEST_TOKEN} characters or more, in AGENT_CHECKPOINT_TOKEN or by --token, or "
+                "listen at 127.0.0.1."
             )
         if token is not None and len(token) < SHORTEST_TOKEN:
             raise InvalidInputError(f"A token has {SHORTEST_TOKEN} characters or more.")
-        self.token = secrets.token_urlsafe(32) if token is None else token
-        self.host, self.port = host, port
+        self._chosen = token
+        self._hosts = frozenset(host.strip("[]").lower() for host in hosts)
+        self._port = port
         self.public = None if public_url is None else _origin(public_url)
         """The origin of the page as others see it, if there is a server in front."""
-        self.cookie = f"agent_checkpoint_{port}"
+        self.base = f"/{secrets.token_urlsafe(24)}/"
+        """The path of all pages of this run."""
+        self.run = secrets.token_urlsafe(16)
+        """By what an open page knows this run; it is in answers and never in a request."""
+        self._invitations: set[str] = set()
         self._session = secrets.token_urlsafe(32)
         self.csrf = secrets.token_urlsafe(32)
         """What every form has in it."""
+
+    def invite(self) -> str:
+        """Return a new token, which lets one browser in, once."""
+        token = secrets.token_urlsafe(32)
+        self._invitations.add(token)
+        return token
 
     def middleware(self, app: App) -> App:
         """Return an application that is asked only what may be asked."""
@@ -104,19 +132,52 @@ class Guard:
             await _answer(send, 421, "This is not the host that this page is served by.")
         elif not self._is_our_origin(scope, headers, needed=method == "POST"):
             await _answer(send, 403, "This was asked by another page.")
-        elif method != "POST" and (place := self._entrance(scope)) is not None:
-            fresh = f"{self.cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict"
-            if self._is_public(headers) and str(self.public).startswith("https:"):
-                fresh += "; Secure"
-            await _entered(send, headers, place, fresh)
-        elif not self._knows_us(headers):
-            await _answer(
-                send,
-                401,
-                "Open the address that `agent-checkpoint ui` has printed: it has the token in it.",
-            )
+        elif method == "POST" and scope["path"] == "/":
+            await self._log_in(receive, send, headers)
+        elif method == "GET" and (token := _token_in(scope)) is not None:
+            await self._enter(send, scope, headers, token)
+        elif not self._knows_us(headers) or not scope["path"].startswith(self.base):
+            await self._stranger(send, "Open the address that `agent-checkpoint ui` has printed.")
         else:
-            await _watched(app, scope, receive, send)
+            path = scope["path"][len(self.base) - 1 :]
+            below = {**scope, "path": path, "raw_path": quote(path).encode()}
+            await _watched(app, below, receive, send)
+
+    async def _enter(
+        self, send: Send, scope: Scope, headers: Mapping[str, str], token: str
+    ) -> None:
+        """Exchange a token of an address for the cookie, once. Who has that needs no other."""
+        place = _without_token(scope)
+        if self._knows_us(headers):
+            await _answer(send, 303, "", location=place)
+        elif token in self._invitations and scope["path"].startswith(self.base):
+            self._invitations.remove(token)
+            await _entered(send, headers, place, self._cookie(headers))
+        else:
+            await self._stranger(send, "This address was used already, or is of another run.")
+
+    async def _log_in(self, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
+        """Exchange the chosen token, entered in the form of a stranger's page, for the cookie."""
+        body, is_more = b"", True
+        while is_more and len(body) < LARGEST_LOGIN:
+            message = await receive()
+            body += message.get("body", b"")
+            is_more = message.get("more_body", False)
+        said = dict(parse_qsl(body.decode("latin-1"))).get("token", "")
+        if self._chosen is not None and same(said, self._chosen):
+            cookie = {"set-cookie": self._cookie(headers)}
+            await _answer(send, 303, "", location=self.base, **cookie)
+        else:
+            await self._stranger(send, "This is not the token.")
+
+    async def _stranger(self, send: Send, why: str) -> None:
+        page = _STRANGER.format(why=escape(why), form="" if self._chosen is None else _LOGIN)
+        await _answer(send, 401, page, **{"content-type": "text/html; charset=utf-8"})
+
+    def _cookie(self, headers: Mapping[str, str]) -> str:
+        found = f"{COOKIE}={self._session}; Path={self.base}; HttpOnly; SameSite=Strict"
+        is_secure = self._is_public(headers) and str(self.public).startswith("https:")
+        return found + ("; Secure" if is_secure else "")
 
     def _is_public(self, headers: Mapping[str, str]) -> bool:
         """Tell whether a request came by way of the server in front."""
@@ -127,18 +188,16 @@ class Guard:
 
     def _is_our_host(self, said: str) -> bool:
         name, colon, port = said.rpartition(":")
-        if not colon or port != str(self.port):
+        if not colon or port != str(self._port):
             # The usual port is left out by browsers.
             name = said
-            if self.port not in (80, 443):
+            if self._port not in (80, 443):
                 return False
         name = name.strip("[]").lower()
-        if name == "localhost":
-            return True
-        if is_loopback(self.host):
-            return is_loopback(name) and _is_address(name)
-        # An address cannot be pointed elsewhere by somebody; a name can, but for our own.
-        return _is_address(name) or name in (self.host.lower(), socket.gethostname().lower())
+        if self._hosts & ANY_ADDRESS:
+            # An address cannot be pointed elsewhere by somebody; a name can, but for our own.
+            return _is_address(name) or name == socket.gethostname().lower()
+        return name in self._hosts
 
     def _is_our_origin(self, scope: Scope, headers: Mapping[str, str], *, needed: bool) -> bool:
         origin = headers.get("origin")
@@ -150,20 +209,10 @@ class Guard:
             return origin == self.public
         return origin == f"{scope.get('scheme', 'http')}://{headers.get('host', '')}"
 
-    def _entrance(self, scope: Scope) -> str | None:
-        """Return where to go on, if somebody shows the token."""
-        pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        said = [value for name, value in pairs if name == "token"]
-        if len(said) != 1 or not same(said[0], self.token):
-            return None
-        rest = [(name, value) for name, value in pairs if name != "token"]
-        path = "/" + quote(scope["path"]).lstrip("/")
-        return f"{path}?{urlencode(rest)}" if rest else path
-
     def _knows_us(self, headers: Mapping[str, str]) -> bool:
         for piece in headers.get("cookie", "").split(";"):
             name, _, value = piece.strip().partition("=")
-            if name == self.cookie and same(value, self._session):
+            if name == COOKIE and same(value, self._session):
                 return True
         return False
 
@@ -208,16 +257,28 @@ def _without_usual_port(host: str, port: str) -> str:
     return name if colon and said == port else host.lower()
 
 
+def _token_in(scope: Scope) -> str | None:
+    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    return next((value for name, value in pairs if name == "token"), None)
+
+
+def _without_token(scope: Scope) -> str:
+    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    rest = [(name, value) for name, value in pairs if name != "token"]
+    path = "/" + quote(scope["path"]).lstrip("/")
+    return f"{path}?{urlencode(rest)}" if rest else path
+
+
 async def _entered(send: Send, headers: Mapping[str, str], place: str, cookie: str) -> None:
-    """Send who has shown the token on, with the cookie and without the token."""
+    """Send who has shown a token on, with the cookie and without the token."""
+    said = {"set-cookie": cookie, "referrer-policy": "no-referrer"}
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
-        await _answer(send, 303, "", location=place, **{"set-cookie": cookie})
+        await _answer(send, 303, "", location=place, **said)
         return
     # Who comes from a link elsewhere shows no cookie on the way: it is to be asked for from here.
     page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(place)}">'
     page += "<title>agent-checkpoint</title>"
-    kind = "text/html; charset=utf-8"
-    await _answer(send, 200, page, **{"content-type": kind, "set-cookie": cookie})
+    await _answer(send, 200, page, **{"content-type": "text/html; charset=utf-8", **said})
 
 
 def _is_address(name: str) -> bool:

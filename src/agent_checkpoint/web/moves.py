@@ -57,7 +57,7 @@ async def fork(site: Site, request: Request) -> Response:
         name = said.get("name", "").strip()
         _check_free(site, name)
         site.manager.fork(source.key, name, source.id)
-        return RedirectResponse(link("/timeline", key=name), 303)
+        return RedirectResponse(link("timeline", key=name), 303)
 
     return await site.in_thread(run)
 

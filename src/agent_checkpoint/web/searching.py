@@ -111,7 +111,7 @@ class Search:
             self._peek.room = 1_000_000
             text, _ = written(self._peek, item, 200_000)
             if self._query in text.casefold() and self._is_new(f"{part}{text}"):
-                place = link("/checkpoint", id=checkpoint.id, part=part)
+                place = link("checkpoint", id=checkpoint.id, part=part)
                 yield self._find(checkpoint, part, *self._read(part, item, text), place)
         # The peek must not keep all that was ever looked at.
         self._peek.forget()
@@ -139,7 +139,7 @@ class Search:
         self, checkpoint: Checkpoint, tree: Tree, path: bytes, item: Item
     ) -> Iterator[dict[str, Any]]:
         name = os.fsdecode(path)
-        at = link("/checkpoint", id=checkpoint.id, part=FILES, path=name)
+        at = link("checkpoint", id=checkpoint.id, part=FILES, path=name)
         if self._query in name.casefold() and self._is_new(f"name {name}"):
             yield self._find(checkpoint, "file", name, name, at)
         mark = f"{item.ref} {name}"

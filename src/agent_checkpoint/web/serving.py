@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import secrets
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uvicorn
 
@@ -13,30 +15,35 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import show
 from agent_checkpoint.web.app import make_app
 from agent_checkpoint.web.connections import Connection
-from agent_checkpoint.web.guard import Guard
+from agent_checkpoint.web.guard import ANY_ADDRESS, Guard
 from agent_checkpoint.web.opening import in_browser as in_browser
 from agent_checkpoint.web.words import link
 
 PORT = 8421
 """Where the page is if nothing is said, and nobody else is there."""
+_LOOPBACK = "127.0.0.1"
+_TRIES = 5
+"""How often a free port is looked for that all addresses of a name have."""
 
 
 class Server(NamedTuple):
     """A server that listens, and is yet to answer."""
 
     address: str
-    """What to open: it has the token in it."""
+    """What to open, in one browser and once: it has a token in it."""
     port: int
     run: Callable[[], None]
     """Answers until it is interrupted."""
     stop: Callable[[], None]
+    invite: Callable[[], str]
+    """Returns such an address for one more browser."""
 
 
 def listen(
     manager: CheckpointManager,
     key: str | None = None,
     *,
-    host: str = "127.0.0.1",
+    host: str | None = None,
     port: int | None = None,
     token: str | None = None,
     read_only: bool = False,
@@ -47,9 +54,10 @@ def listen(
     Args:
         manager: of the store to show.
         key: what to show first; all keys if None.
-        host: the address to listen at.
+        host: the address to listen at, or a name: then at each of its addresses. One of this
+            machine that is new with each run if None.
         port: the port there; the usual one, or any that is free, if None.
-        token: what a person has to show; made if not given.
+        token: what lets people in who enter it.
         read_only: whether the page may change nothing.
         public_url: where a server with TLS in front of this one is reached.
 
@@ -58,12 +66,22 @@ def listen(
             no sense.
         StorageError: nobody can listen there.
     """
-    Guard(token, host=host, port=0, public_url=public_url)  # refused before anything is opened
+    if host is None:
+        host = own_host() if public_url is None else _LOOPBACK
+        if port is None and host == _LOOPBACK and public_url is None:
+            port = 0  # at least the port is not that of an earlier run
+    Guard(token, hosts=[host], port=0, public_url=public_url)  # refused before anything is opened
     if port is not None and not 0 <= port <= 65535:
         raise InvalidInputError(f"A port is a number up to 65535, not {show(port)}.")
     taken = _bound(host, port)
-    number = taken.getsockname()[1]
-    guard = Guard(token, host=host, port=number, public_url=public_url)
+    number = taken[0].getsockname()[1]
+    addresses = [one.getsockname()[0] for one in taken]
+    try:
+        guard = Guard(token, hosts=[host, *addresses], port=number, public_url=public_url)
+    except InvalidInputError:  # a name that is no loopback address after all
+        for one in taken:
+            one.close()
+        raise
     app = make_app(manager, guard, read_only=read_only)
     config = uvicorn.Config(
         app,
@@ -78,49 +96,98 @@ def listen(
         limit_concurrency=200,
     )
     server = uvicorn.Server(config)
-    base = guard.public or f"http://{_name(host)}:{number}"
-    page = link("/timeline" if key else "/", key=key)
-    mark = "&" if key else "?"
-    address = f"{base}{page}{mark}token={_quoted(guard.token)}"
+    origin = guard.public or f"http://{_name(addresses[0])}:{number}"
+
+    def invite() -> str:
+        page = link("timeline" if key else "", key=key)
+        return f"{origin}{guard.base}{page}{'&' if key else '?'}token={guard.invite()}"
 
     def stop() -> None:
         server.should_exit = True
 
     def run() -> None:
         try:
-            server.run(sockets=[taken])
+            server.run(sockets=taken)
         finally:
-            taken.close()
+            for one in taken:
+                one.close()
 
-    return Server(address, number, run, stop)
+    return Server(invite(), number, run, stop, invite)
 
 
-def _bound(host: str, port: int | None) -> socket.socket:
+def own_host() -> str:
+    """Return a loopback address that no earlier run had, if this machine has more than one.
+
+    What a browser keeps for an address (pages, workers) is then not met again by whoever listens
+    there later, and nothing that somebody left there is met by us.
+    """
+    host = ".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:  # macOS has only one
+            return _LOOPBACK
+    return host
+
+
+def _bound(host: str, port: int | None) -> list[socket.socket]:
+    """Listen at all addresses that a name stands for. Raises InvalidInputError, StorageError."""
     try:
-        kind = socket.getaddrinfo(host, port or 0, type=socket.SOCK_STREAM)[0]
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise InvalidInputError(f"There is no address {show(host)} here.") from None
-    for number in (PORT, 0) if port is None else (port,):
-        # By the name of its protocol asyncio knows that it may send small answers at once.
-        found = socket.socket(kind[0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    addresses = list(dict.fromkeys((kind[0], kind[4]) for kind in found))
+    free = [0] * _TRIES
+    for number in [PORT, *free] if port is None else [port] if port else free:
         try:
-            found.bind((kind[4][0], number))
-            found.listen(128)
-            return found
+            return _listening(addresses, number)
         except OSError as error:
-            found.close()
             trouble = error
     raise StorageError(
         f"Cannot listen at {host}, port {port}: {trouble.strerror}. Say another --port."
     ) from trouble
 
 
-def _name(host: str) -> str:
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - what to open from here, not what to listen at
-        return "localhost"
-    return f"[{host}]" if ":" in host else host
+def _listening(addresses: list[tuple[Any, Any]], number: int) -> list[socket.socket]:
+    """Listen at each address, at the same port. Raises OSError if somebody else is at one."""
+    found: list[socket.socket] = []
+    absent: OSError | None = None
+    try:
+        for family, address in addresses:
+            try:
+                found.append(_listener(family, (address[0], number, *address[2:])))
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+                absent = error  # nobody can listen there
+            else:
+                number = found[0].getsockname()[1]
+        if not found and absent is not None:
+            raise absent
+    except OSError:
+        for one in found:
+            one.close()
+        raise
+    return found
 
 
-def _quoted(token: str) -> str:
-    return link("", token=token).partition("=")[2]
+def _listener(family: int, address: Any) -> socket.socket:
+    # By the name of its protocol asyncio knows that it may send small answers at once.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind(address)
+        found.listen(128)
+    except OSError:
+        found.close()
+        raise
+    return found
+
+
+def _name(address: str) -> str:
+    if address in ANY_ADDRESS:  # what to open from here
+        address = "::1" if ":" in address else _LOOPBACK
+    return f"[{address}]" if ":" in address else address
+
+
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)

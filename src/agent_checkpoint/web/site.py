@@ -104,7 +104,9 @@ class Site:
     def page(self, template: str, /, status: int = 200, **values: Any) -> Response:
         """Return a page, or a piece of one, made from a template."""
         found = self._templates.get_template(template)
-        text = found.render(csrf=self.guard.csrf, read_only=self.read_only, **values)
+        text = found.render(
+            csrf=self.guard.csrf, run=self.guard.run, read_only=self.read_only, **values
+        )
         # A name of a file may be bytes that are no text: the filters write them out, all but here.
         return Response(text.encode("utf-8", "backslashreplace"), status, media_type=_HTML)
 

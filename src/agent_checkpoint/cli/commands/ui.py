@@ -24,7 +24,9 @@ def arguments(parser: ArgumentParser) -> None:
     """Add what it takes."""
     parser.add_argument("key", nargs="?", metavar="KEY", help="what to show first; all if none")
     parser.add_argument("--port", type=int, metavar="N", help="the port (8421, or a free one)")
-    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="the address (127.0.0.1)")
+    parser.add_argument(
+        "--host", metavar="H", help="the address (one of this machine alone, new with each run)"
+    )
     parser.add_argument("--token", help=_about_token())
     parser.add_argument(
         "--public-url", metavar="URL", help="where a server with TLS in front of it is reached"
@@ -35,8 +37,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def _about_token() -> str:
     return (
-        f"what the page asks for: better in ${TOKEN}, since others on this machine can read what "
-        "a command was started with; a random one if neither"
+        f"what others enter to be let in: better in ${TOKEN}, since everybody on this machine can "
+        "read what a command was started with"
     )
 
 
@@ -62,9 +64,9 @@ def run(args: Namespace, places: Places) -> Answer:
         )
         args.out.line(server.address)
         args.out.line(
-            "Ctrl-C ends it. Whoever has this address can see the whole store.", style="dim"
+            "It lets one browser in, once, to the whole store. Ctrl-C ends it.", style="dim"
         )
         args.out.flush()
-        with nullcontext() if args.no_browser else in_browser(server.address):
+        with nullcontext() if args.no_browser else in_browser(server.invite()):
             server.run()
     return Answer({}, lambda out: None)

@@ -24,46 +24,58 @@ export function fragment(html) {
 }
 
 // Asks whether there is something new, while the page is seen. Nothing is held open: a browser has
-// few connections to a host, and people have many tabs.
+// few connections to a host, and people have many tabs. A run that has ended is never asked again:
+// whoever listens there by now is somebody else, and nothing that they say is shown.
+const patience = 5 * 60_000;
+
 export function follow(key, heard) {
   const sign = document.getElementById("live");
+  const { run } = document.documentElement.dataset;
   let last = null;
   let wait = 1000;
   let timer = 0;
+  let answered = performance.now();
   let isAsking = false;
-  const show = (text, on) => {
+  let isOver = false;
+  const show = (text, state) => {
     if (sign.textContent !== text) sign.textContent = text;
-    sign.classList.toggle("on", on);
+    sign.classList.toggle("on", state === "on");
+    sign.classList.toggle("ended", state === "ended");
   };
   async function look() {
-    const answer = await fetch(address("/news", { key }));
-    if (answer.status === 401) {
-      show("○ not live: open the address again that was printed", false);
-      wait = 5000;
+    const answer = await fetch(address("news", { key }), { redirect: "error" });
+    const said = await answer.json().catch(() => ({}));
+    if (said.run !== run) {
+      isOver = true;
       return;
     }
-    if (!answer.ok) throw new Error(String(answer.status));
-    const { version } = await answer.json();
-    if (version !== last) await heard();
-    last = version;
+    if (said.version !== last) await heard();
+    last = said.version;
     wait = 1000;
-    show("● live", true);
+    answered = performance.now();
+    show("● live", "on");
   }
   async function ask() {
     clearTimeout(timer);
-    if (document.hidden || isAsking) return;
+    if (document.hidden || isAsking || isOver) return;
     isAsking = true;
     const began = performance.now();
     try {
       await look();
     } catch {
-      show("○ connecting…", false);
+      show("○ connecting…", "");
       wait = Math.min(2 * wait, 15_000);
+      isOver = performance.now() - answered > patience;
     }
     isAsking = false;
+    if (isOver) {
+      show("○ ended", "ended");
+      say("This server has ended. Run agent-checkpoint ui again, and open the address that it prints.");
+      return;
+    }
     timer = setTimeout(ask, Math.max(wait, 2 * (performance.now() - began)));
   }
-  document.addEventListener("visibilitychange", ask);
+  document.addEventListener("visibilitychange", () => { answered = performance.now(); ask(); });
   window.addEventListener("online", () => { wait = 1000; ask(); });
   window.addEventListener("pageshow", ask);
   ask();
@@ -112,7 +124,7 @@ export function pick(button) {
   const row = Number(button.closest("[data-row]")?.dataset.row);
   if (chosen !== null && chosen.id !== id) {
     const [a, b] = chosen.row > row ? [id, chosen.id] : [chosen.id, id];
-    location.href = address("/diff", { a, b });
+    location.href = address("diff", { a, b });
     return;
   }
   chosen = chosen === null ? { id, row } : null;
@@ -130,7 +142,7 @@ const keys = {
   j: () => move(1),
   k: () => move(-1),
   x: pickFocused,
-  g: () => { location.href = "/"; },
+  g: () => { location.href = "./"; },
   t: setTheme,
   "/": () => document.getElementById("find")?.focus(),
   "?": () => help.showModal(),
