@@ -203,7 +203,7 @@ class Crafted:
 
     def put(self, kind: bytes, payload: bytes, refs: "Sequence[str]" = ()) -> str:
         name, packed = make_object(kind, payload, refs)
-        self.frame(b"o", bytes.fromhex(name) + packed.stored(portable=True))
+        self.frame(b"o", bytes.fromhex(name) + packed.stored())
         return name
 
     def frame(self, kind: bytes, content: bytes) -> None:

@@ -87,11 +87,12 @@ def make(place: Path) -> dict[str, Any]:
 
 
 def with_zstd(expected: dict[str, Any], parts: dict[str, Any]) -> None:
-    """Make a small store whose objects are packed with zstd."""
+    """Make a small store whose objects are packed with zstd, as version 0.1 did."""
     if REAL_ZSTD is None:
         sys.exit("there is no zstd here: install backports.zstd first")
     manager = CheckpointManager(backend="sqlite", path=HERE / "sqlite-zstd")
-    with patch.object(compression, "zstd", REAL_ZSTD), manager:
+    packing = patch.object(Store, "_compression", lambda self: "zstd")
+    with patch.object(compression, "zstd", REAL_ZSTD), packing, manager:
         manager.save("packed", {"text": "zstd " * 2000, "step": 1})
         expected["sqlite-zstd"] = rows(manager, parts)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
-from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.records import Entry, ObjectInfo, show
 
 NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
@@ -28,6 +28,12 @@ class Backend(ABC):
 
     url: str | None = None
     """What opens the same store in another process, if anything does; a backend may set it."""
+
+    compression: str | None = None
+    """How a new store packs its objects, `zlib` or `zstd`. None: as the store says; zlib if new."""
+
+    repacks: Repacks | None = None
+    """What finds objects by their first byte and replaces them, if the medium can."""
 
     @abstractmethod
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
@@ -155,6 +161,50 @@ def check_newest(stream: str, newest: int, after: int) -> None:
     """Make sure that a stream is where whoever appends believes it is. Raises ConflictError."""
     if after != newest:
         raise ConflictError(f"The stream {show(stream)} is at entry {newest}, not at {after}.")
+
+
+def check_compression(compression: str | None) -> str | None:
+    """Return a compression of a store, or None for whatever it has. Raises InvalidInputError."""
+    if compression not in (None, "zlib", "zstd"):
+        raise InvalidInputError(f"compression is 'zlib' or 'zstd', not {show(compression)}.")
+    return compression
+
+
+class Looked(NamedTuple):
+    """What `Repacks.find_objects` found."""
+
+    found: list[str]
+    """The objects that begin with the byte."""
+    total: int
+    """How many objects were looked at."""
+    position: Any
+    """Plain JSON: where the next look may begin."""
+
+
+class Repacks(Protocol):
+    """A medium that tells the first bytes of objects fast, and stores objects in another packing.
+
+    A name is the hash of the plain form of an object, so several packings have the same name.
+    """
+
+    def find_objects(self, first: bytes, position: Any = None) -> Looked:
+        """Find the objects whose stored bytes begin with the byte.
+
+        Args:
+            first: the byte.
+            position: what an earlier look returned; objects that were stored before that are not
+                looked at. What makes no sense is taken for None: look at all of them.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+
+    def replace_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Replace the stored bytes of objects, each in one step; those that are gone stay so.
+
+        Raises:
+            StorageError: the medium failed; some of them may be replaced.
+        """
 
 
 @runtime_checkable

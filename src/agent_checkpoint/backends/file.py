@@ -14,12 +14,19 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
+from agent_checkpoint.backends.base import (
+    NO_OBJECTS,
+    Backend,
+    Looked,
+    check_compression,
+    check_newest,
+)
 from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
 from agent_checkpoint.backends.file_numbers import (
     entry_file,
@@ -57,6 +64,7 @@ from agent_checkpoint.records import (
 
 _SMALL_FILE = 2048
 _MOST_LISTINGS = 100
+_TICK_NS = 2 * 10**9
 
 
 class FileBackend(Backend):
@@ -70,12 +78,15 @@ class FileBackend(Backend):
         *,
         min_free: int | None = None,
         max_bytes: int | None = None,
+        compression: str | None = None,
     ) -> None:
         """Use the directory `path`, which is made at the first write, within the `Limits`.
 
+        `compression` is that of `Backend`, for a new store.
+
         Raises:
-            InvalidInputError: the path exists and is not a directory, or cannot be one; or a
-                limit is not a number of bytes.
+            InvalidInputError: the path exists and is not a directory, or cannot be one; or an
+                option makes no sense.
             StorageError: the file system refuses to tell.
         """
         given = check_path(path)
@@ -85,6 +96,7 @@ class FileBackend(Backend):
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
         if (self.path / "store.db").exists():
             raise InvalidInputError(f'{self.path} is an SQLite store: say backend="sqlite".')
+        self.compression = check_compression(compression)
         self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"
@@ -94,6 +106,11 @@ class FileBackend(Backend):
     def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
         return url_of("file", self.path)
+
+    @property
+    def repacks(self) -> FileBackend:  # type: ignore[override]
+        """What finds objects by their first byte and replaces them."""
+        return self
 
     def __repr__(self) -> str:
         return f"FileBackend({str(self.path)!r})"
@@ -153,6 +170,40 @@ class FileBackend(Backend):
                 for name in doomed:
                     refuse_link(self._object_file(name).parent)
                     self._object_file(name).unlink(missing_ok=True)
+
+    def find_objects(self, first: bytes, position: Any = None) -> Looked:
+        """Find objects by their first byte, in the folders that changed. Raises StorageError."""
+        known = position if isinstance(position, dict) else {}
+        looked = Looked([], 0, {})
+        with os_errors(f"look at the objects of {self.path}"):
+            if self._objects.is_symlink():
+                return looked
+            for folder in scan(self._objects):
+                if not folder.is_dir(follow_symlinks=False):
+                    continue
+                changed = folder.stat(follow_symlinks=False).st_mtime_ns
+                # It may change again within the same tick of the clock: then it is looked at again.
+                looked.position[folder.name] = min(changed, time.time_ns() - _TICK_NS)
+                before = known.get(folder.name)
+                if before != changed:
+                    # A time that was set back does not tell what is newer.
+                    is_later = isinstance(before, int) and before < changed
+                    since = int(before or 0) - _TICK_NS if is_later else 0
+                    looked = _look_into(Path(folder.path), first, since, looked)
+        return looked
+
+    def replace_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Replace objects by renaming, while nobody deletes any. Raises StorageError."""
+        self._limits.check(objects)
+        with os_errors(f"replace objects of {self.path}"):
+            self._prepare()
+            with locked(self._lock_file, exclusive=True):
+                for name, data in objects.items():
+                    target = self._object_file(name)
+                    refuse_link(target.parent)
+                    if is_regular(target):
+                        os.replace(write_new(self._tmp, data), target)
+                        sync_directory(target.parent)
 
     # -- streams ---------------------------------------------------------------------------------
 
@@ -335,3 +386,16 @@ class FileBackend(Backend):
             except FileExistsError:
                 continue
             return free
+
+
+def _look_into(folder: Path, first: bytes, since: int, looked: Looked) -> Looked:
+    """Look at the objects in a folder that were linked there since then, in nanoseconds."""
+    found, total, position = looked
+    for item in scan(folder):
+        with suppress(FileNotFoundError):
+            is_new = item.stat(follow_symlinks=False).st_ctime_ns >= since
+            if is_new and is_object_id(item.name):
+                total += 1
+                if read_regular(Path(item.path), len(first)) == first:
+                    found.append(item.name)
+    return Looked(found, total, position)

@@ -78,6 +78,7 @@ def open_backend(
     durability: str | None = None,
     min_free: int | None = None,
     max_bytes: int | None = None,
+    compression: str | None = None,
 ) -> Backend:
     """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
 
@@ -87,16 +88,17 @@ def open_backend(
         durability: `full` or `fast`, of an SQLite store.
         min_free: how many bytes to leave free on the file system; as for `Limits`.
         max_bytes: how many bytes all files of the store may have together; any if not said.
+        compression: how a new file or SQLite store packs its objects, `zlib` or `zstd`.
 
     Raises:
         InvalidInputError: the name is unknown, a path is missing or makes no sense, or the
             backend has no such option.
     """
-    limits = _said(min_free=min_free, max_bytes=max_bytes)
+    options = _said(min_free=min_free, max_bytes=max_bytes, compression=compression)
     if name == "memory":
         if path is not None:
             raise InvalidInputError("The memory backend takes no path.")
-        _refuse(name, {**_said(durability=durability), **limits})
+        _refuse(name, {**_said(durability=durability), **options})
         return _open_memory("memory://")
     if name == "file":
         _refuse(name, _said(durability=durability))
@@ -104,13 +106,13 @@ def open_backend(
             raise InvalidInputError('The file backend needs a directory: path="checkpoints".')
         from agent_checkpoint.backends.file import FileBackend
 
-        return FileBackend(path, **limits)
+        return FileBackend(path, **options)
     if name == "sqlite":
         from agent_checkpoint.backends.places import default_store
         from agent_checkpoint.backends.sqlite import SQLiteBackend
 
         place = default_store() if path is None else path
-        return SQLiteBackend(place, **_said(durability=durability), **limits)
+        return SQLiteBackend(place, **_said(durability=durability), **options)
     raise InvalidInputError(
         f"Unknown backend {show(name)}: use 'memory', 'file', 'sqlite' or a store URL."
     )
@@ -187,7 +189,12 @@ def _refuse(name: str, options: dict[str, Any]) -> None:
         raise InvalidInputError(f"The {name} backend has no {', '.join(options)}.")
 
 
-_OPTIONS: dict[str, Callable[[str], Any]] = {"durability": str, "min_free": int, "max_bytes": int}
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "durability": str,
+    "min_free": int,
+    "max_bytes": int,
+    "compression": str,
+}
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {
     "memory": _open_memory,
     "file": _open_directory,

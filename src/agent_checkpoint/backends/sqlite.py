@@ -17,8 +17,15 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
+from agent_checkpoint.backends.base import (
+    NO_OBJECTS,
+    Backend,
+    Looked,
+    check_compression,
+    check_newest,
+)
 from agent_checkpoint.backends.limits import Limits
 from agent_checkpoint.backends.mounts import network_file_system
 from agent_checkpoint.backends.posix import (
@@ -32,14 +39,18 @@ from agent_checkpoint.backends.posix import (
     sync_directory,
     sync_parents,
     url_of,
+    write_new,
 )
 from agent_checkpoint.backends.reserve import PLENTY, Reserve
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
 from agent_checkpoint.backends.sqlite_rows import (
     HIGHEST,
+    PAGE,
     add_entry,
     add_objects,
+    change_object,
     entries,
+    first_bytes,
     newest_entry,
     object_infos,
     present_objects,
@@ -73,6 +84,7 @@ class SQLiteBackend(Backend):
         durability: str = "full",
         min_free: int | None = None,
         max_bytes: int | None = None,
+        compression: str | None = None,
     ) -> None:
         """Use the directory `path`, which is made at the first write.
 
@@ -82,6 +94,7 @@ class SQLiteBackend(Backend):
                 survives a crash of the process; a loss of power may take the last saves away.
             min_free: as for `Limits`.
             max_bytes: as for `Limits`.
+            compression: as in `Backend`, of a new store.
 
         Raises:
             InvalidInputError: the path is not a directory, or on a network file system; or an
@@ -99,6 +112,7 @@ class SQLiteBackend(Backend):
                 f"{self.path} is on a network file system ({network}), where SQLite cannot lock. "
                 "Use a local directory, a PostgreSQL or object store, or the file backend."
             )
+        self.compression = check_compression(compression)
         self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
@@ -116,6 +130,11 @@ class SQLiteBackend(Backend):
     def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
         return url_of("sqlite", self.path)
+
+    @property
+    def repacks(self) -> SQLiteBackend:  # type: ignore[override]
+        """What finds objects by their first byte and replaces them."""
+        return self
 
     @property
     def durability(self) -> str:
@@ -178,6 +197,37 @@ class SQLiteBackend(Backend):
             self._space.delete("DELETE FROM objects WHERE id = ?", doomed)
             self._sweep()
             self._space.shrink()
+
+    def find_objects(self, first: bytes, position: Any = None) -> Looked:
+        """Find objects by their first byte, of those added later. Raises StorageError."""
+        found: list[str] = []
+        total = 0
+        while True:
+            with self._connections.reading() as db:
+                rows, position = ([], None) if db is None else first_bytes(db, position)
+            total += len(rows)
+            with os_errors(f"read objects of {self.path}"):
+                for name, data in rows:
+                    with suppress(FileNotFoundError):
+                        byte = read_regular(self._loose_file(name), 1) if data is None else data
+                        if byte == first:
+                            found.append(name)
+            if len(rows) < PAGE:
+                return Looked(found, total, position)
+
+    def replace_objects(self, objects: Mapping[str, bytes]) -> None:
+        """Replace objects in one transaction, a loose file by renaming. Raises StorageError."""
+        size = self._limits.check(objects)
+        with self._writing(size) as db:
+            parents = set()
+            for name, data in list(stored_objects(db, objects)):
+                if data is None:  # it stays a file: a reader may be about to open it
+                    target = self._loose_file(name)
+                    os.replace(write_new(self._tmp, objects[name]), target)
+                    parents.add(target.parent)
+                change_object(db, name, objects[name], is_loose=data is None)
+            for parent in parents:
+                sync_directory(parent)
 
     # -- streams ---------------------------------------------------------------------------------
 

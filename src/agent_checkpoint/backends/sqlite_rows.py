@@ -20,7 +20,8 @@ HIGHEST = 2**63 - 1
 
 _BATCH = 500  # ids in one statement
 _ROWS = 128  # rows in one statement; older SQLites take 999 values
-_PAGE = 10_000
+PAGE = 10_000
+"""Objects that are listed in one statement."""
 
 
 def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
@@ -60,6 +61,46 @@ def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, 
             f"INSERT OR IGNORE INTO objects (id, size, ts, data) VALUES {marks}",  # noqa: S608
             list(chain.from_iterable(some)),
         )
+
+
+def change_object(db: sqlite3.Connection, name: str, data: bytes, *, is_loose: bool) -> None:
+    """Replace the bytes of an object, or of one that is a file only their number."""
+    db.execute(
+        "UPDATE objects SET size = ?, data = ? WHERE id = ?",
+        (len(data), None if is_loose else data, bytes.fromhex(name)),
+    )
+
+
+def first_bytes(
+    db: sqlite3.Connection, position: Any
+) -> tuple[list[tuple[str, bytes | None]], list[Any] | None]:
+    """Return the next page of objects, each with its first byte, None if it is a file.
+
+    A position is number, id and time of the last object of a page. Numbers rise as long as that
+    object is there; when it is gone its number may be used again, and the look begins anew.
+
+    Returns:
+        The page, and the position at its end.
+    """
+    rows: list[Any] = []
+    if isinstance(position, list) and len(position) == 3 and type(position[0]) is int:
+        rows = _first_bytes(db, _clamp(position[0]))
+    if rows and [rows[0][0], rows[0][1].hex(), rows[0][2]] == position:
+        del rows[0]
+    else:
+        rows, position = _first_bytes(db, 0), None
+    if rows:
+        number, name, ts, _ = rows[-1]
+        position = [number, name.hex(), ts]
+    return [(name.hex(), byte) for _, name, _, byte in rows], position
+
+
+def _first_bytes(db: sqlite3.Connection, begin: int) -> list[Any]:
+    return db.execute(
+        "SELECT number, id, ts, substr(data, 1, 1) FROM objects WHERE number >= ? "
+        "AND typeof(id) = 'blob' AND length(id) = 32 ORDER BY number LIMIT ?",
+        (begin, PAGE + 1),
+    ).fetchall()
 
 
 def newest_entry(db: sqlite3.Connection, stream: str) -> int:
@@ -115,7 +156,7 @@ def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectIn
         # A damaged row may hold anything: as numbers its size and time are at least numbers.
         "SELECT number, id, CAST(size AS INTEGER), CAST(ts AS REAL) FROM objects "
         "WHERE number > ? AND length(id) = 32 ORDER BY number LIMIT ?",
-        (after, _PAGE),
+        (after, PAGE),
     )
     return [(number, ObjectInfo(bytes(name).hex(), size, ts)) for number, name, size, ts in rows]
 

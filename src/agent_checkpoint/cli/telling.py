@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, Repacks
 from agent_checkpoint.cli.out import Out, Tell
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -28,6 +28,16 @@ class TellingBackend(Backend):
     def readable(self) -> bool:  # type: ignore[override]
         """Whether entries are for people to read."""
         return self._inner.readable
+
+    @property
+    def compression(self) -> str | None:  # type: ignore[override]
+        """How a new one packs its objects."""
+        return self._inner.compression
+
+    @property
+    def repacks(self) -> Repacks | None:  # type: ignore[override]
+        """What finds and replaces objects, if anything does."""
+        return self._inner.repacks
 
     @property
     def path(self) -> Path | None:

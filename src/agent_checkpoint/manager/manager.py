@@ -67,6 +67,7 @@ class CheckpointManager(LineVerbs):
         durability: str | None = None,
         min_free: int | None = None,
         max_bytes: int | None = None,
+        compression: str | None = None,
     ) -> None:
         """Open a store; without arguments, one in memory.
 
@@ -78,6 +79,8 @@ class CheckpointManager(LineVerbs):
             durability: `full`, or `fast`: a loss of power may take the last saves away (SQLite).
             min_free: refuse to save when the file system has fewer bytes free; 0 for no limit.
             max_bytes: refuse to save when all files of the store would have more bytes than this.
+            compression: of a new store: `zlib`, which every installation reads, or `zstd`, which
+                is faster and smaller, and must be installed wherever the store is opened.
 
         Raises:
             InvalidInputError: the arguments name no backend, or contradict each other.
@@ -92,6 +95,7 @@ class CheckpointManager(LineVerbs):
                 durability=durability,
                 min_free=min_free,
                 max_bytes=max_bytes,
+                compression=compression,
             )
         )
 

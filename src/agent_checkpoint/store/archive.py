@@ -184,7 +184,7 @@ class _Export:
     def _object(self, name: str, packed: Packed) -> None:
         if name not in self.done:
             self.done[name] = self.file.tell()
-            self._frame(OBJECT, bytes.fromhex(name) + packed.stored(portable=True))
+            self._frame(OBJECT, bytes.fromhex(name) + packed.stored())
 
     def _frame(self, kind: bytes, content: bytes) -> None:
         if len(content) > _MAX_FRAME:

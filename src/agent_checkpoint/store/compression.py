@@ -2,7 +2,7 @@
 
     "r" data                    as it is
     "z" size data               zlib
-    "s" size data               zstd, written when the extra `fast` (or Python 3.14) brings it
+    "s" size data               zstd, in a store whose format record names it
 
 `size` is the length of the unpacked bytes as a varint; unpacking never makes more than it says.
 """
@@ -25,6 +25,11 @@ except ImportError:
         zstd = None
 
 _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
+OPTIONAL = _ZSTD
+"""The codec byte of what not every installation can unpack."""
+INSTALL = "pip install 'agent-checkpoint[fast]', or use Python 3.14"
+"""What brings zstd."""
+
 _LEVEL = 1
 _SMALLEST = 128
 """Shorter bytes are left as they are: packing gains less than it costs."""
@@ -34,16 +39,16 @@ _WINDOW_LOG_MAX = 24
 """A crafted frame may ask for a large window; this much memory it may have (16 MiB)."""
 
 
-def pack(data: bytes, *, portable: bool = False) -> bytes:
+def pack(data: bytes, compression: str = "zlib") -> bytes:
     """Return the bytes with a codec byte, packed if that makes them smaller.
 
     Args:
         data: the bytes.
-        portable: use only what every installation can unpack.
+        compression: `zlib`, which every installation can unpack, or `zstd`, if it is installed.
     """
     if len(data) < _SMALLEST or not _gains(data):
         return _RAW + data
-    if zstd is not None and not portable:
+    if compression == "zstd":
         codec, packed = _ZSTD, _pack_zstd(data)
     else:
         codec, packed = _ZLIB, zlib.compress(data, _LEVEL)
@@ -112,10 +117,7 @@ def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:
 
 def _unpack_zstd(data: bytes, size: int) -> tuple[bytes, bool]:
     if zstd is None:
-        raise FormatError(
-            "It is packed with zstd, which is not installed here: pip install "
-            "'agent-checkpoint[fast]'."
-        )
+        raise FormatError(f"It is packed with zstd, which is not installed here: {INSTALL}.")
     options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
     unpacker = zstd.ZstdDecompressor(options=options)
     try:

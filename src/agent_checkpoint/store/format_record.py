@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.errors import ConflictError, FormatError, IntegrityError
+from agent_checkpoint.errors import (
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+)
+from agent_checkpoint.store import compression
 from agent_checkpoint.store.entries import FORMAT, open_entry, seal_entry
 
 _STREAM = "meta/format"
+_ZSTD = "zstd"
+"""The feature of a store whose objects are packed with zstd."""
 
 
 class FormatRecord:
@@ -17,6 +25,8 @@ class FormatRecord:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._allows: set[str] = set()
+        self.needs_zstd = False
+        """Whether objects are packed with zstd; known after `check`."""
 
     def read(self) -> dict[str, Any] | None:
         """Return the record; None if the store is new.
@@ -33,7 +43,8 @@ class FormatRecord:
         """Make sure that this version may read, or write, the store; a new one gets its record.
 
         Raises:
-            FormatError: the store is of a newer format.
+            FormatError: the store is of a newer format, or needs what is not installed here.
+            InvalidInputError: the store was made with another compression.
             IntegrityError: the format record is damaged, and the store is to be written.
             StorageError: the medium failed.
         """
@@ -47,7 +58,9 @@ class FormatRecord:
                 raise
             return  # what is there can still be read; `verify` tells
         if record is None and writing:
-            record = {"read": FORMAT, "write": FORMAT, "features": []}
+            features = [_ZSTD] if self._backend.compression == "zstd" else []
+            _check_installed(features)
+            record = {"read": FORMAT, "write": FORMAT, "features": features}
             entry = seal_entry(record, indent=self._backend.readable)
             try:
                 self._backend.append(_STREAM, entry, after=0)
@@ -55,10 +68,28 @@ class FormatRecord:
                 record = self.read() or {}
         if record is None:
             return
-        needed = record.get(need)
-        if not isinstance(needed, int) or needed > FORMAT or record.get("features"):
+        needed, features = record.get(need), record.get("features") or []
+        if not isinstance(needed, int) or needed > FORMAT or features not in ([], [_ZSTD]):
             raise FormatError(
-                f"The store has format {needed}, features {record.get('features')}; this "
+                f"The store has format {needed}, features {features}; this "
                 f"version knows format {FORMAT}. Install a newer agent-checkpoint."
             )
+        self._check_compression("zstd" if features else "zlib")
+        _check_installed(features)
+        self.needs_zstd = bool(features)
         self._allows.add(need)
+
+    def _check_compression(self, present: str) -> None:
+        if self._backend.compression not in (None, present):
+            raise InvalidInputError(
+                f"{self._backend!r} was made with compression={present!r}, which holds for all "
+                "that is in it. Leave the option out, or make another store."
+            )
+
+
+def _check_installed(features: list[str]) -> None:
+    if features and compression.zstd is None:
+        raise FormatError(
+            "The store needs zstd, which is not installed here: it was made with "
+            f"compression='zstd'. {compression.INSTALL}."
+        )

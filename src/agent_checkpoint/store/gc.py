@@ -32,10 +32,15 @@ class GcReport:
 
     objects: int
     bytes: int
+    repacked: int = 0
+    """Objects that not every installation could read, stored anew so that each can."""
 
 
 def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
     """Delete the objects that no entry of any stream needs.
+
+    Those that stay are repacked, if not every installation could read them and the store does not
+    say so.
 
     Args:
         store: where.
@@ -54,8 +59,21 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
     if not ignore_clock:
         _check_clock(present)
     doomed = present.keys() - marks.seen.keys()
-    if not doomed or dry_run:
+    if dry_run:
         return _report(present, doomed)
+    swept = _sweep(store, marks, present, doomed) if doomed else set()
+    return _report(present, swept, _repack(store) if present else 0)
+
+
+def _repack(store: Store) -> int:
+    store.format.check(writing=True)
+    return 0 if store.format.needs_zstd else store.codecs.repack()
+
+
+def _sweep(
+    store: Store, marks: _Marks, present: dict[str, ObjectInfo], doomed: set[str]
+) -> set[str]:
+    """Delete what was not marked, and is not needed since; return the names."""
     store.format.check(writing=True)
     order = _parents_first(store.backend, doomed)
     swept: set[str] = set()
@@ -73,7 +91,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
                 yield name
 
     store.backend.delete_objects(sweep())
-    return _report(present, swept)
+    return swept
 
 
 def _marked(backend: Backend) -> _Marks:
@@ -137,5 +155,5 @@ def _check_clock(present: dict[str, ObjectInfo]) -> None:
         )
 
 
-def _report(present: dict[str, ObjectInfo], doomed: set[str]) -> GcReport:
-    return GcReport(len(doomed), sum(present[name].size for name in doomed))
+def _report(present: dict[str, ObjectInfo], doomed: set[str], repacked: int = 0) -> GcReport:
+    return GcReport(len(doomed), sum(present[name].size for name in doomed), repacked)

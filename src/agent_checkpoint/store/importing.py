@@ -20,6 +20,7 @@ from pathlib import Path
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
+from agent_checkpoint.store.compression import OPTIONAL
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
 from agent_checkpoint.store.families import family_of
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
@@ -149,6 +150,8 @@ class _Import:
             if found.refs:
                 others[name] = make_plain(found.kind, found.payload, found.refs)
                 continue
+            if stored[:1] == OPTIONAL:  # an archive that none of ours wrote
+                stored = make_plain(found.kind, found.payload).stored()
             batch[name] = stored
             size += len(stored)
             if size > _BATCH:

@@ -70,9 +70,9 @@ class Packed(NamedTuple):
         """What it holds."""
         return self.plain[self.start :]
 
-    def stored(self, *, portable: bool = False) -> bytes:
-        """Return the bytes for the backend, or for every installation."""
-        return pack(self.plain, portable=portable)
+    def stored(self, compression: str = "zlib") -> bytes:
+        """Return the bytes for a backend or an archive; every installation can unpack zlib."""
+        return pack(self.plain, compression)
 
 
 def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, Packed]:

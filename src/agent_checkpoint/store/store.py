@@ -29,6 +29,7 @@ from agent_checkpoint.records import (
     show,
 )
 from agent_checkpoint.store.cache import Cache
+from agent_checkpoint.store.codecs import Codecs
 from agent_checkpoint.store.entries import (
     read_checkpoint,
     write_checkpoint,
@@ -82,6 +83,7 @@ class Store:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.format = FormatRecord(backend)
+        self.codecs = Codecs(backend)
         self._memory: Memory = WeakKeyDictionary()
         self._lists: dict[str, ListMemory] = {}
         self._cache = Cache()
@@ -142,7 +144,25 @@ class Store:
     def writer(self, key: str | None = None, *, trust_memory: bool = True) -> Writer:
         """Return a writer of objects for a checkpoint, of a key whose long lists are known."""
         lists = None if key is None else self._lists_of(key)
-        return Writer(self._memory, lists, backend=self.backend, trust_memory=trust_memory)
+        return Writer(
+            self._memory,
+            lists,
+            backend=self.backend,
+            compression=self._compression,
+            trust_memory=trust_memory,
+        )
+
+    def _compression(self) -> str:
+        """Return how objects are packed, if any may be written from here.
+
+        Raises:
+            FormatError: this installation could not read what a checkpoint may share.
+            StorageError: the medium failed.
+        """
+        self.format.check(writing=True)
+        if not self.format.needs_zstd:
+            self.codecs.check()
+        return "zstd" if self.format.needs_zstd else "zlib"
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
         """Return a reader of what stands outside of the entries of these checkpoints."""

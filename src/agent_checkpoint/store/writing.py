@@ -38,6 +38,7 @@ class Writer:
         lists: ListMemory | None = None,
         *,
         backend: Backend | None = None,
+        compression: Callable[[], str] = lambda: "zlib",
         trust_memory: bool = True,
     ) -> None:
         """Begin a checkpoint.
@@ -46,10 +47,13 @@ class Writer:
             memory: what the store is known to have, by whom; kept as long as they live.
             lists: what it is known to have of the long lists of the key.
             backend: takes what is stored ahead of the entry; without one, all of it is kept here.
+            compression: tells how objects are packed, right before some are stored; raises if
+                none may be.
             trust_memory: whether what was stored by an earlier checkpoint may be referred to
                 without being made again.
         """
         self.backend = backend
+        self.compression = compression
         self.memory = memory
         self.trust_memory = trust_memory
         self.lists = (lists or ListMemory()).begin()
@@ -158,18 +162,20 @@ class Writer:
 
         Raises:
             InvalidInputError: the state weighs more than any load would take.
+            FormatError: the store has objects that this installation cannot read.
             StorageError: the medium failed.
         """
         roots = list(roots)
         self.check_weight(roots, backend)
         new, requires = self._sort_out(backend, roots)
         self._new = new
+        compression = self.compression()  # after it is known what is reused: that is looked at
         stored: dict[str, bytes] = {}
         ahead: list[str] = []
         size = 0
         for name, packed in self._pending.items():  # what is referred to comes first
             if name in new:
-                stored[name] = packed.stored()
+                stored[name] = packed.stored(compression)
                 if not packed.refs:
                     ahead.append(name)
                     size += len(stored[name])

@@ -27,8 +27,13 @@ class Storing:
 
         Args:
             writer: of the store that it is for.
+
+        Raises:
+            FormatError: this installation may not write there.
+            StorageError: the medium failed.
         """
         self._writer = writer
+        self._compression = writer.compression()
         self._batches: Queue[Mapping[str, bytes | Packed] | None] = Queue(_WAITING)
         self._error: BaseException | None = None
         self._is_over = False
@@ -47,7 +52,7 @@ class Storing:
         lost = self._writer.lacking(objects)
         self._batches.put(
             {
-                name: packed.stored() if packed.size < _PACKED_HERE else packed
+                name: packed.stored(self._compression) if packed.size < _PACKED_HERE else packed
                 for name, packed in objects.items()
                 if name in lost
             }
@@ -80,7 +85,7 @@ class Storing:
             try:
                 self._writer.put_ahead(
                     {
-                        name: found if isinstance(found, bytes) else found.stored()
+                        name: found if isinstance(found, bytes) else found.stored(self._compression)
                         for name, found in batch.items()
                     }
                 )

@@ -156,7 +156,7 @@ def _packages() -> list[_Check]:
     from agent_checkpoint.workspace import chunking
 
     rows = (
-        ("zstd", compression.zstd is not None, "smaller objects, packed faster", "fast"),
+        ("zstd", compression.zstd is not None, "stores made with compression=zstd", "fast"),
         ("orjson", json_text.orjson is not None, "large states read and written faster", "fast"),
         (
             "chunking",

@@ -30,9 +30,17 @@ def run(args: Namespace, places: Places) -> Answer:
     """Collect."""
     with telling_manager(places, args.out, "Looking for what is needed") as manager:
         report = manager.gc(dry_run=args.dry_run, ignore_clock=args.ignore_clock)
-    data = {"objects": report.objects, "bytes": report.bytes, "done": not args.dry_run}
+    data = {
+        "objects": report.objects,
+        "bytes": report.bytes,
+        "repacked": report.repacked,
+        "done": not args.dry_run,
+    }
 
     def show(out: Out) -> None:
+        if report.repacked:
+            objects = count(report.repacked, "object")
+            out.line(f"Repacked {objects} with zlib: every installation can read them now.")
         if not report.objects:
             out.line("Everything is needed.")
             return
