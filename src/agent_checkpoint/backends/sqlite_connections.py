@@ -13,6 +13,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from weakref import finalize
 
+from agent_checkpoint.backends.database_files import (
+    APPLICATION_ID,
+    opening,
+    register,
+    unregister,
+)
 from agent_checkpoint.backends.forking import close_before_fork, not_forked
 from agent_checkpoint.backends.posix import (
     free_bytes,
@@ -24,7 +30,6 @@ from agent_checkpoint.backends.posix import (
 from agent_checkpoint.backends.reserve import Reserve
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
 
-APPLICATION_ID = 0x41434B50  # "ACKP"
 SCHEMA_VERSION = 1
 SCHEMA = (
     "CREATE TABLE streams (id INTEGER PRIMARY KEY, name BLOB NOT NULL UNIQUE, "
@@ -45,6 +50,14 @@ _BUSY_SECONDS = 60.0
 _TIMEOUT = 10.0
 _LITTLE = 64 << 10  # bytes free: the disk is as good as full
 _abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
+
+
+class _Connection(sqlite3.Connection):
+    """A connection whose database is registered as open in this process."""
+
+    def close(self) -> None:
+        super().close()
+        unregister(self)
 
 
 class Connections:
@@ -194,9 +207,15 @@ class Connections:
             return self._connect()
 
     def _connect(self) -> sqlite3.Connection:
-        db = sqlite3.connect(
-            self.database, timeout=_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
+        with opening():
+            db = sqlite3.connect(
+                self.database,
+                timeout=_TIMEOUT,
+                isolation_level=None,
+                check_same_thread=False,
+                factory=_Connection,
+            )
+            register(db, self.database)
         try:
             db.execute("PRAGMA trusted_schema=OFF")
             db.execute("PRAGMA cell_size_check=ON")

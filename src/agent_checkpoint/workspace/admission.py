@@ -1,7 +1,4 @@
-"""Which entries of a directory are captured. Owns that, and what is said of the others.
-
-Reads nothing: it goes by what the walk has found.
-"""
+"""Which entries of a directory are captured. Owns that, and what is said of the others."""
 
 from __future__ import annotations
 
@@ -11,10 +8,11 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from agent_checkpoint.backends.mounts import pseudo_devices
-from agent_checkpoint.workspace.folders import IGNORED, SPECIAL, Note, stamp_of
+from agent_checkpoint.workspace.folders import IGNORED, SPECIAL, STORE, Note, stamp_of
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.nodes import Node
+from agent_checkpoint.workspace.stores import is_store
 
 _SPECIALS = {
     stat.S_IFIFO: "a fifo",
@@ -22,6 +20,7 @@ _SPECIALS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+_STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 
 
 class Excluded(NamedTuple):
@@ -47,8 +46,10 @@ class Admission:
         self._links = links
         self._pseudo: frozenset[int] | None = None
 
-    def take(self, node: Node, name: bytes, found: os.stat_result, rules: Rules) -> bool:
-        """Add an entry to a node if it is one that is captured; else say why not."""
+    def take(
+        self, node: Node, name: bytes, found: os.stat_result, rules: Rules, directory: int
+    ) -> bool:
+        """Add an entry of an open directory to a node if it is captured; else say why not."""
         mode = found.st_mode
         is_folder = stat.S_ISDIR(mode)
         # What excludes is itself kept: who restores has to know what was left out.
@@ -67,6 +68,8 @@ class Admission:
             node.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
         elif found.st_dev != self._device and self._is_pseudo(found.st_dev):
             node.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")
+        elif is_folder and is_store(directory, name):
+            node.notes[name] = _STORE
         else:
             node.names.append(name)
             node.stamps.append(stamp_of(found))

@@ -26,6 +26,7 @@ _TYPE = 0o170000
 _pack = STAMP.pack
 
 IGNORED, SPECIAL, UNREADABLE, TORN, SETUID = "ignored", "special", "unreadable", "torn", "setuid"
+STORE, RULES = "store", "rules"
 
 
 class Note(NamedTuple):
@@ -39,12 +40,12 @@ class Note(NamedTuple):
     @property
     def is_captured(self) -> bool:
         """Whether the entry is in the tree all the same."""
-        return self.kind in (TORN, SETUID)
+        return self.kind in (TORN, SETUID, RULES)
 
     @property
     def is_loss(self) -> bool:
         """Whether a tree is incomplete by it."""
-        return self.kind in (UNREADABLE, TORN)
+        return self.kind in (UNREADABLE, TORN, STORE)
 
 
 NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})

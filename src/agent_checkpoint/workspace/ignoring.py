@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from types import MappingProxyType
+from typing import NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.workspace.gitignore import Pattern, Run, lines_of, parse, runs_of
@@ -21,6 +23,7 @@ _MOST_TO_MATCH = 5000
 _TO_MATCH = re.compile(rb"[*?[\\!]")
 """Each of these costs time, at every entry of a workspace."""
 _LARGEST_REMEMBERED = 1 << 14
+_NO_FLAWS: Mapping[bytes, str] = MappingProxyType({})
 
 
 class Rules:
@@ -30,16 +33,22 @@ class Rules:
     `build`. `.git/info/exclude` and the excludes of a user are not read.
     """
 
-    __slots__ = ("_git", "_is_excluding", "_own", "key", "reads_files")
+    __slots__ = ("_git", "_is_excluding", "_own", "flaws", "key", "reads_files")
 
     def __init__(
-        self, own: tuple[Run, ...], git: tuple[tuple[int, Run], ...], reads_files: bool
+        self,
+        own: tuple[Run, ...],
+        git: tuple[tuple[int, Run], ...],
+        reads_files: bool,
+        flaws: Mapping[bytes, str] = _NO_FLAWS,
     ) -> None:
         self._own = own
         self._git = git
         self._is_excluding = any(run.is_excluding for run in (*own, *(run for _, run in git)))
         self.reads_files = reads_files
         """Whether any directory may have a file of rules, and not the root alone."""
+        self.flaws = flaws
+        """Why some lines of files of rules do not count, by the path of the file."""
         self.key = b""
         """Tells the rules of workspaces apart."""
 
@@ -58,10 +67,10 @@ class Rules:
         if isinstance(patterns, (str, bytes)):
             raise InvalidInputError(f"ignore= takes a list of patterns, not {patterns!r} alone.")
         text = b"\n".join(map(_encoded, patterns))
-        try:
-            rules = cls(_read(text, is_strict=True), (), gitignore)
-        except ValueError as error:
-            raise _refusal("ignore=", error) from None
+        runs, flaw = _read(text, as_git=False)
+        if flaw is not None:
+            raise InvalidInputError(f"ignore= cannot be used: {flaw}. Correct it or take it out.")
+        rules = cls(runs, (), gitignore)
         rules.key = b"%d%b" % (gitignore, text)
         return rules
 
@@ -101,77 +110,76 @@ class Rules:
     def within(self, directory: bytes, texts: Mapping[bytes, bytes]) -> Rules:
         """Return the rules for a directory in which files of rules were found, and below it.
 
+        Such a file may come from anyone. One that is too large or has lines that cannot be used
+        keeps nothing from being captured: its other lines count, and `flaws` says what does not.
+
         Args:
             directory: its path, relative to the root.
             texts: what is in those of its `files` that there are, by name.
-
-        Raises:
-            InvalidInputError: a file is too large or has too many patterns or a pattern that is
-                too long, or a line of `.checkpointignore` can match nothing.
         """
-        own, git = self._own, self._git
+        own, git, flaws = self._own, self._git, self.flaws
         for name in self.files(directory):
             text = texts.get(name)
             if not text:
                 continue
             place = directory + b"/" if directory else b""
-            try:
-                runs = _runs_of_file(text, is_strict=name == CHECKPOINTIGNORE)
-            except ValueError as error:
-                raise _refusal((place + name).decode("utf-8", "backslashreplace"), error) from None
+            read = _read_again if len(text) <= _LARGEST_REMEMBERED else _read
+            runs, flaw = read(text, as_git=name == GITIGNORE)
+            if flaw is not None:
+                flaws = {**flaws, place + name: flaw}
             if name == CHECKPOINTIGNORE:
                 own += runs
             else:
                 git = (*((len(place), run) for run in runs), *git)
-        return self if own is self._own and git is self._git else Rules(own, git, self.reads_files)
+        if own is self._own and git is self._git and flaws is self.flaws:
+            return self
+        return Rules(own, git, self.reads_files, flaws)
 
 
-def _runs_of_file(text: bytes, *, is_strict: bool) -> tuple[Run, ...]:
-    """Return what a file of rules says. Raises ValueError."""
-    if len(text) > LARGEST_FILE:
-        raise ValueError(f"it has {len(text)} bytes; at most {LARGEST_FILE} are allowed")
-    read = _read_again if len(text) <= _LARGEST_REMEMBERED else _read
-    return read(text, is_strict)
+class _Read(NamedTuple):
+    """What lines of rules say; and the first trouble with them, and of which line."""
+
+    runs: tuple[Run, ...]
+    flaw: str | None
 
 
-def _read(text: bytes, is_strict: bool) -> tuple[Run, ...]:
+def _read(text: bytes, *, as_git: bool) -> _Read:
     """Return what lines of rules say.
 
     Args:
         text: the lines.
-        is_strict: refuse a line that can match nothing; else pass over it, as git does.
-
-    Raises:
-        ValueError: they cannot be used; it says why, and of which line.
+        as_git: whether a line that can match nothing is no flaw.
     """
     patterns: list[Pattern] = []
+    flaws: list[str] = []
     to_match = 0
+    if len(text) > LARGEST_FILE:
+        flaws.append(f"it has more than {LARGEST_FILE} bytes")
+        text = text[:LARGEST_FILE].rpartition(b"\n")[0]
     for number, line in enumerate(lines_of(text), 1):
         if line.startswith(b"#"):
             continue
         if len(line) > _LONGEST_LINE:
-            raise ValueError(f"line {number} has more than {_LONGEST_LINE} bytes")
+            flaws.append(f"line {number} has more than {_LONGEST_LINE} bytes")
+            continue
         to_match += len(_TO_MATCH.findall(line))
         if to_match > _MOST_TO_MATCH:
-            raise ValueError(f"it has more than {_MOST_TO_MATCH} wildcards and `!`")
+            flaws.append(f"it has more than {_MOST_TO_MATCH} wildcards and `!` by line {number}")
+            break
         try:
             pattern = parse(line)
         except ValueError as error:
-            if is_strict:
+            if not as_git:
                 shown = line[:80].decode("utf-8", "surrogateescape")
-                raise ValueError(f"line {number}, {shown!r}: {error}") from None
+                flaws.append(f"line {number}, {shown!r}: {error}")
             continue
         if pattern is not None:
             patterns.append(pattern)
-    return runs_of(patterns)
+    return _Read(runs_of(patterns), flaws[0] if flaws else None)
 
 
 # The same files are read at every snapshot, and again for each directory that is looked at alone.
 _read_again = lru_cache(maxsize=256)(_read)
-
-
-def _refusal(place: str, error: ValueError) -> InvalidInputError:
-    return InvalidInputError(f"{place} cannot be used: {error}. Correct it or take it out.")
 
 
 def _encoded(pattern: str) -> bytes:

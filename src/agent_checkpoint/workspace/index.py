@@ -29,7 +29,7 @@ from pathlib import Path
 from agent_checkpoint.workspace.folders import NO_NOTES, STAMP, Folder, Note, Row
 from agent_checkpoint.workspace.tree import Stored
 
-_MAGIC = b"agent-checkpoint index 2\n"
+_MAGIC = b"agent-checkpoint index 3\n"
 _DIGEST = hashlib.sha256().digest_size
 _SIZES = struct.Struct("<QQQQ")
 _ROW = struct.Struct("<IIIQQQI?QQ32s32s")

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.contents import Found
-from agent_checkpoint.workspace.folders import IGNORED, NO_NOTES, STAMP, UNREADABLE, Folder, Note
+from agent_checkpoint.workspace.folders import (
+    IGNORED,
+    NO_NOTES,
+    RULES,
+    STAMP,
+    UNREADABLE,
+    Folder,
+    Note,
+)
 from agent_checkpoint.workspace.tree import FOLDER, MODE_BITS, Get, Item, Put, put_directory
 
 
@@ -112,8 +120,8 @@ def _items(node: Node, get: Get) -> tuple[list[Item], list[bytes]]:
 
 
 def _note(node: Node, name: bytes, found: Found) -> None:
-    if node.notes:
-        node.notes.pop(name, None)
+    if name in node.notes and node.notes[name].kind != RULES:
+        del node.notes[name]
     if found.note is not None:
         node.notes[name] = found.note
     elif found.is_changing:

@@ -25,7 +25,7 @@ from agent_checkpoint.workspace.meter import Meter, Progress
 from agent_checkpoint.workspace.naming import key_of
 from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
 from agent_checkpoint.workspace.sight import Sight
-from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.snapshots import PathNote, Tree
 from agent_checkpoint.workspace.staging import has_staging
 from agent_checkpoint.workspace.taking import Taking
 
@@ -121,6 +121,17 @@ class OpenDirectory:
     def watch_trouble(self) -> str | None:
         """Why every snapshot looks at all files; None if only at what has changed."""
         return self._sight.watch_trouble
+
+    @property
+    def losses(self) -> list[PathNote]:
+        """What could not be captured by the last snapshot, or not in one piece, and why."""
+        folder = self._sight.folder
+        notes = () if folder is None else folder.all_notes()
+        return sorted(
+            PathNote(os.fsdecode(path), note.kind, note.text)
+            for path, note in notes
+            if note.is_loss
+        )
 
     def close(self) -> None:
         """Stop watching the directory. Twice is fine."""

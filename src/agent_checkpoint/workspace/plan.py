@@ -16,8 +16,10 @@ from agent_checkpoint.workspace.folders import (
     IGNORED,
     READ_AGAIN,
     SPECIAL,
+    STORE,
     TORN,
     UNREADABLE,
+    Folder,
     Note,
 )
 from agent_checkpoint.workspace.git_words import GitWords
@@ -29,6 +31,7 @@ from agent_checkpoint.workspace.tree import FILE, FOLDER, Item
 _WORDS = {
     IGNORED: "it is excluded",
     SPECIAL: "it is {text}, which is never touched",
+    STORE: "it is {text}",
     UNREADABLE: "it cannot be read ({text})",
     TORN: "it was changing while it was read",
 }
@@ -197,11 +200,20 @@ class Planner:
                 holding |= {change.path, *_parents(change.path)}
             plan.steps.append(_step(change))
             git.look(change)
+        self._tell_losses(plan)
         for path in self._refused:
             holding |= _parents(path)
         plan.git = git.words
         plan.keep(holding)
         return plan
+
+    def _tell_losses(self, plan: Plan) -> None:
+        """Say what is left alone because it cannot be captured, also where the tree lacks it."""
+        if not isinstance(self._now.place, Folder):
+            return
+        for path, note in self._now.place.all_notes():
+            if note.is_loss and not note.is_captured and self._is_wanted(path, bool(note.type)):
+                plan.leave.setdefault(os.fsdecode(path), _WORDS[note.kind].format(text=note.text))
 
     def _wants(self, path: bytes, is_folder: bool) -> bool:
         is_wanted = self._is_wanted(path, is_folder)
@@ -241,7 +253,11 @@ class Planner:
             return "git would take it for the lock of one that is running"
         if change.after is None:
             if there is not None and Note(there.kind).is_loss:
-                return "it could not be read when the checkpoint was taken"
+                return (
+                    "it was a store when the checkpoint was taken"
+                    if there.kind == STORE
+                    else "it could not be read when the checkpoint was taken"
+                )
             if self._rules.excluded(change.path, change.before):
                 return "it was excluded when the checkpoint was taken"
             if is_git_object(change.path) and change.before and change.before.type != FOLDER:

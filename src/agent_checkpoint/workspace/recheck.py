@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, Protocol
 
 from agent_checkpoint.workspace.beneath import DIRECTORY, directory_below
-from agent_checkpoint.workspace.folders import STAMP, Handle, Note, Row
+from agent_checkpoint.workspace.folders import STAMP, STORE, Handle, Note, Row
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.touched import Touched
 
@@ -146,8 +146,8 @@ class Recheck(Generic[Handle]):
                 continue
             kind = None if stamp is None else stat.S_IFMT(STAMP.unpack(stamp)[4])
             note = notes.get(os.fsencode(text)) if notes else None
-            if note is not None and kind is not None and note.type == kind:
-                continue  # it is left out, as it was
+            if note is not None and kind is not None and note.type == kind and note.kind != STORE:
+                continue  # it is left out, as it was; what was a store need not be one any more
             names.add(text)
             if kind == stat.S_IFDIR:
                 self.touched.replaced.add(os.fsencode(path + text))

@@ -12,7 +12,7 @@ def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
     """Return the rules within an open directory, by those of the one above it.
 
     Raises:
-        InvalidInputError: a file of rules makes no sense.
+        OSError: the `.checkpointignore` cannot be read.
     """
     texts: dict[bytes, bytes] = {}
     for name in rules.files(path):
@@ -32,8 +32,7 @@ def rules_at(root: int, path: bytes, fd: int, rules: Rules) -> Rules:
     """Return the rules within an open directory that was not come to from above.
 
     Raises:
-        InvalidInputError: a file of rules makes no sense.
-        OSError: a directory above it is gone.
+        OSError: a directory above it is gone, or the `.checkpointignore` cannot be read.
     """
     names = path.split(b"/") if path else []
     for depth in range(len(names)):

@@ -17,7 +17,7 @@ from agent_checkpoint.workspace.beneath import Changing, directory_below, open_d
 from agent_checkpoint.workspace.contents import Contents, Found, Wanted
 from agent_checkpoint.workspace.folders import (
     READ_AGAIN,
-    SPECIAL,
+    RULES,
     STAMP,
     UNREADABLE,
     Folder,
@@ -30,14 +30,13 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.nodes import Node, assemble
 from agent_checkpoint.workspace.rule_files import rules_at, rules_in
-from agent_checkpoint.workspace.stores import MARKS, is_store
+from agent_checkpoint.workspace.stores import MARKS, RECORDS, is_store
 from agent_checkpoint.workspace.touched import above, with_parents
 from agent_checkpoint.workspace.tree import Get
 
 _TRIES = 3
 _TYPE = 0o170000
 _MOST_OPEN = 128
-_STORE = Note(SPECIAL, "a store of agent-checkpoint", stat.S_IFDIR)
 
 
 class Watches(Protocol):
@@ -184,6 +183,7 @@ class Scan:
         with os.scandir(fd) as entries:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
         rules = rules_in(node.path, fd, rules)
+        _note_flaws(node, rules)
         folders: list[bytes] = []
         own, device = self._own_names, self._device
         for name, entry in rows:
@@ -202,9 +202,7 @@ class Scan:
             ):
                 node.names.append(name)
                 node.stamps.append(stamp_of(found))
-            elif kind == stat.S_IFDIR and is_store(fd, name):
-                node.notes[name] = _STORE
-            elif self._take(node, name, found, rules) and kind == stat.S_IFDIR:
+            elif self._take(node, name, found, rules, fd) and kind == stat.S_IFDIR:
                 folders.append(name)
         old = node.old
         if old is not None and old.names == node.names and old.stamps == b"".join(node.stamps):
@@ -245,7 +243,7 @@ class Scan:
         fresh: list[bytes] = []
         with directory_below(self._root, node.path) as fd:
             rules = rules_at(self._root, node.path, fd, self._rules)
-            if node.path and not MARKS.isdisjoint(touched) and is_store(fd, b"."):
+            if _has_become_store(node.path, fd, touched):
                 raise Changing  # it is no part of the tree any more, which its parent tells
             for name in touched:
                 before = stamps.pop(name, None)
@@ -256,10 +254,7 @@ class Scan:
                 except FileNotFoundError:
                     node.below.pop(name, None)
                     continue
-                if stat.S_ISDIR(found.st_mode) and is_store(fd, name):
-                    look.notes[name] = _STORE
-                    node.below.pop(name, None)
-                elif self._take(look, name, found, rules):
+                if self._take(look, name, found, rules, fd):
                     stamps[name] = look.stamps[0]
                     # A layer tells which directories are others; inodes change by writing, too.
                     is_known = node.child(name) not in replaced and (
@@ -268,9 +263,12 @@ class Scan:
                     if stat.S_ISDIR(found.st_mode) and not is_known:
                         fresh.append(name)
                         continue
+                else:
+                    node.below.pop(name, None)
                 node.notes.update(look.notes)
                 if not stat.S_ISDIR(found.st_mode):
                     node.below.pop(name, None)
+            _note_flaws(node, rules)
             node.names = sorted(stamps)
             node.stamps = [stamps[name] for name in node.names]
             self._want(node, fd, () if self._by_stamp else touched)
@@ -330,6 +328,24 @@ class Scan:
             if not changing:
                 break
         return folder
+
+
+def _has_become_store(path: bytes, fd: int, touched: Collection[bytes]) -> bool:
+    """Tell whether a directory below the root, or the one above it, is a store by what was touched.
+
+    The root is asked before every look.
+    """
+    if path.endswith(b"/" + RECORDS) and is_store(fd, b".."):
+        return True
+    return bool(path) and not MARKS.isdisjoint(touched) and is_store(fd, b".")
+
+
+def _note_flaws(node: Node, rules: Rules) -> None:
+    """Note of the files of rules in a directory what of them does not count."""
+    for name in rules.files(node.path):
+        flaw = rules.flaws.get(node.child(name))
+        if flaw is not None:
+            node.notes[name] = Note(RULES, f"not all of it counts: {flaw}")
 
 
 def _not_listed(error: OSError) -> Found:

@@ -286,8 +286,8 @@ class Sight:
         found, places = os.fstat(root), self._memory.own_places()
         if (found.st_dev, found.st_ino) in places or is_store(root, b"."):
             raise WorkspaceError(
-                f"{show(str(self._path))} is a store itself: to restore it would take away the "
-                "history that is in it. Use a store elsewhere, or in a directory below."
+                f"{show(str(self._path), 1000)} is a store itself: to restore it would take away "
+                "the history that is in it. Use a store elsewhere, or in a directory below."
             )
         return Scan(
             root,

@@ -161,7 +161,7 @@ def damaged(data: bytes) -> "Iterator[bytes]":
     yield b""
     yield b"something else"
     yield data + b"!"
-    yield data.replace(b"index 2", b"index 9", 1)
+    yield data.replace(b"index 3", b"index 9", 1)
     for end in range(0, len(data), 997):
         yield data[:end]
     for place in range(0, len(data), 499):

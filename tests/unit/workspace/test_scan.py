@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, InvalidInputError, Workspace, WorkspaceError
+from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.workspace import contents, sight
 from agent_checkpoint.workspace.memory import Memory
@@ -169,9 +169,14 @@ def test_a_look_that_went_over_the_limit_loses_no_change(limited: Workspace) -> 
 
 def test_a_look_that_met_bad_rules_loses_no_change(ws: Workspace) -> None:
     (ws.path / "a" / "x").write_text("changed")
-    (ws.path / ".checkpointignore").write_text("x" * 2000)
-    with pytest.raises(InvalidInputError, match="checkpointignore"):
-        ws.snapshot()
+    (ws.path / ".checkpointignore").write_text("x" * 2000 + "\nnone\n")
+    (ws.path / "none").touch()
+    for full in (False, True, False):
+        (note,) = ws.snapshot(full=full).notes
+        assert (note.path, note.kind) == (".checkpointignore", "rules")
+        assert "line 1" in note.text
+    assert sees_everything(ws)
+    (ws.path / "none").unlink()
     (ws.path / ".checkpointignore").unlink()
     assert sees_everything(ws)
 

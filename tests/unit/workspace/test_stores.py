@@ -38,7 +38,7 @@ def test_a_restore_leaves_the_stores_of_others(
             other.save("first", {"n": 1})
             tree = ws.snapshot()
             assert [(note.path, note.text) for note in tree.notes] == [
-                ("data/store", "a store of agent-checkpoint")
+                ("data/store", "a store of agent-checkpoint that is in use")
             ]
             (place / "a").write_text("two")
             other.save("second", {"n": 2})
@@ -59,7 +59,7 @@ def test_what_was_captured_before_it_was_told_apart_is_left_alone(
     with CheckpointManager(backend=backend, path=place / "store") as other:
         other.save("first", {"n": 1})
     with own, monkeypatch.context() as patch:
-        patch.setattr("agent_checkpoint.workspace.scan.is_store", Mock(return_value=False))
+        patch.setattr("agent_checkpoint.workspace.admission.is_store", Mock(return_value=False))
         with Workspace(place, own.store) as ws:
             tree = ws.snapshot()
     assert not tree.notes

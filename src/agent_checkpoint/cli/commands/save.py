@@ -93,9 +93,12 @@ def run(args: Namespace, places: Places) -> Answer:
         what = f"{count(tree.files, 'file')}, {size(tree.bytes)}"
         words = "Saved" if is_new else "Nothing has changed since"
         out.line(f"{words} @{head.seq}: {inert(place)} ({what})")
+        if tree.incomplete:
+            out.line("Incomplete: not all of it could be captured.", style="yellow")
         shown = out.limit(_SHOWN)
         for note in notes[:shown]:
-            out.line(f"  {inert(note['path'])}: {inert(note['kind'])}", style="yellow")
+            why = f" ({inert(note['text'])})" if note["text"] else ""
+            out.line(f"  {inert(note['path'])}: {inert(note['kind'])}{why}", style="yellow")
         if len(notes) > shown:
             out.line(f"  and {len(notes) - shown:,} more; --json has them all", style="yellow")
         if is_around:

@@ -87,6 +87,7 @@ def _summary(
                 "files": found.files,
                 "bytes": found.bytes,
                 "incomplete": found.incomplete,
+                "notes": [note._asdict() for note in found.notes],
             }
     state = plain(tree)
     if name in LOGS and isinstance(state, list):
@@ -125,6 +126,14 @@ def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
     if kind == "files":
         words = f"{count(part['files'], 'file')}, {size(part['bytes'])}"
         words += ", incomplete" if part["incomplete"] else ""
+        notes = [
+            f"{inert(note['path'], short)}: {inert(note['kind'])}"
+            + (f" ({inert(note['text'], short)})" if note["text"] else "")
+            for note in part["notes"]
+        ]
+        lines = notes[:some]
+        if len(notes) > len(lines):
+            lines.append(f"and {len(notes) - len(lines):,} more; --json has them all")
     elif kind == "log":
         words = count(part["items"], "item")
         lines = [message_words(item, room, out.limit) for item in part["last"]]

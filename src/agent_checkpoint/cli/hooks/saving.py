@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,25 +21,28 @@ from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note, read_note
 from agent_checkpoint.cli.hooks.transcripts import Transcript, remove_stray
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.errors import (
+    CheckpointError,
     ConflictError,
     FormatError,
     IntegrityError,
     InvalidInputError,
     StorageError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, check_key
+from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.safety import SAFETY
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.workspace.naming import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 
 _MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
 _MOST_KEPT = 32 << 20
 """Of a longer conversation nothing is kept in memory."""
 _TRIES = 8
+_TOLD = 3
 _RECENT = 8
 _ROOTS = (".git", ".hg", ".jj", ".svn")
 
@@ -126,6 +130,7 @@ class Keeper:
         if transcript is not None:
             parts[TRANSCRIPT] = encode(transcript.lines, TRANSCRIPT)
         parts[PART] = note.dump()
+        _tell_losses(workspace, store, head)
         draft = Draft(key, parts, label=event.label, tags=event.tags)
         for attempt in range(_TRIES):
             is_new = _has_news(note, {OBJECT: captured.name}, head, before)
@@ -253,6 +258,20 @@ def root_of(event: Event, before: Note | None, project: str) -> str:
         if any(os.path.lexists(place / name) for name in _ROOTS):
             return str(place)
     return str(cwd)
+
+
+def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
+    """Write down what is left out of the files, unless that is so of the head already."""
+    losses = workspace.losses
+    if not losses:
+        return
+    with suppress(CheckpointError):  # what is wrong with the head is no matter of this checkpoint
+        before = None if head is None else tree_in(store, head)
+        if before is not None and set(losses) <= set(before.notes):
+            return
+    some = "; ".join(f"{show(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_TOLD])
+    more = f" and {len(losses) - _TOLD} more" if len(losses) > _TOLD else ""
+    tell_failure(f"Not all files of {show(str(workspace.path))} are saved: {some}{more}")
 
 
 def _present(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:

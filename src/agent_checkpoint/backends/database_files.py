@@ -1,0 +1,95 @@
+"""Database files of stores: those that this process has open, and how others are recognised.
+
+A process loses all POSIX locks on a file when it closes any descriptor of that file. Closing a
+second descriptor of a database would take SQLite's locks away, and another process could then
+delete the log that SQLite writes to here. So a database that is open in this process is known by
+its inode and is never opened a second time. Knows no SQLite, which is slow to import.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import RLock
+
+APPLICATION_ID = 0x41434B50  # "ACKP"
+_MAGIC = b"SQLite format 3\0"
+_APPLICATION_ID_AT = 68
+_HEADER_BYTES = 100
+_GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+# Garbage collection can close a connection while its thread holds the lock.
+_lock = RLock()
+_open: dict[int, tuple[int, int]] = {}
+"""Device and inode of each database that is open, by the id of its connection."""
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """Let no thread look into a database during the block, which opens one and registers it."""
+    with _lock:
+        yield
+
+
+def register(connection: object, path: str | os.PathLike[str]) -> None:
+    """Remember that a connection has a database open."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return  # it is gone: no name leads to it
+    _open[id(connection)] = found.st_dev, found.st_ino
+
+
+def unregister(connection: object) -> None:
+    """Forget a connection that is closed. Twice is fine."""
+    _open.pop(id(connection), None)
+
+
+def is_open_here(directory: int, path: bytes) -> bool:
+    """Tell whether a file, named relative to an open directory, is a database open here."""
+    return _identity(directory, path) in _open.copy().values()
+
+
+def is_store_database(directory: int, path: bytes) -> bool:
+    """Tell whether a file, named relative to an open directory, is the database of a store."""
+    with _lock:
+        identity = _identity(directory, path)
+        if identity is None or identity in _open.copy().values():
+            return identity is not None
+        try:
+            fd = os.open(path, _GUARDED, dir_fd=directory)
+        except OSError:
+            return False
+        try:
+            header = os.read(fd, _HEADER_BYTES)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+    return (
+        len(header) == _HEADER_BYTES
+        and header.startswith(_MAGIC)
+        and struct.unpack_from(">I", header, _APPLICATION_ID_AT) == (APPLICATION_ID,)
+    )
+
+
+def _identity(directory: int, path: bytes) -> tuple[int, int] | None:
+    """Return device and inode of a regular file; None if there is none."""
+    try:
+        found = os.stat(path, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = RLock()  # another thread may have held the old one
+    _open.clear()  # a child has none of its parent's locks
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
