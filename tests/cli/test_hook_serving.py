@@ -269,6 +269,18 @@ def test_a_store_that_was_removed_is_made_anew(work: Scene) -> None:
     assert work.servers() == [server]
 
 
+def test_a_store_that_was_replaced_by_a_copy_is_opened_anew(work: Scene) -> None:
+    work.tool(2)
+    (server,) = work.servers()
+    store = work.home / "store"
+    shutil.copytree(store, work.home / "copy")
+    shutil.rmtree(store)
+    (work.home / "copy").rename(store)
+    work.tool(3)
+    assert tools(work) == ["toolu_2", "toolu_3"]
+    assert work.servers() == [server]
+
+
 def test_changes_are_seen_while_it_watches(work: Scene) -> None:
     for number in range(20):
         (work.workspace / "src" / "app.py").write_text(f"print({number})\n")

@@ -39,6 +39,22 @@ def test_an_empty_store_says_so() -> None:
     assert "nothing here yet" in plain(Visitor(CheckpointManager()).text("/"))
 
 
+def test_a_store_that_was_removed_or_replaced_is_opened_anew(tmp_path: Path) -> None:
+    store, elsewhere = tmp_path / "store", tmp_path / "elsewhere"
+    with opened(store) as manager:
+        manager.save("first", {"n": 1})
+        visitor = Visitor(manager)
+        assert "first" in visitor.text("/")
+        store.rename(elsewhere)
+        assert "first" not in visitor.text("/")
+        with opened(store) as other:
+            other.save("second", {"n": 1})
+            assert "second" in visitor.text("/")
+        store.rename(tmp_path / "gone")
+        elsewhere.rename(store)
+        assert "first" in visitor.text("/")
+
+
 def test_many_keys_come_in_pages() -> None:
     manager = CheckpointManager()
     for number in range(130):

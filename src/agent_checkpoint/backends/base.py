@@ -220,3 +220,17 @@ class Scrubs(Protocol):
             StorageError: others use the medium right now (then it is retryable), or it failed;
                 deleted bytes may still be readable.
         """
+
+
+@runtime_checkable
+class Pinned(Protocol):
+    """A backend at a path, where another store may be by now, or none."""
+
+    def is_replaced(self) -> bool:
+        """Tell whether the store that was used is not at the path any more: open it anew.
+
+        Until then every method raises StorageError.
+
+        Raises:
+            StorageError: the medium failed.
+        """

@@ -35,7 +35,10 @@ from agent_checkpoint.backends.file_numbers import (
     numbers,
 )
 from agent_checkpoint.backends.limits import Limits
+from agent_checkpoint.backends.pinning import Pin
 from agent_checkpoint.backends.posix import (
+    Identity,
+    check_held,
     check_path,
     is_regular,
     link_new,
@@ -101,6 +104,7 @@ class FileBackend(Backend):
         self._lock_file = self.path / ".lock"
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
+        self._pin = Pin(self._objects)  # made with the store, and never removed
 
     @property
     def url(self) -> str:  # type: ignore[override]
@@ -122,12 +126,14 @@ class FileBackend(Backend):
         self._limits.check(objects)
         with os_errors(f"write objects to {self.path}"):
             self._prepare()
-            with locked(self._lock_file, exclusive=False):
+            with locked(self._lock_file, exclusive=False) as lock:
                 self._write_objects(objects)
+                self._check(lock)
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
         """Return those of the objects that exist. Raises StorageError."""
         found: dict[str, bytes] = {}
+        self._pin.is_there()
         with os_errors(f"read objects of {self.path}"):
             for name in ids:
                 with suppress(FileNotFoundError):
@@ -138,6 +144,7 @@ class FileBackend(Backend):
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
         """Return those of the ids that are not stored. Raises StorageError."""
+        self._pin.is_there()
         with os_errors(f"look for objects in {self.path}"):
             return {
                 name
@@ -147,6 +154,7 @@ class FileBackend(Backend):
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over all objects. Raises StorageError."""
+        self._pin.is_there()
         with os_errors(f"list the objects of {self.path}"):
             for folder in scan(self._objects):
                 if self._objects.is_symlink() or not folder.is_dir(follow_symlinks=False):
@@ -161,11 +169,12 @@ class FileBackend(Backend):
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects while nobody writes. Raises StorageError."""
         with os_errors(f"delete objects of {self.path}"):
-            if not self._objects.is_dir():
+            if not self._pin.is_there():
                 return
             self._prepare()
-            with locked(self._lock_file, exclusive=True):
+            with locked(self._lock_file, exclusive=True) as lock:
                 doomed = [name for name in ids if is_object_id(name)]
+                self._check(lock)
                 sweep(self._tmp)
                 for name in doomed:
                     refuse_link(self._object_file(name).parent)
@@ -175,6 +184,7 @@ class FileBackend(Backend):
         """Find objects by their first byte, in the folders that changed. Raises StorageError."""
         known = position if isinstance(position, dict) else {}
         looked = Looked([], 0, {})
+        self._pin.is_there()
         with os_errors(f"look at the objects of {self.path}"):
             if self._objects.is_symlink():
                 return looked
@@ -197,7 +207,8 @@ class FileBackend(Backend):
         self._limits.check(objects)
         with os_errors(f"replace objects of {self.path}"):
             self._prepare()
-            with locked(self._lock_file, exclusive=True):
+            with locked(self._lock_file, exclusive=True) as lock:
+                self._check(lock)
                 for name, data in objects.items():
                     target = self._object_file(name)
                     refuse_link(target.parent)
@@ -224,7 +235,7 @@ class FileBackend(Backend):
         self._limits.check(objects, entry)
         with os_errors(f"append to {show(stream)} in {self.path}"):
             self._prepare()
-            with locked(self._lock_file, exclusive=False):
+            with locked(self._lock_file, exclusive=False) as lock:
                 missing = self.missing_objects(requires)
                 if missing:
                     raise MissingObjectsError(missing)
@@ -235,10 +246,12 @@ class FileBackend(Backend):
                 self._make_stream(stream, folder)
                 written = write_new(self._tmp, entry)
                 try:
+                    # A link needs both names in one store; this is for what was written before.
+                    self._check(lock)
                     seq = self._link_next(stream, folder, written, after)
                     sync_directory(folder)
                 finally:
-                    written.unlink()
+                    written.unlink(missing_ok=True)
                 return seq
 
     def read(
@@ -255,6 +268,7 @@ class FileBackend(Backend):
             return []
         folder = self._folder(stream)
         known: dict[int, bytes] = {}
+        self._pin.is_there()
         with os_errors(f"read {show(stream)} in {self.path}"):
             # An entry may be removed between the listing and the reading, and the newer one that
             # it made room for is not in that listing: list again, or the stream could seem empty.
@@ -284,11 +298,13 @@ class FileBackend(Backend):
             return
         folder = self._folder(stream)
         with os_errors(f"remove entries of {show(stream)} in {self.path}"):
+            self._pin.is_there()
             refuse_link(folder)
             if not folder.is_dir():
                 return
             self._prepare()
-            with locked(self._lock_file, exclusive=True):
+            with locked(self._lock_file, exclusive=True) as lock:
+                self._check(lock)
                 sweep(self._tmp)
                 present = numbers(folder)
                 doomed = present & set(seqs)
@@ -307,6 +323,7 @@ class FileBackend(Backend):
 
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams with entries. Raises StorageError."""
+        self._pin.is_there()
         with os_errors(f"list the streams of {self.path}"):
             for item in scan(self.path):
                 if not item.is_dir(follow_symlinks=False):
@@ -316,14 +333,25 @@ class FileBackend(Backend):
                 if name is not None and name.startswith(prefix) and numbers(folder):
                     yield name
 
+    def is_replaced(self) -> bool:
+        """Tell whether the store was removed, moved or replaced. Raises StorageError."""
+        return self._pin.is_replaced()
+
     def close(self) -> None:
-        """Do nothing: no file is kept open between calls."""
+        """Do nothing: no file is read or written between calls."""
 
     # -- the layout ------------------------------------------------------------------------------
 
     def _prepare(self) -> None:
+        self._pin.is_there()
         make_own_directory(self._tmp)
         make_own_directory(self._objects)
+        self._pin.is_there()
+
+    def _check(self, lock: Identity) -> None:
+        """Make sure that the store at the path is this one, and locked. Raises StorageError."""
+        self._pin.is_there()
+        check_held(self._lock_file, lock)
 
     def _folder(self, stream: str) -> Path:
         return self.path / directory_name(check_stream(stream))

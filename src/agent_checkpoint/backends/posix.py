@@ -33,6 +33,22 @@ _GATE_WAIT = 2.0  # seconds
 _GATE_PAUSE = 0.005
 _NEW_NAME = re.compile(r"[0-9a-f]{24}")
 
+Identity = tuple[int, int]
+"""Which file it is, whatever its name: the device and the inode."""
+
+
+def identity_of(path: str | os.PathLike[str]) -> Identity | None:
+    """Return which file is at a path, None if there is none.
+
+    Raises:
+        OSError: the file system refuses to tell.
+    """
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
 
 def url_of(scheme: str, path: Path) -> str:
     """Return the store URL of a directory."""
@@ -112,7 +128,7 @@ def disk_room(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
+def locked(lock_file: Path, *, exclusive: bool) -> Iterator[Identity]:
     """Hold the lock: shared by savers, exclusive for what deletes. Released also by a crash.
 
     The kernel lets a new saver share the lock while a deleter waits for it, so that many savers
@@ -124,45 +140,72 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[None]:
     """
     gate = lock_file.with_name(".gate")
     if exclusive:
-        with held(gate), held(lock_file):
-            yield
+        with held(gate), held(lock_file) as identity:
+            yield identity
     else:
         _pass_gate(gate)
-        with _flock(lock_file, fcntl.LOCK_SH):
-            yield
+        with _flock(lock_file, fcntl.LOCK_SH) as identity:
+            yield identity
 
 
 @contextmanager
-def held(lock_file: Path) -> Iterator[None]:
-    """Hold a lock alone. Released also by a crash.
+def held(lock_file: Path) -> Iterator[Identity]:
+    """Hold a lock alone, and give which file it is. Released also by a crash.
 
     Raises:
         OSError: the file system refuses, or the lock file is a link or not a file.
     """
-    with _flock(lock_file, fcntl.LOCK_EX):
-        yield
+    with _flock(lock_file, fcntl.LOCK_EX) as identity:
+        yield identity
+
+
+def check_held(lock_file: Path, identity: Identity) -> None:
+    """Make sure that the file whose lock is held is still the lock file.
+
+    Raises:
+        StorageError: it is not, so that somebody else may hold the lock of another file.
+        OSError: the file system refuses to tell.
+    """
+    if identity_of(lock_file) != identity:
+        raise StorageError(
+            f"The lock file {lock_file} was removed or replaced while it was locked, so nothing "
+            "was written. Try again.",
+            retryable=True,
+        )
 
 
 @contextmanager
-def _flock(path: Path, how: int, flags: int = os.O_CREAT) -> Iterator[None]:
+def _flock(path: Path, how: int, flags: int = os.O_CREAT) -> Iterator[Identity]:
     # Each use opens the file anew, because a lock belongs to the open file: that makes it work
     # between threads as well as between processes. It is taken off before the file is closed: a
     # process that another thread forked meanwhile has the file open too, and must not keep it.
+    while True:
+        fd = _open_lock(path, flags)
+        try:
+            fcntl.flock(fd, how)
+            try:
+                found = os.fstat(fd)
+                identity = found.st_dev, found.st_ino
+                # Else the file was replaced while this one waited, and others lock the new one.
+                if identity_of(path) == identity:
+                    yield identity
+                    return
+            finally:
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            os.close(fd)
+
+
+def _open_lock(path: Path, flags: int) -> int:
     try:
         fd = os.open(path, os.O_RDWR | flags | _GUARDED, 0o600)
     except OSError:
         refuse_link(path)
         raise
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"{path} is not a regular file; remove it")
-        fcntl.flock(fd, how)
-        try:
-            yield
-        finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)
-    finally:
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
+        raise OSError(f"{path} is not a regular file; remove it")
+    return fd
 
 
 def _pass_gate(gate: Path) -> None:

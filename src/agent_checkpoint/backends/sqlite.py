@@ -190,7 +190,7 @@ class SQLiteBackend(Backend):
 
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects while nobody writes. Raises StorageError."""
-        if not self._connections.database.exists():
+        if not self._connections.is_there():
             return
         with self._alone():
             doomed = [(bytes.fromhex(name),) for name in ids if is_object_id(name)]
@@ -278,7 +278,7 @@ class SQLiteBackend(Backend):
         """Remove entries; the stream's last number stays known. Raises StorageError."""
         if not is_stream(stream):
             return
-        if not self._connections.database.exists():
+        if not self._connections.is_there():
             return
         name = stream.encode()
         with self._alone():
@@ -298,14 +298,18 @@ class SQLiteBackend(Backend):
 
     def scrub(self) -> None:
         """Rewrite the database without what was deleted, and sweep. Raises StorageError."""
-        if not self._connections.database.exists():
+        if not self._connections.is_there():
             return
         with self._alone():
             self._sweep()
             self._space.scrub()
 
+    def is_replaced(self) -> bool:
+        """Tell whether the store was removed, moved or replaced. Raises StorageError."""
+        return self._connections.is_replaced()
+
     def close(self) -> None:
-        """Close the connections; a later call opens new ones."""
+        """Close the connections; a later call opens new ones, to the same store."""
         self._connections.close()
 
     # -- how it is done --------------------------------------------------------------------------
@@ -313,9 +317,10 @@ class SQLiteBackend(Backend):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         with os_errors(f"write to {self.path}"):
+            is_there = self._connections.is_there()
             if not self._is_made or not self.path.exists():
                 self._make_directories()
-                if not self._connections.database.exists():
+                if not is_there:
                     sync_parents(self._tmp)
                 self._is_made = True
             with self._connections.alone():

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 from weakref import finalize
 
 from agent_checkpoint.backends.database_files import (
@@ -20,9 +21,13 @@ from agent_checkpoint.backends.database_files import (
     unregister,
 )
 from agent_checkpoint.backends.forking import close_before_fork, not_forked
+from agent_checkpoint.backends.pinning import Pin
 from agent_checkpoint.backends.posix import (
+    Identity,
+    check_held,
     free_bytes,
     held,
+    identity_of,
     is_full,
     os_errors,
     sync_directory,
@@ -60,6 +65,13 @@ class _Connection(sqlite3.Connection):
         unregister(self)
 
 
+class _Opened(NamedTuple):
+    """A connection, and which files its log and its shared memory are."""
+
+    db: sqlite3.Connection
+    companions: tuple[Identity | None, ...]
+
+
 class Connections:
     """A pool of connections, each used by one thread at a time; after a fork a new, empty pool."""
 
@@ -70,9 +82,13 @@ class Connections:
         self.durability = durability
         # Threads take from the list and give back to it without a lock, which a fork could leave
         # held for ever: both are single steps.
-        self._idle: list[sqlite3.Connection] = []
+        self._idle: list[_Opened] = []
         self._pid = os.getpid()
+        self._pin = Pin(database)
+        self._companions = (f"{database}-wal", f"{database}-shm")
+        self._lock: Identity | None = None  # of the lock file, while it is held
         self._suspect = False
+        self._is_cut = False
         self._is_settled = False
         # A store that is dropped without being closed lets go of its files too; not at exit, when
         # a forked child would close its parent's.
@@ -82,11 +98,33 @@ class Connections:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection | None]:
         """Lend a connection; None if there is no database yet. Raises as `translated` does."""
-        if not self.database.exists():
+        if not self.is_there():
             yield None
             return
         with self.lent() as db:
             yield db
+
+    def is_there(self) -> bool:
+        """Tell whether there is a database.
+
+        Raises:
+            StorageError: the one that was used before is not at its path any more, or lacks what
+                was in its log.
+        """
+        if self._is_cut:
+            raise StorageError(
+                f"The log of {self.database} was removed while it was in use, and the last saves "
+                "are gone with it. Nothing was read or written: open the store anew."
+            )
+        return self._pin.is_there()
+
+    def is_replaced(self) -> bool:
+        """Tell whether the database that was used before is not at its path any more.
+
+        Raises:
+            StorageError: the file system failed.
+        """
+        return self._is_cut or self._pin.is_replaced()
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -95,9 +133,10 @@ class Connections:
         Writers queue at the lock file, which is shared by all processes.
 
         Raises:
-            StorageError: the medium failed.
+            StorageError: the medium failed, or the store is gone.
         """
-        with os_errors(f"write to {self.database}"), held(self.lock_file):
+        self.is_there()  # else a lock file would be made where no store is
+        with os_errors(f"write to {self.database}"), held(self.lock_file) as self._lock:
             self._create()
             yield
 
@@ -111,7 +150,7 @@ class Connections:
             durability: how durable, if not as usual here.
 
         Raises:
-            StorageError: the medium failed; nothing was committed.
+            StorageError: the medium failed, or the store is gone; nothing was committed.
             IntegrityError: the database is damaged or not ours.
         """
         with ExitStack() as stack:
@@ -127,11 +166,14 @@ class Connections:
 
     @contextmanager
     def _begun(self, durability: str) -> Iterator[sqlite3.Connection]:
-        with self.lent() as db, _as_durable(db, durability, self.durability):
+        with self._lent() as opened, _as_durable(opened.db, durability, self.durability):
+            db = opened.db
             _begin(db)
             try:
                 db.execute(_WRITES_NOTHING)
                 yield db
+                # Last of all: what is committed must be in the store that is at the path.
+                self._check(opened)
                 db.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):
@@ -159,29 +201,79 @@ class Connections:
     @contextmanager
     def lent(self) -> Iterator[sqlite3.Connection]:
         """Lend a connection, outside a transaction. Raises as `translated` does."""
+        with self._lent() as opened:
+            yield opened.db
+
+    @contextmanager
+    def _lent(self) -> Iterator[_Opened]:
         with not_forked(), translated(self.database, self._distrust):
             self._after_fork()
+            self.is_there()
             try:
-                db = self._idle.pop()
+                opened = self._idle.pop()
             except IndexError:
-                db = self._open()
+                opened = self._open()
+            if self._find_companions() != opened.companions:
+                opened = self._renew(opened)
             try:
-                yield db
+                yield opened
             except sqlite3.Error:
-                db.close()  # whatever state it is in, nobody uses it again
+                opened.db.close()  # whatever state it is in, nobody uses it again
                 raise
             except BaseException:
-                self._give_back(db)
+                self._give_back(opened)
                 raise
-            self._give_back(db)
+            self._give_back(opened)
 
-    def _give_back(self, db: sqlite3.Connection) -> None:
+    def _check(self, opened: _Opened) -> None:
+        """Make sure that what is committed will be in the files at the path.
+
+        Raises:
+            StorageError: it would not, or somebody else may hold the lock.
+        """
+        self.is_there()
+        with os_errors(f"look at {self.database}"):
+            if self._lock is not None:
+                check_held(self.lock_file, self._lock)
+        if self._find_companions() != opened.companions:
+            raise StorageError(
+                f"The log of {self.database} was removed or replaced during a write, so nothing "
+                "was written. Try again.",
+                retryable=True,
+            )
+
+    def _renew(self, stale: _Opened) -> _Opened:
+        """Return a connection instead of one whose log was removed or replaced.
+
+        A program that opens and closes the database by itself, to copy it, drops the locks that
+        SQLite has on it. Another process that ends then takes itself for the last one, and
+        removes the log after moving it into the database: nothing is lost. But somebody may have
+        removed the log by hand. Closing the connection moves it, if no other process uses it.
+
+        Raises:
+            StorageError: what was acknowledged is gone with the log.
+        """
+        before = _progress(stale.db)
+        self.close()
+        stale.db.close()
+        fresh = self._open()
+        if _progress(fresh.db) < before:
+            fresh.db.close()
+            self._is_cut = True
+            self.is_there()
+        return fresh
+
+    def _find_companions(self) -> tuple[Identity | None, ...]:
+        with os_errors(f"look at {self.database}"):
+            return tuple(map(identity_of, self._companions))
+
+    def _give_back(self, opened: _Opened) -> None:
         if self._pid != os.getpid():
-            _abandoned.append(db)  # lent in the parent, and not ours to close
-        elif db.in_transaction:
-            db.close()  # its rollback failed
+            _abandoned.append(opened.db)  # lent in the parent, and not ours to close
+        elif opened.db.in_transaction:
+            opened.db.close()  # its rollback failed
         else:
-            self._idle.append(db)
+            self._idle.append(opened)
 
     def _distrust(self) -> None:
         # After an I/O error the pages in memory may not be those on the disk: start afresh, and
@@ -195,10 +287,11 @@ class Connections:
             _close_all(self._idle, self._pid)
             self._pid = os.getpid()
 
-    def _open(self) -> sqlite3.Connection:
+    def _open(self) -> _Opened:
         try:
             return self._connect()
         except sqlite3.OperationalError:
+            self._pin.is_there()
             # Even to read, SQLite needs room for the memory that its processes share.
             # A share of the reserve is enough, and leaves the rest for who deletes.
             with os_errors(f"look at {self.database}"):
@@ -206,10 +299,12 @@ class Connections:
                     raise
             return self._connect()
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> _Opened:
+        self.is_there()
         with opening():
             db = sqlite3.connect(
-                self.database,
+                _existing(self.database),
+                uri=True,
                 timeout=_TIMEOUT,
                 isolation_level=None,
                 check_same_thread=False,
@@ -231,13 +326,22 @@ class Connections:
             db.execute("PRAGMA secure_delete=FAST")
             # A flipped bit can make text of a blob; whoever reads checks the bytes.
             db.text_factory = bytes
+            return _Opened(db, self._found_companions(db))
         except BaseException:
             db.close()
             raise
-        return db
+
+    def _found_companions(self, db: sqlite3.Connection) -> tuple[Identity | None, ...]:
+        self._pin.is_there()  # before and after: so it is this database that was opened
+        found = self._find_companions()
+        if os.stat(self._companions[0]).st_size == 0:
+            # What processes share of a log that was removed may speak of frames that a new one
+            # does not have. SQLite takes its word; moving them shows whether they are there.
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        return found
 
     def _create(self) -> None:
-        if self.database.exists():
+        if self.is_there():
             return
         fresh = self.database.with_name("new.db")
         # What a maker that died left. SQLite drops a log beside an empty file, but we need not ask.
@@ -261,6 +365,7 @@ class Connections:
         # The database appears complete, with its schema, by one rename.
         fresh.rename(self.database)
         sync_directory(self.database.parent)
+        self.is_there()
 
 
 @contextmanager
@@ -273,11 +378,17 @@ def _as_durable(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
     db.execute(f"PRAGMA synchronous={DURABILITY[usual]}")
 
 
-def _close_all(idle: list[sqlite3.Connection], pid: int) -> None:
+def _existing(database: Path) -> str:
+    """Return the URI of a database, which SQLite does not make if it is not there."""
+    path = str(database).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return f"file:{path}?mode=rw"
+
+
+def _close_all(idle: list[_Opened], pid: int) -> None:
     """Close the connections that process `pid` opened; in a child of it, only forget them."""
     with suppress(IndexError):  # until none is left
         while True:
-            db = idle.pop()
+            db = idle.pop().db
             if pid == os.getpid():
                 db.close()
             else:
@@ -355,6 +466,12 @@ def _check_schema(db: sqlite3.Connection, database: Path) -> None:
             f"{database} has tables, triggers or views that are not ours, or lacks some. "
             "Do not use it: restore it from a copy."
         )
+
+
+def _progress(db: sqlite3.Connection) -> int:
+    """Return a number that grows with every entry, and never becomes less."""
+    (total,) = db.execute("SELECT coalesce(sum(last), 0) FROM streams").fetchone()
+    return int(total)
 
 
 def _check_pages(db: sqlite3.Connection, database: Path) -> None:

@@ -91,6 +91,7 @@ def _methods(path: str) -> list[str]:
 
 def _answering(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
+        site.follow_store()
         if request.method == "POST":
             return await CHANGING[path](site, request)
         return await abandonable(LOOKING[path], site, request)

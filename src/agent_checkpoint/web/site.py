@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from agent_checkpoint.backends.base import Pinned
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -52,15 +53,9 @@ class Site:
     def __init__(
         self, manager: CheckpointManager, guard: Guard, *, read_only: bool = False
     ) -> None:
-        self.manager = manager
         self.guard = guard
         self.read_only = read_only
-        self.histories = Histories(manager.store)
-        self.scenes = Scenes(manager.store, self.histories)
-        self.troubles = Troubles(manager.store)
-        self.watch = Watch(manager.store)
-        self.previews: dict[str, object] = {}
-        """What people were shown before they confirm it, by name."""
+        self._show(manager)
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -80,6 +75,26 @@ class Site:
             lasting=words.lasting,
         )
         self._templates.globals.update(link=words.link, count=words.count)
+
+    def _show(self, manager: CheckpointManager) -> None:
+        self.manager = manager
+        self.histories = Histories(manager.store)
+        self.scenes = Scenes(manager.store, self.histories)
+        self.troubles = Troubles(manager.store)
+        self.watch = Watch(manager.store)
+        self.previews: dict[str, object] = {}
+        """What people were shown before they confirm it, by name."""
+
+    def follow_store(self) -> None:
+        """Open the store anew if another one, or none, is at its path by now.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        backend = self.manager.store.backend
+        if isinstance(backend, Pinned) and backend.url is not None and backend.is_replaced():
+            self._show(CheckpointManager(backend.url))
+            backend.close()
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         """Do what changes something beside the event loop; it is waited for to its end."""

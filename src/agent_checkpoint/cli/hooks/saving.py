@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent_checkpoint.backends.base import Pinned
 from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.cli.hooks.alone import PATIENCE, alone
 from agent_checkpoint.cli.hooks.client import PLACES, tell_failure
@@ -83,7 +84,7 @@ class Keeper:
         """
         self._watch = watch
         self._lock = threading.Lock()
-        self._stores: OrderedDict[str, _Opened] = OrderedDict()
+        self._stores: OrderedDict[str, Store] = OrderedDict()
         self._workspaces: OrderedDict[tuple[int, str], Workspace] = OrderedDict()
         self._transcripts: OrderedDict[str, Transcript] = OrderedDict()
         self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
@@ -108,8 +109,8 @@ class Keeper:
         with self._lock:
             for workspace in self._workspaces.values():
                 workspace.close()
-            for opened in self._stores.values():
-                opened.store.backend.close()
+            for store in self._stores.values():
+                store.backend.close()
             self._workspaces.clear()
             self._stores.clear()
             self._transcripts.clear()
@@ -161,14 +162,14 @@ class Keeper:
     def _store(self, said: str) -> Store:
         with self._lock:
             found = self._stores.pop(said, None)
-            if found is not None and found.is_replaced():
-                self._forget(found.store)
+            if found is not None and _is_replaced(found):
+                self._forget(found)
                 found = None
-            found = found or _Opened(said)
+            found = found or Store(open_named(said or None))
             self._stores[said] = found
             if len(self._stores) > _MOST_STORES:
-                self._forget(self._stores.pop(next(iter(self._stores))).store)
-            return found.store
+                self._forget(self._stores.pop(next(iter(self._stores))))
+            return found
 
     def _forget(self, store: Store) -> None:
         for name in [name for name in self._workspaces if name[0] == id(store)]:
@@ -211,25 +212,6 @@ class Keeper:
         return found, None
 
 
-class _Opened:
-    """A store that is open."""
-
-    def __init__(self, said: str) -> None:
-        self.store = Store(open_named(said or None))
-        self._seen: tuple[int, int] | None = None
-
-    def is_replaced(self) -> bool:
-        """Tell whether what is open is no longer what is there: it would be written in vain."""
-        path = getattr(self.store.backend, "path", None)
-        try:
-            found = None if path is None else os.stat(path)
-        except OSError:
-            found = None
-        now = None if found is None else (found.st_dev, found.st_ino)
-        before, self._seen = self._seen, now
-        return before is not None and before != now
-
-
 class _Files:
     """Captures a workspace, and keeps what it was handed to."""
 
@@ -242,6 +224,10 @@ class _Files:
     def checkpoint_to(self, writer: Writer) -> str:
         self.writer = writer
         return self._workspace.checkpoint_to(writer, full=self._full)
+
+
+def _is_replaced(store: Store) -> bool:
+    return isinstance(store.backend, Pinned) and store.backend.is_replaced()
 
 
 def root_of(event: Event, before: Note | None, project: str) -> str:
