@@ -39,7 +39,7 @@ def ledger(visitor: Visitor) -> Ledger:
 
 def test_a_call_is_approved_as_it_is(acting: Visitor, example: Place) -> None:
     assert "deploy" in acting.text("/approvals")
-    answer = acting.post("/approve", {"approval": approval(acting)})
+    answer = acting.approve(approval(acting))
     assert answer.status_code == 303
     assert "Nothing waits" in acting.text("/approvals")
     with Session(KEY, store=acting.manager) as session:
@@ -50,13 +50,13 @@ def test_a_call_is_approved_as_it_is(acting: Visitor, example: Place) -> None:
 
 def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:
     form = {
-        "approval": approval(acting),
-        "key": KEY,
-        "argument.version": '"2.5"',
-        "argument.servers": '[\n  "web-1",\n  "web-2"\n]',
-        "argument.unknown": "1",
+        "argument.0": '"2.5"',
+        "argument.1": '[\n  "web-1",\n  "web-2"\n]',
+        "argument.17": "1",
     }
-    assert acting.post("/approve", form).headers["location"].startswith("effects")
+    name = approval(acting)
+    assert acting.approve(name, **form).headers["location"] == f"request?id={name}"
+    assert "approved" in plain(acting.text("/request", id=name))
     with Session(KEY, store=acting.manager) as session:
         (row,) = session.carry_out()
         assert row["result"] == "deployed 2.5"
@@ -66,8 +66,7 @@ def test_a_call_is_approved_with_other_arguments(acting: Visitor) -> None:
 
 
 def test_arguments_that_are_no_json_are_refused(acting: Visitor) -> None:
-    form = {"approval": approval(acting), "argument.version": "2.5 and more"}
-    answer = acting.post("/approve", form)
+    answer = acting.approve(approval(acting), **{"argument.0": "2.5 and more"})
     assert answer.status_code == 400
     assert "not JSON" in answer.text
     assert approval(acting)
@@ -84,7 +83,7 @@ def test_a_call_is_denied_with_a_reason(acting: Visitor) -> None:
 def test_an_answer_is_given_once(acting: Visitor) -> None:
     name = approval(acting)
     assert acting.post("/deny", {"approval": name}).status_code == 303
-    assert acting.post("/approve", {"approval": name}).status_code == 409
+    assert acting.approve(name).status_code == 409
     assert acting.post("/approve", {"approval": "approval-none"}).status_code == 404
 
 
@@ -99,15 +98,14 @@ def asked_to_send(visitor: Visitor, what: Any) -> str:
         send(what)
     assert session
     text = visitor.text("/effects", key="sender")
-    found = re.search(r'<textarea name="argument.what"[^>]*>(.*?)</textarea>', text, re.DOTALL)
+    found = re.search(r'<textarea name="argument.0"[^>]*>(.*?)</textarea>', text, re.DOTALL)
     return unescape(found[1]) if found else ""
 
 
 def sent(visitor: Visitor, text: str) -> Any:
     """Approve with a text in the field, and return what is sent then."""
     (request,) = [one for one in Approvals(visitor.manager.store).pending() if one.tool == "send"]
-    form = {"approval": request.id, "argument.what": text.replace("\n", "\r\n")}
-    answer = visitor.post("/approve", form)
+    answer = visitor.approve(request.id, **{"argument.0": text.replace("\n", "\r\n")})
     assert answer.status_code == 303, answer.text
     with Session("sender", store=visitor.manager) as session:
         return session.carry_out()[0]["result"]
@@ -145,7 +143,7 @@ def test_what_cannot_be_edited_is_said_so(acting: Visitor) -> None:
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 3000 + "]" * 3000, "9" * 5000])
 def test_what_is_no_json_is_refused_and_is_no_fault(acting: Visitor, text: str) -> None:
-    answer = acting.post("/approve", {"approval": approval(acting), "argument.version": text})
+    answer = acting.approve(approval(acting), **{"argument.0": text})
     assert answer.status_code == 400
     (effect,) = [item for item in ledger(acting).all_effects() if item.status == "unknown"]
     form = {"key": KEY, "effect": effect.id, "happened": "yes", "result": text}

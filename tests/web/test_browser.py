@@ -168,6 +168,7 @@ def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place
     with opened(example.store) as manager:
         page = served.tab(manager).open("/approvals")
         page.locator("textarea").first.fill("no quotes")
+        page.wait_for_timeout(700)  # a click right after the page came is not taken
         page.get_by_role("button", name="Approve").click()
         page.get_by_text("a text stands in quotes").wait_for()
         page.get_by_role("button", name="Back to where you were").click()
@@ -180,8 +181,11 @@ def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place
         tab = served.tab(manager)
         page = tab.open(f"/effects?key={KEY}")
         page.locator("textarea").first.fill('"2.5"')
+        page.wait_for_timeout(700)
         page.get_by_role("button", name="Approve").click()
         page.get_by_text("approved", exact=True).wait_for()
+        page = tab.open(f"/effects?key={KEY}")
+        page.wait_for_timeout(700)
         page.get_by_role("button", name="It did not happen").click()
         page.get_by_text("failed", exact=True).wait_for()
 

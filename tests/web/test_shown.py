@@ -45,7 +45,7 @@ def test_ids_are_short_beside_their_key() -> None:
 
 def test_addresses_carry_any_text() -> None:
     assert words.link("/a", key="b c&d=\udcff", path="", row=0) == "/a?key=b%20c%26d%3D%FF&row=0"
-    assert words.link("/a", key="\ud800") == "/a?key=%3F"
+    assert words.link("/a", key="\ud800") == "/a?key=%ED%A0%80"
     assert words.link("/a") == "/a"
 
 

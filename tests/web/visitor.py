@@ -125,6 +125,14 @@ class Visitor:
         pairs = [*(form.items() if isinstance(form, dict) else form), ("csrf", self.guard.csrf)]
         return self.send(page, pairs, origin=origin)
 
+    def approve(self, approval: str, **form: str) -> Any:
+        """Approve what the page of a request shows."""
+        html = self.text("/request", id=approval)
+        found = re.search(r'name="seen" value="(\w*)"', html)
+        return self.post(
+            "/approve", {"approval": approval, "seen": found[1] if found else "", **form}
+        )
+
     def send(self, page: str, pairs: Any, *, origin: Optional[str] = ORIGIN) -> Any:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}
         if origin is not None:

@@ -1,21 +1,30 @@
-"""What was done outside, and what waits for a person. Owns the pages where a person answers."""
+"""What was done outside, and what waits for a person. Owns the pages where a person answers.
+
+What is approved is what was seen: a card with a button has all of a call on it, and the form says
+which call that was, by a digest of what was drawn.
+"""
 
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from math import isfinite
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from agent_checkpoint.errors import CheckpointError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import (
+    CheckpointError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+)
 from agent_checkpoint.records import same_json, show
 from agent_checkpoint.session.approvals import Approvals
 from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.outcomes import Outcomes
 from agent_checkpoint.store.ledger import (
-    PENDING,
     UNDOING,
     UNKNOWN,
     UNREADABLE,
@@ -24,13 +33,22 @@ from agent_checkpoint.store.ledger import (
     Ledger,
 )
 from agent_checkpoint.store.ledger import Request as Asked
-from agent_checkpoint.web.outline import written
+from agent_checkpoint.web.guard import same
+from agent_checkpoint.web.outline import exactly, written
 from agent_checkpoint.web.peek import MAP, Peek, TooLarge, large_int
-from agent_checkpoint.web.site import Refused, Site, asked, number, wanted
-from agent_checkpoint.web.words import json_text, link
+from agent_checkpoint.web.site import Refused, Site, as_json, asked, number, wanted
+from agent_checkpoint.web.words import coded, json_text, link
 
 PAGE = 100
-_MOST_EDITED = 20_000
+"""Effects on a page."""
+REQUESTS = 20
+"""Requests on a page."""
+MOST_ON_CARD = 20_000
+"""Characters of an argument on a page with several requests; also of one that can be edited."""
+MOST_ALONE = 1_000_000
+"""On the page of one request."""
+_MOST_OF_EFFECT = 4000
+_COLUMNS = 60
 _BY = "the web page"
 
 
@@ -39,8 +57,14 @@ class Argument(NamedTuple):
 
     name: str
     text: str
-    """As JSON, to be edited; else as it can be read."""
+    """As JSON, to be edited; else in a form that no other value has."""
     can_be_edited: bool
+    is_whole: bool
+
+    @property
+    def rows(self) -> int:
+        """How many lines a field needs in which nothing is out of sight."""
+        return sum(1 + len(line) // _COLUMNS for line in self.text.split("\n"))
 
 
 class EffectRow(NamedTuple):
@@ -49,6 +73,8 @@ class EffectRow(NamedTuple):
     effect: Effect
     arguments: str
     result: str
+    is_whole: bool
+    """Whether that is all of both."""
     is_open: bool
     """Whether a person has to say what became of it."""
 
@@ -60,6 +86,16 @@ class RequestRow(NamedTuple):
     arguments: list[Argument]
     trouble: str
 
+    @property
+    def seen(self) -> str:
+        """What the form says of what was drawn; nothing unless that is all of the call."""
+        if self.trouble or not all(argument.is_whole for argument in self.arguments):
+            return ""
+        asked = self.request
+        drawn = [(argument.name, argument.text) for argument in self.arguments]
+        told = json.dumps([asked.id, asked.session, asked.tool, asked.digest, drawn])
+        return sha256(told.encode()).hexdigest()
+
 
 def effects_page(site: Site, request: Request) -> Response:
     """Show what a session and its relatives did outside, the newest first."""
@@ -70,6 +106,8 @@ def effects_page(site: Site, request: Request) -> Response:
     every = [one for one in ledger.all_effects()[::-1] if said.get("all") or _is_of(one, meta)]
     rows = [_effect_row(site, one) for one in every[start : start + PAGE]]
     requests = [one for one in list(ledger.requests.values())[::-1] if one.session == key]
+    waiting = [one for one in requests if one.is_open][::-1]
+    others = [one for one in requests if not one.is_open]
     return site.page(
         "effects.html",
         key=key,
@@ -78,15 +116,49 @@ def effects_page(site: Site, request: Request) -> Response:
         start=start,
         page=PAGE,
         all=bool(said.get("all")),
-        requests=[_request_row(site, one) for one in requests[:PAGE]],
-        pending=PENDING,
+        waiting=[_request_row(site, one) for one in waiting[:REQUESTS]],
+        number_waiting=len(waiting),
+        others=[_request_row(site, one) for one in others[:REQUESTS]],
+        number_others=len(others),
+        version=_version(ledger),
     )
 
 
 def approvals_page(site: Site, request: Request) -> Response:
-    """Show all that waits for an answer."""
-    rows = [_request_row(site, one) for one in Approvals(site.store).pending()[:PAGE]]
-    return site.page("approvals.html", rows=rows, key=None, unreadable=UNREADABLE)
+    """Show what waits for an answer, of one session or of all, the oldest first."""
+    said = asked(request)
+    key, start = said.get("key") or None, number(said, "from")
+    every = Approvals(site.store).pending(key)
+    return site.page(
+        "approvals.html",
+        rows=[_request_row(site, one) for one in every[start : start + REQUESTS]],
+        key=key,
+        total=len(every),
+        start=start,
+        page=REQUESTS,
+        unreadable=UNREADABLE,
+        version=_version_of(every),
+    )
+
+
+def request_page(site: Site, request: Request) -> Response:
+    """Show one request, with all of its arguments."""
+    found = Approvals(site.store).get(wanted(asked(request), "id"))
+    return site.page("request.html", row=_request_row(site, found, MOST_ALONE), key=found.session)
+
+
+def waiting(site: Site, request: Request) -> Response:
+    """Tell a page that is open what can still be answered, and whether it is out of date."""
+    said = asked(request)
+    key = said.get("key", "")
+    if key and not said.get("approvals"):
+        ledger, _ = _ledger(site, key)
+        requests = [one for one in list(ledger.requests.values()) if one.session == key]
+        found = [one.id for one in requests if one.is_open]
+        found += [one.id for one in ledger.all_effects() if one.status in (UNKNOWN, UNDOING)]
+        return as_json({"open": [coded(name) for name in found], "version": _version(ledger)})
+    every = Approvals(site.store).pending(key or None)
+    return as_json({"open": [coded(one.id) for one in every], "version": _version_of(every)})
 
 
 async def approve(site: Site, request: Request) -> Response:
@@ -102,7 +174,7 @@ async def deny(site: Site, request: Request) -> Response:
     def run() -> Response:
         approval = wanted(said, "approval")
         Approvals(site.store).deny(approval, said.get("reason", "")[:2000], by=_BY)
-        return _back(said)
+        return _answered(approval)
 
     return await site.in_thread(run)
 
@@ -116,9 +188,16 @@ async def resolve(site: Site, request: Request) -> Response:
 def _approve(site: Site, said: dict[str, str]) -> Response:
     approvals = Approvals(site.store)
     found = approvals.get(wanted(said, "approval"))
+    row = _request_row(site, found, MOST_ALONE)
+    if not row.seen or not same(said.get("seen", ""), row.seen):
+        raise Refused(
+            409,
+            "Nothing was approved: what you saw is not all of this call, or not this call. "
+            "Open its page, which shows all of it, and answer there.",
+        )
     edit: dict[str, Any] = {}
-    for argument in _arguments(site, found.parts):
-        text = said.get(f"argument.{argument.name}")
+    for place, argument in enumerate(row.arguments):
+        text = said.get(f"argument.{place}")
         if text is None or not argument.can_be_edited:
             continue
         value = _read(
@@ -128,7 +207,7 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
         if not same_json(value, json.loads(argument.text)):
             edit[argument.name] = value
     approvals.approve(found.id, edit=edit or None, by=_BY)
-    return _back(said)
+    return _answered(found.id)
 
 
 def _resolve(site: Site, said: dict[str, str]) -> Response:
@@ -142,13 +221,21 @@ def _resolve(site: Site, said: dict[str, str]) -> Response:
     outcomes = Outcomes(ledger, meta, Epoch(key, 0), lambda tool, part: None)
     note = said.get("note", "")[:500]
     outcomes.resolve(name, happened=said["happened"] == "yes", result=result, note=note)
-    return _back(said)
+    return RedirectResponse(link("effects", key=key), 303)
 
 
-def _back(said: dict[str, str]) -> Response:
-    key = said.get("key", "")
-    place = link("effects", key=key) if key else "approvals"
-    return RedirectResponse(place, 303)
+def _answered(approval: str) -> Response:
+    """Go to the page of what was answered: there is no button of another request on it."""
+    return RedirectResponse(link("request", id=approval), 303)
+
+
+def _version(ledger: Ledger) -> str:
+    return f"{ledger.family}.{ledger.seq}"
+
+
+def _version_of(requests: list[Asked]) -> str:
+    names = json.dumps([one.id for one in requests])
+    return sha256(names.encode()).hexdigest()
 
 
 def _ledger(site: Site, key: str) -> tuple[Ledger, Meta]:
@@ -166,44 +253,56 @@ def _is_of(effect: Effect, meta: Meta) -> bool:
 
 
 def _effect_row(site: Site, effect: Effect) -> EffectRow:
-    return EffectRow(
-        effect,
-        _text(site, effect.parts, "edited" if "edited" in effect.parts else "arguments"),
-        _text(site, effect.parts, "result"),
-        effect.status in (UNKNOWN, UNDOING),
-    )
+    name = "edited" if "edited" in effect.parts else "arguments"
+    arguments, is_whole = _text(site, effect.parts, name)
+    result, is_all = _text(site, effect.parts, "result")
+    is_open = effect.status in (UNKNOWN, UNDOING)
+    return EffectRow(effect, arguments, result, is_whole and is_all, is_open)
 
 
-def _text(site: Site, parts: dict[str, Any], name: str) -> str:
+def _text(site: Site, parts: dict[str, Any], name: str) -> tuple[str, bool]:
     if name not in parts:
-        return ""
+        return "", True
     try:
-        return written(Peek(site.store.backend), parts[name], 4000)[0]
+        return written(Peek(site.store.backend), parts[name], _MOST_OF_EFFECT)
     except CheckpointError:
-        return "(damaged)"
+        return "(damaged)", True
 
 
-def _request_row(site: Site, request: Asked) -> RequestRow:
+def _request_row(site: Site, request: Asked, most: int = MOST_ON_CARD) -> RequestRow:
     try:
-        return RequestRow(request, _arguments(site, request.parts), "")
+        return RequestRow(request, _arguments(site, request.parts, most), "")
     except CheckpointError as error:
         return RequestRow(request, [], str(error))
     except TooLarge:
         return RequestRow(request, [], "Its arguments are too large to be shown.")
 
 
-def _arguments(site: Site, parts: dict[str, Any]) -> list[Argument]:
-    """Return the arguments of a call. Nothing of them is made an object."""
+def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
+    """Return the arguments of a call. Nothing of them is made an object.
+
+    Raises:
+        IntegrityError: they are damaged, or none of a call.
+        InvalidInputError: they were purged.
+    """
+    name = "edited" if "edited" in parts else "arguments"
+    if name not in parts:
+        raise InvalidInputError("Its arguments were purged: what they were is not known any more.")
     peek = Peek(site.store.backend)
-    shape = peek.shape(parts.get("edited", parts.get("arguments", {})))
+    shape = peek.shape(parts[name])
+    if shape.kind != MAP:
+        raise IntegrityError("Its arguments are damaged: none of a call.")
     found = []
-    for name, tree in peek.members(shape).items() if shape.kind == MAP else ():
+    for word, tree in peek.members(shape).items():
         try:
             text = json_text(_plain(tree))
         except _Tagged:
             text = ""
-        can_be = 0 < len(text) <= _MOST_EDITED
-        found.append(Argument(name, text if can_be else written(peek, tree)[0], can_be))
+        if 0 < len(text) <= MOST_ON_CARD:
+            found.append(Argument(word, text, can_be_edited=True, is_whole=True))
+        else:
+            text, is_whole = exactly(peek, tree, most)
+            found.append(Argument(word, text, can_be_edited=False, is_whole=is_whole))
     return found
 
 

@@ -44,6 +44,8 @@ LOOKING: dict[str, Callable[[Site, Request], Response]] = {
     "/diff": comparing.diff_page,
     "/effects": answers.effects_page,
     "/approvals": answers.approvals_page,
+    "/request": answers.request_page,
+    "/waiting": answers.waiting,
     "/rollback": going_back.rollback_page,
     "/preview": going_back.preview_page,
     "/fork": moves.fork_page,

@@ -23,7 +23,7 @@ from agent_checkpoint.session.session import Session
 from agent_checkpoint.store.ledger import Effect
 from agent_checkpoint.store.store import unknown
 from agent_checkpoint.web.site import Refused, Site, asked, wanted
-from agent_checkpoint.web.words import link
+from agent_checkpoint.web.words import link, uncoded
 
 POLICIES = ("refuse", "warn")
 """What the page offers; to compensate needs the tools, which are not known here."""
@@ -236,4 +236,4 @@ def _chosen(said: dict[str, str]) -> list[str] | None:
     """Return the parts that were ticked; None for all."""
     if said.get("scope") != "some":
         return None
-    return [name for name in said.get("part", "").split("\n") if name]
+    return [uncoded(name) for name in said.get("part", "").split("\n") if name]

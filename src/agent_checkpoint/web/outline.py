@@ -18,6 +18,7 @@ _LEAST_TEXT = 200
 _OPEN_AT_FIRST = 60
 _DEEPEST = 60
 
+_BYTES = ("bytes", "bytearray")
 _WHY_CLOSED = {
     "pickle": "a pickle: it is never opened here",
     "bytes": "bytes",
@@ -88,7 +89,7 @@ def _short(peek: Peek, shape: Shape) -> str:
 
 def _closed(shape: Shape) -> str:
     why = _WHY_CLOSED.get(shape.type, "not shown")
-    if shape.type in ("bytes", "bytearray") and isinstance(shape.tree, str):
+    if shape.type in _BYTES and isinstance(shape.tree, str):
         return f"{len(shape.tree) * 3 // 4:,} {why}"
     return why
 
@@ -99,64 +100,96 @@ def written(peek: Peek, tree: Any, most: int = MOST_TEXT) -> tuple[str, bool]:
     Raises:
         IntegrityError: it is damaged.
     """
+    return _written(peek, tree, most, is_exact=False)
+
+
+def exactly(peek: Peek, tree: Any, most: int) -> tuple[str, bool]:
+    """Return a value as text that no other value has, and whether that is all of it.
+
+    Raises:
+        IntegrityError: it is damaged.
+    """
+    return _written(peek, tree, most, is_exact=True)
+
+
+class _Hidden(str):
+    """Stands for something that is not shown."""
+
+
+def _written(peek: Peek, tree: Any, most: int, *, is_exact: bool) -> tuple[str, bool]:
+    most = max(_LEAST_TEXT, min(most, peek.room))
+    pieces: list[str] = []
+    left, is_whole = most, True
     try:
-        text, is_whole = _written(peek, tree, max(_LEAST_TEXT, min(most, peek.room)))
+        shape = peek.shape(tree)
+        if shape.kind == WORDS and not is_exact:
+            text, length = peek.text(shape, most)
+            pieces, is_whole = [text], length <= len(text)
+        else:
+            for piece in _Writer(peek, most, is_exact).pieces(shape, "", 0):
+                pieces.append(piece)
+                left -= len(piece)
+                is_whole = is_whole and left >= 0 and not isinstance(piece, _Hidden)
+                if left < 0:
+                    break
     except TooLarge:
         return "(too large to be shown)", False
+    text = "".join(pieces)[:most]
     peek.room -= len(text)
     return text, is_whole
 
 
-def _written(peek: Peek, tree: Any, most: int) -> tuple[str, bool]:
-    shape = peek.shape(tree)
-    if shape.kind == WORDS:
-        text, length = peek.text(shape, most)
-        return text, length <= len(text)
-    pieces: list[str] = []
-    left = most
-    for piece in _pieces(peek, shape, "", 0):
-        pieces.append(piece)
-        left -= len(piece)
-        if left < 0:
-            return "".join(pieces)[:most], False
-    return "".join(pieces), True
+class _Writer(NamedTuple):
+    """How values are written as text."""
 
+    peek: Peek
+    most: int
+    is_exact: bool
+    """Whether texts of several lines stay JSON, and bytes are written out."""
 
-def _pieces(peek: Peek, shape: Shape, indent: str, depth: int) -> Iterator[str]:
-    if shape.kind == SCALAR:
-        yield json.dumps(shape.tree)
-    elif shape.kind == WORDS:
-        text, length = peek.text(shape, MOST_TEXT)
-        if "\n" in text.rstrip("\n"):  # as it is, and not in one line with escapes
+    def pieces(self, shape: Shape, indent: str, depth: int) -> Iterator[str]:
+        if shape.kind == SCALAR:
+            yield json.dumps(shape.tree)
+        elif shape.kind == WORDS:
+            yield from self._words(shape, indent)
+        elif self.is_exact and shape.type in _BYTES and isinstance(shape.tree, str):
+            yield f"{shape.type} in base64 {json.dumps(shape.tree)}"
+        elif shape.kind == CLOSED:
+            yield _Hidden(f"<{_closed(shape)}>")
+        elif depth > _DEEPEST:
+            yield _Hidden("…")
+        else:
+            yield from self._container(shape, indent, depth)
+
+    def _words(self, shape: Shape, indent: str) -> Iterator[str]:
+        text, length = self.peek.text(shape, self.most if self.is_exact else MOST_TEXT)
+        if not self.is_exact and "\n" in text.rstrip("\n"):  # as it is, not on one line
             yield "|"
             yield from (f"\n{indent}  {line}" for line in text.splitlines())
         else:
             yield json.dumps(text, ensure_ascii=False)
         if length > len(text):
-            yield f" … about {length:,} characters"
-    elif shape.kind == CLOSED:
-        yield f"<{_closed(shape)}>"
-    elif depth > _DEEPEST:
-        yield "…"
-    else:
-        yield from _container(peek, shape, indent, depth)
+            yield _Hidden(f" … about {length:,} characters")
 
-
-def _container(peek: Peek, shape: Shape, indent: str, depth: int) -> Iterator[str]:
-    is_list = shape.kind == LIST
-    word = "" if shape.type in ("list", "dict") else f"{shape.type} "
-    begin, end = ("[", "]") if is_list else ("{", "}")
-    inner = indent + "  "
-    rows = ((None, item) for item in peek.items(shape)) if is_list else peek.members(shape).items()
-    yield word + begin
-    is_first = True
-    for name, item in rows:
-        yield "\n" + inner if is_first else ",\n" + inner
-        is_first = False
-        if name is not None:
-            yield json.dumps(name, ensure_ascii=False) + ": "
-        yield from _pieces(peek, peek.shape(item), inner, depth + 1)
-    yield end if is_first else "\n" + indent + end
+    def _container(self, shape: Shape, indent: str, depth: int) -> Iterator[str]:
+        is_list = shape.kind == LIST
+        # It may be any text of a store: a line end in it would look like the next member.
+        word = json.dumps(shape.type, ensure_ascii=False)[1:-1]
+        begin, end = ("[", "]") if is_list else ("{", "}")
+        inner = indent + "  "
+        peek = self.peek
+        rows = (
+            ((None, item) for item in peek.items(shape)) if is_list else peek.members(shape).items()
+        )
+        yield begin if shape.type in ("list", "dict") else f"{word} {begin}"
+        is_first = True
+        for name, item in rows:
+            yield "\n" + inner if is_first else ",\n" + inner
+            is_first = False
+            if name is not None:
+                yield json.dumps(name, ensure_ascii=False) + ": "
+            yield from self.pieces(peek.shape(item), inner, depth + 1)
+        yield end if is_first else "\n" + indent + end
 
 
 def on_a_line(peek: Peek, tree: Any, most: int = 160) -> str:

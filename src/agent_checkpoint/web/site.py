@@ -66,6 +66,8 @@ class Site:
         )
         self._templates.filters.update(
             shown=words.shown,
+            exact=words.exact,
+            coded=words.coded,
             line=words.on_one_line,
             when=words.when,
             stamp=words.stamp,
@@ -132,7 +134,7 @@ class Site:
         return self.page("error.html", status, title=_TITLES.get(status, "It failed"), text=text)
 
     async def form(self, request: Request) -> dict[str, str]:
-        """Return what a form of ours says.
+        """Return what a form of ours says; of `part` all that were ticked, coded, one a line.
 
         Raises:
             Refused: it is none of ours, too large, or nothing may be changed.
@@ -154,9 +156,8 @@ class Site:
             )
         except ValueError:
             raise Refused(400, "This is no form of this page.") from None
-        said: dict[str, str] = {}
-        for name, value in pairs:
-            said[name] = f"{said[name]}\n{value}" if name == "part" and name in said else value
+        said = _decoded(pairs)
+        said["part"] = "\n".join(value for name, value in pairs if name == "part*")
         if not same(said.get("csrf", ""), self.guard.csrf):
             raise Refused(403, "This form is not from this page, or from before it was restarted.")
         if self.read_only:
@@ -171,7 +172,15 @@ def asked(request: Request) -> dict[str, str]:
         pairs = parse_qsl(query, errors="surrogateescape", max_num_fields=_MOST_FIELDS)
     except ValueError:
         raise Refused(400, "This address asks for too much.") from None
-    return dict(pairs)
+    return _decoded(pairs)
+
+
+def _decoded(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Return what a form or an address says. What has a star after its name is coded."""
+    return dict(
+        (name[:-1], words.uncoded(value)) if name.endswith("*") else (name, value)
+        for name, value in pairs
+    )
 
 
 def wanted(said: dict[str, str], name: str) -> str:

@@ -14,8 +14,11 @@ import time
 import unicodedata
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
+from markupsafe import Markup
+
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.wording import count as count
 from agent_checkpoint.wording import size as size
@@ -42,6 +45,15 @@ def on_one_line(text: object, most: int = 200) -> str:
     # A browser shows no space at an end, and one for several.
     line = re.sub("(?<= ) ", r"\\x20", line)
     return re.sub("^ | $", r"\\x20", line)
+
+
+def exact(text: object, most: int = 2000) -> Markup:
+    """Return a name on one line, drawn in the order of its characters.
+
+    Letters of right-to-left scripts would move the digits and signs beside them, so that two names
+    look alike, or two values swapped.
+    """
+    return Markup('<bdo dir="ltr">{}</bdo>').format(on_one_line(text, most))
 
 
 def json_text(value: Any) -> str:
@@ -103,6 +115,22 @@ def link(page: str, /, **asked: object) -> str:
     return f"{page}?{'&'.join(pairs)}" if pairs else page
 
 
+def coded(text: object) -> str:
+    """Return a text as ASCII without any line end, for fields of forms and attributes of a page.
+
+    A browser sends every line end of a field as CR LF and reads a CR in a page as LF.
+    """
+    return quote(_bytes(text), safe="")
+
+
+def uncoded(text: str) -> str:
+    """Return what `coded` was given. Raises InvalidInputError for anything that it never makes."""
+    found = unquote_to_bytes(text).decode("utf-8", "surrogateescape")
+    if not text.isascii() or coded(found) != text:
+        raise InvalidInputError("A field of this form is not as this page writes it.")
+    return found
+
+
 def attachment(name: str) -> str:
     """Return the header by which a browser saves something under a name (RFC 6266)."""
     safe = "".join(
@@ -116,7 +144,7 @@ def _bytes(value: object) -> bytes:
     try:
         return os.fsencode(str(value))
     except UnicodeEncodeError:
-        return str(value).encode("utf-8", "replace")
+        return str(value).encode("utf-8", "surrogatepass")  # no text that anything has
 
 
 def _written_out(text: str, kept: str, name: Callable[[str], str]) -> str:

@@ -1,28 +1,36 @@
-// Pages where a person answers: they follow the store, and never take away what is being typed.
-import { follow, fragment, get } from "./page.js";
+// Pages where a person answers. Nothing on them moves by itself: what was answered or became void
+// elsewhere stays where it is, and cannot be pressed any more. A list that has changed is drawn
+// again when the person wants it.
+import { follow, get, say } from "./page.js";
 
 const answers = document.getElementById("answers");
 const news = document.getElementById("news");
-let shown = answers.innerHTML;
-let isTouched = false;
+const { key, approvals, version } = answers.dataset;
 
-const isBusy = () =>
-  isTouched || answers.querySelector("details[open]") || document.activeElement.closest?.("form.answer");
-
-async function refresh() {
-  const answer = await get(location.pathname, Object.fromEntries(new URLSearchParams(location.search)));
-  const fresh = fragment(await answer.text()).querySelector("#answers");
-  if (!fresh || fresh.innerHTML === shown) return;
-  if (isBusy()) {
-    news.hidden = false;
-    return;
-  }
-  shown = fresh.innerHTML;
-  const at = [...answers.querySelectorAll("[data-nav]")].indexOf(document.activeElement);
-  answers.replaceChildren(...fresh.childNodes);
-  if (at >= 0) answers.querySelectorAll("[data-nav]")[at]?.focus({ preventScroll: true });
+function end(card) {
+  card.classList.add("over");
+  for (const field of card.querySelectorAll("button, input, textarea")) field.disabled = true;
+  card.querySelector(".state").textContent = "answered or void meanwhile";
 }
 
-answers.addEventListener("input", () => { isTouched = true; });
+async function refresh() {
+  const answer = await get("waiting", { "key*": key, approvals });
+  const now = await answer.json();
+  const open = new Set(now.open);
+  for (const card of answers.querySelectorAll("[data-open]:not(.over)")) {
+    if (!open.has(card.dataset.open)) end(card);
+  }
+  if (version !== undefined) news.classList.toggle("shown", now.version !== version);
+}
+
+// The second click of two quick ones would meet whatever the next page has at that place.
+const pause = 600;
+let shownAt = performance.now();
+window.addEventListener("pageshow", () => { shownAt = performance.now(); });
+answers.addEventListener("submit", (event) => {
+  if (performance.now() - shownAt >= pause) return;
+  event.preventDefault();
+  say("Too soon after the page appeared: look, and press again.");
+});
 news.querySelector("button").addEventListener("click", () => location.reload());
-follow(answers.dataset.key, refresh);
+follow(key, refresh);

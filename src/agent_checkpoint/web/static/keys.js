@@ -5,7 +5,7 @@ const list = document.getElementById("list");
 const rows = document.getElementById("rows");
 
 async function refresh() {
-  const answer = await get("./", { piece: "1", q: list.dataset.query, from: list.dataset.from });
+  const answer = await get("./", { piece: "1", "q*": list.dataset.query, from: list.dataset.from });
   const fresh = fragment(await answer.text());
   // Only now: the focus may have moved while the answer came.
   const at = [...rows.querySelectorAll("[data-nav]")].indexOf(document.activeElement);

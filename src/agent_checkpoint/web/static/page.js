@@ -8,6 +8,7 @@ export function say(text) {
   say.timer = setTimeout(() => { toast.hidden = true; }, 4000);
 }
 
+// What names something is coded by the server, and sent under a name with a star.
 export function address(path, asked) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(asked)) {
@@ -43,7 +44,7 @@ export function follow(key, heard) {
     sign.classList.toggle("ended", state === "ended");
   };
   async function look() {
-    const answer = await fetch(address("news", { key }), { redirect: "error" });
+    const answer = await fetch(address("news", { "key*": key }), { redirect: "error" });
     const said = await answer.json().catch(() => ({}));
     if (said.run !== run) {
       isOver = true;
@@ -124,7 +125,7 @@ export function pick(button) {
   const row = Number(button.closest("[data-row]")?.dataset.row);
   if (chosen !== null && chosen.id !== id) {
     const [a, b] = chosen.row > row ? [id, chosen.id] : [chosen.id, id];
-    location.href = address("diff", { a, b });
+    location.href = address("diff", { "a*": a, "b*": b });
     return;
   }
   chosen = chosen === null ? { id, row } : null;

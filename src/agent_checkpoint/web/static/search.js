@@ -36,7 +36,7 @@ function take(line) {
 }
 
 async function search() {
-  const answer = await get("search/results", { key, q: query });
+  const answer = await get("search/results", { "key*": key, "q*": query });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {

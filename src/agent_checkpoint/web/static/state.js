@@ -6,7 +6,7 @@ const tree = document.querySelector(".tree");
 async function ask(at, from) {
   const { id, part } = tree.dataset;
   try {
-    const answer = await get("state", { id, part, at, from });
+    const answer = await get("state", { "id*": id, "part*": part, at, from });
     return fragment(await answer.text());
   } catch {
     say("That could not be shown.");

@@ -36,7 +36,7 @@ async function load(number) {
   if (!block || block.busy) return;
   block.busy = true;
   try {
-    const answer = await get("timeline/rows", { key, view, block: number });
+    const answer = await get("timeline/rows", { "key*": key, view, block: number });
     const piece = fragment(await answer.text()).querySelector(".block");
     if (piece && Number(piece.dataset.number) === number) {
       const row = document.activeElement.closest?.(".row")?.dataset.row;
@@ -92,7 +92,7 @@ function goTo(row) {
 }
 
 async function refresh() {
-  const answer = await get("timeline/state", { key, view });
+  const answer = await get("timeline/state", { "key*": key, view });
   const state = await answer.json();
   const before = total;
   if (state.shape === shape && state.total === before) return;
@@ -124,7 +124,7 @@ const overview = document.getElementById("overview");
 let later = 0;
 
 async function redraw() {
-  const answer = await get("timeline", { key, view });
+  const answer = await get("timeline", { "key*": key, view });
   const fresh = fragment(await answer.text()).querySelector("#overview");
   if (fresh) overview.replaceChildren(...fresh.childNodes);
 }

@@ -1,0 +1,126 @@
+"""Names with line ends: browsers write them otherwise in forms, and another name would be meant."""
+
+from urllib.parse import quote
+
+import pytest
+
+from agent_checkpoint import Approvals, CheckpointManager, InvalidInputError, Session
+from agent_checkpoint.web.words import coded, uncoded
+from tests.web.browsing import Served, Tab, chromium
+from tests.web.test_what_is_seen import asked
+from tests.web.visitor import Visitor
+
+in_browser = pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+ALIKE = ["a\nb", "a\r\nb", "a\rb", "a b"]
+
+
+@pytest.mark.parametrize(
+    "text", [*ALIKE, "", "a+b%0A&=", "é\u202e\U0001f600", "\udcff\udc80", "a*b", "\x00\x7f"]
+)
+def test_what_is_coded_comes_back_as_it_was(text: str) -> None:
+    assert uncoded(coded(text)) == text
+    assert coded(text).isascii()
+    assert not set(coded(text)) & set("\r\n\"'<>& +")
+
+
+@pytest.mark.parametrize("text", ["a b", "a\nb", "%0a", "%", "%zz", "é", "%41", "a/b"])
+def test_what_is_coded_otherwise_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInputError):
+        uncoded(text)
+    visitor = Visitor(CheckpointManager())
+    assert visitor.client.get("/timeline", params={"key*": text}).status_code == 400
+    assert visitor.post("/export", {"key*": text}).status_code == 400
+
+
+@pytest.fixture
+def manager() -> CheckpointManager:
+    made = CheckpointManager()
+    for key in ALIKE:
+        made.save(key, {"n": 1})
+        made.save(key, {"n": 2})
+    return made
+
+
+@in_browser
+@pytest.mark.parametrize("key", ALIKE)
+def test_forms_act_on_the_key_that_they_are_of(
+    served: Served, manager: CheckpointManager, key: str
+) -> None:
+    tab: Tab = served.tab(manager)
+    page = tab.open(f"/fork?id={quote(key, safe='')}@1")
+    page.get_by_label("Its name").fill("the fork")
+    page.get_by_role("button", name="Preview").click()
+    page.get_by_role("button", name="Fork").click()
+    page.wait_for_url("**/timeline?key=the%20fork")
+    (row,) = manager.history("the fork")
+    assert row["parents"] == [manager.history(key)[-1]["id"]]
+
+    page = tab.open(f"/timeline?key={quote(key, safe='')}")
+    page.wait_for_selector(".live.on")
+    manager.save(key, {"n": 3}, label="of this one")
+    page.get_by_text("of this one").first.wait_for()
+    page.locator("#find").fill("nothing")
+    page.locator("#find").press("Enter")
+    page.get_by_text("in 3 checkpoints. That is all.").wait_for()
+
+    page = tab.open(f"/diff?a={quote(key, safe='')}@1&b={quote(key, safe='')}@2")
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_text("1 difference", exact=True).wait_for()
+    assert page.get_by_role("alert").count() == 0
+
+    page = tab.open(f"/export?key={quote(key, safe='')}")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    other = CheckpointManager()
+    other.import_archive(download.value.path())
+    assert other.list_keys() == [key]
+
+
+@in_browser
+@pytest.mark.parametrize("key", ALIKE[:3])
+def test_sessions_and_parts_are_the_ones_that_were_chosen(served: Served, key: str) -> None:
+    with CheckpointManager() as manager:
+        for name in ALIKE:
+            boxes = {part: Box() for part in ALIKE}
+            with Session(name, store=manager, parts=boxes) as session:
+                session.save(label="one")
+                for box in boxes.values():
+                    box.n = 2
+                session.save(label="two")
+        tab = served.tab(manager)
+        (target,) = [row for row in manager.history(key) if row["label"] == "one"]
+        page = tab.open(f"/rollback?id={quote(target['id'], safe='')}")
+        page.get_by_label("only:").check()
+        page.locator(f'input[name="part*"][value="{coded(key)}"]').check()
+        page.get_by_role("button", name="Preview").click()
+        page.get_by_role("button", name="Roll back").click()
+        page.get_by_role("heading", name="Rolled back").wait_for()
+        states = {part: manager.state_dict(key)[part]["n"] for part in ALIKE}
+        assert states == {part: 1 if part == key else 2 for part in ALIKE}
+        others = [name for name in ALIKE if name != key]
+        assert all(manager.history(name)[0]["kind"] != "rollback" for name in others)
+
+
+class Box:
+    """A part of a session."""
+
+    n = 1
+
+    def state_dict(self) -> "dict[str, int]":
+        return {"n": self.n}
+
+    def load_state_dict(self, state: "dict[str, int]") -> None:
+        self.n = state["n"]
+
+
+@in_browser
+def test_an_answer_is_given_to_the_session_that_asked(served: Served) -> None:
+    with CheckpointManager() as manager:
+        names = {key: asked(manager, key, n=1) for key in ALIKE[:3]}
+        page = served.tab(manager).open(f"/effects?key={quote(ALIKE[1], safe='')}")
+        page.wait_for_selector(".live.on")
+        page.wait_for_timeout(700)
+        page.get_by_role("button", name="Approve").click()
+        page.get_by_text("approved", exact=True).wait_for()
+        open_ones = {key: Approvals(manager.store).get(name).is_open for key, name in names.items()}
+        assert open_ones == {ALIKE[0]: True, ALIKE[1]: False, ALIKE[2]: True}
