@@ -64,7 +64,7 @@ class MigrationError(StateError):
 
 
 class UntrustedDataError(StateError):
-    """A pickle without our seal: loading it could run code from elsewhere."""
+    """A pickle without our seal, which could run code; or such an entry in a shared store."""
 
 
 class ConflictError(CheckpointError):
@@ -125,6 +125,10 @@ class StorageError(CheckpointError):
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+
+
+UNUSABLE = (IntegrityError, FormatError, UntrustedDataError)
+"""What is raised for an entry that can be listed and deleted, but not used."""
 
 
 class Suspended(BaseException):

@@ -1,7 +1,7 @@
 """The seal of what only its own user may have written. Owns the secret and the HMAC.
 
 The secret lives outside every store: in `AGENT_CHECKPOINT_SECRET`, else in a file of the user's
-config directory that only the user can read.
+config directory that only the user can read, and that nobody else can have put there.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import hashlib
 import hmac
 import os
 import secrets
+import stat
 from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import StateError, UntrustedDataError
+from agent_checkpoint.private import other_owner, other_writer, replaceable
 
 ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
 _ADVICE = (
@@ -24,6 +26,7 @@ _ADVICE = (
 )
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 _DOMAIN = b"agent-checkpoint pickle 1\n"
+_ENTRY_DOMAIN = b"agent-checkpoint entry 1\n"
 
 
 def make_seal(data: bytes) -> str:
@@ -54,6 +57,16 @@ def check_seal(data: bytes, seal: object) -> None:
             "is a pickle that was not sealed under your secret: loading it could run code from "
             f"elsewhere. {_ADVICE}"
         )
+
+
+def entry_key(*, create: bool) -> bytes | None:
+    """Return the key that entries of shared stores are sealed with; None if there is no secret.
+
+    Raises:
+        StateError: the secret cannot be made or read; its cause says why.
+    """
+    secret = _secret(create=create)
+    return None if secret is None else hmac.new(secret, _ENTRY_DOMAIN, hashlib.sha256).digest()
 
 
 def claim(said: bytes) -> str | None:
@@ -127,13 +140,28 @@ def _secret(*, create: bool) -> bytes | None:
 
 
 def _read(path: Path) -> bytes | None:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    try:
+        why = replaceable(path) or other_writer(path.parent, os.fstat(folder))
+        if why is not None:
+            raise OSError(f"{why}: set HOME to your own home")
+        fd = os.open(path.name, flags, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    finally:
+        os.close(folder)
     with os.fdopen(fd, "rb") as file:
-        mode = os.fstat(fd).st_mode
-        if mode & 0o077:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a regular file; remove it")
+        why = other_owner(path, found)
+        if why is not None:
+            raise OSError(f"{why}: set HOME to your own home")
+        if found.st_mode & 0o077:
             raise OSError(f"others may read {path}: chmod 600 it")
         secret = file.read(4096).strip()
     if len(secret) < 32:

@@ -26,6 +26,9 @@ class Backend(ABC):
     readable: ClassVar[bool] = False
     """Whether people read the medium itself: entries are then indented, with the state inline."""
 
+    shared: bool = False
+    """Whether others may write the medium: entries are then sealed, and unsealed ones refused."""
+
     url: str | None = None
     """What opens the same store in another process, if anything does; a backend may set it."""
 

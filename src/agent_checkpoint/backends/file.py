@@ -43,6 +43,7 @@ from agent_checkpoint.backends.posix import (
     is_regular,
     link_new,
     locked,
+    make_folder,
     make_own_directory,
     os_errors,
     read_regular,
@@ -55,6 +56,7 @@ from agent_checkpoint.backends.posix import (
     write_new,
 )
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
+from agent_checkpoint.private import check_own
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -82,14 +84,20 @@ class FileBackend(Backend):
         min_free: int | None = None,
         max_bytes: int | None = None,
         compression: str | None = None,
+        shared: bool = False,
     ) -> None:
         """Use the directory `path`, which is made at the first write, within the `Limits`.
 
-        `compression` is that of `Backend`, for a new store.
+        Args:
+            path: where the store is, or will be.
+            min_free: as for `Limits`.
+            max_bytes: as for `Limits`.
+            compression: as in `Backend`, of a new store.
+            shared: whether it may be another user's, or one that others may write.
 
         Raises:
-            InvalidInputError: the path exists and is not a directory, or cannot be one; or an
-                option makes no sense.
+            InvalidInputError: the path exists and is not a directory, cannot be one, or is not this
+                user's own; or an option makes no sense.
             StorageError: the file system refuses to tell.
         """
         given = check_path(path)
@@ -97,6 +105,8 @@ class FileBackend(Backend):
             self.path = given.absolute()
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+            self.shared = shared
+            self._check_own()
         if (self.path / "store.db").exists():
             raise InvalidInputError(f'{self.path} is an SQLite store: say backend="sqlite".')
         self.compression = check_compression(compression)
@@ -109,7 +119,7 @@ class FileBackend(Backend):
     @property
     def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
-        return url_of("file", self.path)
+        return url_of("file", self.path, shared=self.shared)
 
     @property
     def repacks(self) -> FileBackend:  # type: ignore[override]
@@ -244,6 +254,7 @@ class FileBackend(Backend):
                     sync_directory(parent)
                 self._write_objects(objects)
                 self._make_stream(stream, folder)
+                self._check_own(folder)
                 written = write_new(self._tmp, entry)
                 try:
                     # A link needs both names in one store; this is for what was written before.
@@ -270,6 +281,7 @@ class FileBackend(Backend):
         known: dict[int, bytes] = {}
         self._pin.is_there()
         with os_errors(f"read {show(stream)} in {self.path}"):
+            self._check_own(folder)
             # An entry may be removed between the listing and the reading, and the newer one that
             # it made room for is not in that listing: list again, or the stream could seem empty.
             for _ in range(_MOST_LISTINGS):
@@ -325,6 +337,7 @@ class FileBackend(Backend):
         """Iterate over the names of streams with entries. Raises StorageError."""
         self._pin.is_there()
         with os_errors(f"list the streams of {self.path}"):
+            self._check_own()
             for item in scan(self.path):
                 if not item.is_dir(follow_symlinks=False):
                     continue
@@ -342,7 +355,12 @@ class FileBackend(Backend):
 
     # -- the layout ------------------------------------------------------------------------------
 
+    def _check_own(self, *folders: Path) -> None:
+        if not self.shared:
+            check_own(self.path, *folders)
+
     def _prepare(self) -> None:
+        self._check_own(self._objects)
         self._pin.is_there()
         make_own_directory(self._tmp)
         make_own_directory(self._objects)
@@ -383,7 +401,7 @@ class FileBackend(Backend):
         # The directory appears complete, with its name in it, by one rename. That fails if there
         # is one already; an empty directory would replace the other, under its writer's hands.
         fresh = self._tmp / os.urandom(12).hex()
-        fresh.mkdir(mode=0o700)
+        make_folder(fresh)
         os.replace(write_new(self._tmp, stream.encode()), fresh / "name")
         sync_directory(fresh)
         try:

@@ -18,6 +18,7 @@ from agent_checkpoint.backends.posix import (
     read_regular,
     refuse_link,
     scan,
+    share_with_owners,
     sync_directory,
     write_new,
 )
@@ -113,4 +114,8 @@ def _read_last(folder: Path) -> int:
 
 def _make_empty(path: Path) -> None:
     refuse_link(path)
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        share_with_owners(fd, path.parent)
+    finally:
+        os.close(fd)

@@ -56,19 +56,35 @@ def open_store(
     return open_url(chosen)
 
 
-def open_named(store: str | os.PathLike[str] | Backend | None) -> Backend:
+def open_named(
+    store: str | os.PathLike[str] | Backend | None, *, shared: bool | None = None
+) -> Backend:
     """Open what a user calls a store in one word: a path, a store URL, a Backend.
 
-    A path is that of an SQLite store; None is the user's own.
+    A path is that of an SQLite store; None is the user's own. `shared` is as for `open_backend`,
+    for what is no Backend.
 
     Raises:
         InvalidInputError: it is none of these.
     """
     if store is None or isinstance(store, os.PathLike):
-        return open_backend("sqlite", store)
+        return open_backend("sqlite", store, shared=shared)
     if isinstance(store, str) and "://" not in store:
-        return open_backend("sqlite", store)
+        return open_backend("sqlite", store, shared=shared)
+    if isinstance(store, str) and shared:
+        store = as_shared(store)
     return open_store(store, None, None)
+
+
+def as_shared(store: str) -> str:
+    """Return the URL that opens a store, named by its path or URL, as one that others may write."""
+    if "://" not in store:
+        from agent_checkpoint.backends.posix import check_path, url_of
+
+        return url_of("sqlite", check_path(store).absolute(), shared=True)
+    if store.partition("?")[2].split("&").count("shared=1"):
+        return store
+    return f"{store}{'&' if '?' in store else '?'}shared=1"
 
 
 def open_backend(
@@ -79,6 +95,7 @@ def open_backend(
     min_free: int | None = None,
     max_bytes: int | None = None,
     compression: str | None = None,
+    shared: bool | None = None,
 ) -> Backend:
     """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
 
@@ -89,12 +106,14 @@ def open_backend(
         min_free: how many bytes to leave free on the file system; as for `Limits`.
         max_bytes: how many bytes all files of the store may have together; any if not said.
         compression: how a new file or SQLite store packs its objects, `zlib` or `zstd`.
+        shared: whether the directory may be another user's, or one that others may write. Entries
+            are then sealed under the user's secret, and those without that seal are refused.
 
     Raises:
-        InvalidInputError: the name is unknown, a path is missing or makes no sense, or the
-            backend has no such option.
+        InvalidInputError: the name is unknown, a path is missing or makes no sense, the backend
+            has no such option, or the directory is not this user's own.
     """
-    options = _said(min_free=min_free, max_bytes=max_bytes, compression=compression)
+    options = _said(min_free=min_free, max_bytes=max_bytes, compression=compression, shared=shared)
     if name == "memory":
         if path is not None:
             raise InvalidInputError("The memory backend takes no path.")
@@ -174,8 +193,9 @@ def _options(query: str) -> dict[str, Any]:
             )
         try:
             options[option] = _OPTIONS[option](value)
-        except ValueError:
-            raise InvalidInputError(f"{show(item)} must be a number of bytes.") from None
+        except (ValueError, KeyError):
+            wanted = "0 or 1" if option == "shared" else "a number of bytes"
+            raise InvalidInputError(f"{show(item)} must be {wanted}.") from None
     return options
 
 
@@ -194,6 +214,7 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "min_free": int,
     "max_bytes": int,
     "compression": str,
+    "shared": {"0": False, "1": True}.__getitem__,
 }
 _BUILT_IN: dict[str, Callable[[str], Backend]] = {
     "memory": _open_memory,

@@ -10,8 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from agent_checkpoint.backends.posix import check_path
+from agent_checkpoint.backends.posix import check_path, os_errors
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.private import check_own
 from agent_checkpoint.records import show
 
 ENVIRONMENT = "AGENT_CHECKPOINT_HOME"
@@ -36,6 +37,19 @@ def default_store() -> Path:
             )
         return path / "store"
     return _data_directory() / "agent-checkpoint" / "store"
+
+
+def data_home() -> Path:
+    """Return the directory beside that store: of indexes, forks and the like; it may be missing.
+
+    Raises:
+        InvalidInputError: it is not this user's own, or as for `default_store`.
+        StorageError: the file system refuses to tell.
+    """
+    home = default_store().parent
+    with os_errors(f"look at {home}"):
+        check_own(home)
+    return home
 
 
 def _data_directory() -> Path:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.private import other_writer
 from agent_checkpoint.records import show
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -50,11 +51,11 @@ def identity_of(path: str | os.PathLike[str]) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def url_of(scheme: str, path: Path) -> str:
+def url_of(scheme: str, path: Path, *, shared: bool = False) -> str:
     """Return the store URL of a directory."""
     from urllib.parse import quote  # slow to load, and seldom wanted
 
-    return f"{scheme}://{quote(str(path))}"
+    return f"{scheme}://{quote(str(path))}{'?shared=1' if shared else ''}"
 
 
 def check_path(path: object) -> Path:
@@ -202,9 +203,15 @@ def _open_lock(path: Path, flags: int) -> int:
     except OSError:
         refuse_link(path)
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{path} is not a regular file; remove it")
+        if flags and not found.st_mode & 0o077:
+            share_with_owners(fd, path.parent)
+    except OSError:
         os.close(fd)
-        raise OSError(f"{path} is not a regular file; remove it")
+        raise
     return fd
 
 
@@ -233,6 +240,7 @@ def write_new(directory: Path, data: bytes) -> Path:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
+            share_with_owners(fd, directory)
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -244,6 +252,46 @@ def write_new(directory: Path, data: bytes) -> Path:
             path.unlink()
         raise
     return path
+
+
+def share_with_owners(fd: int, folder: Path) -> None:
+    """Let who uses a shared store use what was just made in one of its folders; else do nothing.
+
+    A folder that only this user may write is no shared one: what is in it stays private. The folder
+    must be one of the store: all users may write `/tmp`, and what is in there is still private.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    above, found = folder.stat(), os.fstat(fd)
+    if other_writer(folder, above) is None or found.st_uid != os.geteuid():
+        return
+    bits = sum(
+        7 * bit
+        for bit, writes in ((0o010, stat.S_IWGRP), (0o001, stat.S_IWOTH))
+        if above.st_mode & writes
+    )
+    if not stat.S_ISDIR(found.st_mode):
+        bits &= 0o066
+    if os.geteuid() == 0 and found.st_uid != above.st_uid:
+        os.fchown(fd, above.st_uid, above.st_gid)
+    if bits:
+        os.fchmod(fd, stat.S_IMODE(found.st_mode) | bits)
+
+
+def make_folder(path: Path) -> None:
+    """Make one private directory below the root of a store; it is for all who share the store.
+
+    Raises:
+        FileExistsError: something is there.
+        OSError: the file system refuses.
+    """
+    path.mkdir(mode=0o700)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        share_with_owners(fd, path.parent)
+    finally:
+        os.close(fd)
 
 
 def link_new(directory: Path, data: bytes, target: Path) -> None:
@@ -324,7 +372,12 @@ def make_own_directory(path: Path) -> None:
         OSError: the file system refuses, or a link is in its place.
     """
     refuse_link(path)
-    make_directory(path)
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    with suppress(FileExistsError):
+        make_folder(path)
+    sync_directory(path.parent)
 
 
 def refuse_link(path: Path) -> None:

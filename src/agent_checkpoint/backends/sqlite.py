@@ -59,6 +59,7 @@ from agent_checkpoint.backends.sqlite_rows import (
 )
 from agent_checkpoint.backends.sqlite_space import Space
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
+from agent_checkpoint.private import check_own
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -85,6 +86,7 @@ class SQLiteBackend(Backend):
         min_free: int | None = None,
         max_bytes: int | None = None,
         compression: str | None = None,
+        shared: bool = False,
     ) -> None:
         """Use the directory `path`, which is made at the first write.
 
@@ -95,17 +97,21 @@ class SQLiteBackend(Backend):
             min_free: as for `Limits`.
             max_bytes: as for `Limits`.
             compression: as in `Backend`, of a new store.
+            shared: whether it may be another user's, or one that others may write.
 
         Raises:
-            InvalidInputError: the path is not a directory, or on a network file system; or an
-                option makes no sense.
+            InvalidInputError: the path is not a directory, is on a network file system, or is not
+                this user's own; or an option makes no sense.
         """
         self.path = check_path(path).absolute()
+        self.shared = shared
+        self._objects = self.path / "objects"
         if durability not in DURABILITY:
             raise InvalidInputError(f"durability is 'full' or 'fast', not {show(durability)}.")
         with os_errors(f"look at {self.path}"):
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+            self._check_own()
         network = network_file_system(self.path)
         if network is not None:
             raise InvalidInputError(
@@ -115,12 +121,12 @@ class SQLiteBackend(Backend):
         self.compression = check_compression(compression)
         self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._tmp = self.path / ".tmp"
-        self._objects = self.path / "objects"
         self._connections = Connections(
             self.path / "store.db",
             self.path / ".lock",
             durability,
             Reserve(self.path / ".reserve", self._tmp, self.path / "store.db"),
+            self._check_own,
         )
         self._space = Space(self._connections)
         self._is_made = False
@@ -129,7 +135,7 @@ class SQLiteBackend(Backend):
     @property
     def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
-        return url_of("sqlite", self.path)
+        return url_of("sqlite", self.path, shared=self.shared)
 
     @property
     def repacks(self) -> SQLiteBackend:  # type: ignore[override]
@@ -314,11 +320,16 @@ class SQLiteBackend(Backend):
 
     # -- how it is done --------------------------------------------------------------------------
 
+    def _check_own(self) -> None:
+        if not self.shared:
+            check_own(self.path, self.path / "store.db", self._objects)
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         with os_errors(f"write to {self.path}"):
             is_there = self._connections.is_there()
             if not self._is_made or not self.path.exists():
+                self._check_own()
                 self._make_directories()
                 if not is_there:
                     sync_parents(self._tmp)

@@ -30,6 +30,7 @@ from agent_checkpoint.backends.posix import (
     identity_of,
     is_full,
     os_errors,
+    share_with_owners,
     sync_directory,
 )
 from agent_checkpoint.backends.reserve import Reserve
@@ -75,8 +76,17 @@ class _Opened(NamedTuple):
 class Connections:
     """A pool of connections, each used by one thread at a time; after a fork a new, empty pool."""
 
-    def __init__(self, database: Path, lock_file: Path, durability: str, reserve: Reserve) -> None:
+    def __init__(
+        self,
+        database: Path,
+        lock_file: Path,
+        durability: str,
+        reserve: Reserve,
+        check_own: Callable[[], None],
+    ) -> None:
+        """Connect to nothing yet; `check_own` refuses a database that others may have written."""
         self.database = database
+        self._check_own = check_own
         self.lock_file = lock_file
         self.reserve = reserve
         self.durability = durability
@@ -300,6 +310,8 @@ class Connections:
             return self._connect()
 
     def _connect(self) -> _Opened:
+        with os_errors(f"look at {self.database}"):
+            self._check_own()
         self.is_there()
         with opening():
             db = sqlite3.connect(
@@ -347,7 +359,11 @@ class Connections:
         # What a maker that died left. SQLite drops a log beside an empty file, but we need not ask.
         for end in ("", "-journal", "-wal", "-shm"):
             fresh.with_name(fresh.name + end).unlink(missing_ok=True)
-        os.close(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+        fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            share_with_owners(fd, fresh.parent)
+        finally:
+            os.close(fd)
         with translated(self.database, self._distrust):
             db = sqlite3.connect(fresh, isolation_level=None)
             try:

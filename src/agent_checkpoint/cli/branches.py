@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, CheckpointId, parse_checkpoint_id
 from agent_checkpoint.session.meta import read_meta
 from agent_checkpoint.store.entries import read_checkpoint
@@ -47,7 +47,7 @@ def origin_of(store: Store, key: str) -> CheckpointId | None:
             if first.kind == "fork" and first.parents:
                 return _other(parse_checkpoint_id(first.parents[0]), key)
             return None if entry.seq == 1 else _noted(store, store.head(key), key)
-    except (IntegrityError, FormatError):
+    except UNUSABLE:
         pass  # `verify` tells about it
     return None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agent_checkpoint.cli.out import inert, when
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.families import families
 from agent_checkpoint.store.ledger import Effect, Ledger, Request
@@ -62,7 +62,7 @@ def all_ledgers(store: Store) -> Iterator[Ledger]:
         ledger = Ledger(store, family)
         try:
             ledger.refresh()
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             continue  # `verify` tells about it
         yield ledger
 

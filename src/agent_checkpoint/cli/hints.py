@@ -24,6 +24,11 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"Prune and gc\b", f"`{_COMMAND} prune` and `{_COMMAND} gc`"),
     (r"restore the safety checkpoint ([\w@%+=:,./-]+)\.$", rf"`{_COMMAND} restore \1`."),
     (r"[Pp]ass workspace=", "Say --workspace"),
+    (r"open it with shared=True, which", "say --shared, which"),
+    (
+        r"have its owner export it, and import that archive",
+        f"have its owner `{_COMMAND} export` it, and `{_COMMAND} import` that archive",
+    ),
     (r"Pass rebind=True if they are\.", "Name an empty directory."),
     (r"pass force=True", "say --force"),
     (r"by ignore= or", "by --ignore or"),

@@ -57,13 +57,15 @@ def _open_all() -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     from agent_checkpoint.cli.out import Out
-    from agent_checkpoint.cli.places import Places
+    from agent_checkpoint.cli.places import Places, shared_name
     from agent_checkpoint.errors import CheckpointError
 
     command: Listed = chosen.command
-    out = Out(store=chosen.store)
-    chosen.out = out
     try:
+        if chosen.shared:
+            chosen.store = shared_name(chosen.store)
+        out = Out(store=chosen.store)
+        chosen.out = out
         places = Places(chosen.store, makes_store=command.makes_store)
         answer = command.load().run(chosen, places)
         if getattr(chosen, "json", False):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from agent_checkpoint.cli.hooks.events import AGENTS
 from agent_checkpoint.cli.hooks.note import PART as HOOK
 from agent_checkpoint.cli.hooks.note import Note, read_note
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.safety import MOVES, SAFETY
@@ -67,7 +67,7 @@ def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
                 ts_ns = _last_saved(store, head)
                 owned = Owned(ts_ns, key, PART in head.parts, is_line(store, head, place))
                 found.setdefault(place, []).append(owned)
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             continue  # `verify` tells about it
     return {place: sorted(keys, reverse=True) for place, keys in found.items()}
 

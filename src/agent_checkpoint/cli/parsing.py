@@ -33,6 +33,10 @@ _ELSEWHERE = {
     "status": f"it is {NAME} diff --stat",
 }
 """What people type who know other programs."""
+_SHARED = (
+    "the store may be another user's, or one that others may write: only what is sealed under your "
+    "secret is used"
+)
 _LEFT = 26
 _NARROW, _WIDE = 50, 100
 
@@ -110,7 +114,7 @@ class Parser(argparse.ArgumentParser):
             for action in self._actions
             if action.help is not argparse.SUPPRESS
             and (with_help or not isinstance(action, argparse._HelpAction))
-            and (with_help or action.dest != "store")
+            and (with_help or action.dest not in ("store", "shared"))
         ]
 
 
@@ -169,13 +173,14 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
 
 def root_parser() -> Root:
     """Return the parser of what stands before the command."""
-    parser = Root(prog=NAME, usage=f"{NAME} [--store PATH|URL] COMMAND …")
+    parser = Root(prog=NAME, usage=f"{NAME} [--store PATH|URL] [--shared] COMMAND …")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     parser.add_argument(
         "--store",
         metavar="PATH|URL",
         help="the store; else $AGENT_CHECKPOINT_STORE, or your own",
     )
+    parser.add_argument("--shared", action="store_true", help=_SHARED)
     parser.set_defaults(command=None)
     return parser
 
@@ -199,6 +204,9 @@ def complete(parser: Parser, listed: Listed) -> None:
     parser.examples = module.EXAMPLES
     # After the command, too, where one looks for it.
     parser.add_argument("--store", metavar="PATH|URL", default=argparse.SUPPRESS, help="the store")
+    parser.add_argument(
+        "--shared", action="store_true", default=argparse.SUPPRESS, help="others may write it"
+    )
 
 
 def meant(text: str, names: Iterable[str]) -> str:

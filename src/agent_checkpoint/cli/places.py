@@ -140,6 +140,18 @@ class Places:
         return said if short is None else (key or self.key(manager, None)) + short
 
 
+def shared_name(said: str | None) -> str:
+    """Return the URL of the store that was meant, to be used although others may write it.
+
+    Raises:
+        InvalidInputError: there is no such place.
+    """
+    from agent_checkpoint.backends.opening import as_shared
+    from agent_checkpoint.backends.places import default_store
+
+    return as_shared(said or os.environ.get(STORE) or str(default_store()))
+
+
 def short_form(said: str) -> str | None:
     """Return what follows a key, `~2` or `@17`, if that alone was said.
 

@@ -40,6 +40,11 @@ class TellingBackend(Backend):
         return self._inner.repacks
 
     @property
+    def shared(self) -> bool:  # type: ignore[override]
+        """Whether others may write it."""
+        return self._inner.shared
+
+    @property
     def path(self) -> Path | None:
         """Where it is, if it is a directory."""
         return getattr(self._inner, "path", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.families import family_of
@@ -29,7 +29,7 @@ def delete_key(store: Store, key: str) -> None:
         seqs.append(entry.seq)
     if newest is None:
         raise unknown(key, store)
-    with suppress(IntegrityError, FormatError):  # what is damaged must be deletable, too
+    with suppress(*UNUSABLE):  # what is damaged must be deletable, too
         _end_session(store, key, newest)
     store.remove(key, seqs)
 

@@ -14,13 +14,7 @@ from typing import Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.core.external import External
-from agent_checkpoint.errors import (
-    ConflictError,
-    FormatError,
-    IntegrityError,
-    InvalidInputError,
-    NotFoundError,
-)
+from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.aio import in_thread
 from agent_checkpoint.manager.background import BackgroundWriter
 from agent_checkpoint.manager.deleting import delete_key
@@ -320,7 +314,7 @@ def moved(
 def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:
     try:
         return read_checkpoint(key, seq, data).summary()
-    except (IntegrityError, FormatError) as error:
+    except UNUSABLE as error:
         return {
             "id": f"{key}@{seq}",
             "ts": None,

@@ -68,6 +68,7 @@ class CheckpointManager(LineVerbs):
         min_free: int | None = None,
         max_bytes: int | None = None,
         compression: str | None = None,
+        shared: bool | None = None,
     ) -> None:
         """Open a store; without arguments, one in memory.
 
@@ -81,6 +82,8 @@ class CheckpointManager(LineVerbs):
             max_bytes: refuse to save when all files of the store would have more bytes than this.
             compression: of a new store: `zlib`, which every installation reads, or `zstd`, which
                 is faster and smaller, and must be installed wherever the store is opened.
+            shared: use a directory although another user owns it or others may write it. Entries
+                are sealed under your secret, and those without that seal are not loaded.
 
         Raises:
             InvalidInputError: the arguments name no backend, or contradict each other.
@@ -96,6 +99,7 @@ class CheckpointManager(LineVerbs):
                 min_free=min_free,
                 max_bytes=max_bytes,
                 compression=compression,
+                shared=shared,
             )
         )
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.errors import (
+    UNUSABLE,
     ApprovalDeniedError,
     CheckpointError,
     ConflictError,
-    FormatError,
     IntegrityError,
     InvalidInputError,
     NotFoundError,
@@ -135,7 +135,7 @@ class Approvals:
             ledger = Ledger(self._store, family)
             try:
                 ledger.refresh()
-            except (IntegrityError, FormatError) as error:
+            except UNUSABLE as error:
                 yield family, error
             else:
                 yield family, ledger

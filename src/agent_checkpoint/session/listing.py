@@ -11,7 +11,7 @@ from agent_checkpoint.core.migrations import route
 from agent_checkpoint.core.names import canonical, find_class, name_of
 from agent_checkpoint.core.stateful import CLASS, VERSION
 from agent_checkpoint.core.trouble import Trouble
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StateError
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.ledger import UNDOING, UNKNOWN, Ledger
@@ -56,7 +56,7 @@ def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
             head = store.head(key)
             if head is not None and PART in head.parts:
                 found.append(_row(store, head))
-        except (IntegrityError, FormatError, InvalidInputError) as error:
+        except (*UNUSABLE, InvalidInputError) as error:
             found.append(SessionRow(key, 0.0, f"{key}@?", trouble=str(error)))
     return sorted(found, key=lambda row: row.ts, reverse=True)
 
@@ -85,7 +85,7 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
 def _add_from_ledger(row: SessionRow, ledger: Ledger) -> None:
     try:
         ledger.refresh()
-    except (IntegrityError, FormatError) as error:
+    except UNUSABLE as error:
         row.trouble = str(error)
         return
     requests = [item for item in ledger.requests.values() if item.session == row.key]

@@ -12,11 +12,12 @@ from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
+from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
 from agent_checkpoint.store import compression
 from agent_checkpoint.store.entries import open_entry, seal_entry
 from agent_checkpoint.store.objects import make_plain
 from agent_checkpoint.store.reachability import read_whole
+from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 
 _STREAM = "meta/codecs"
 _WORTH_RECORDING = 1000
@@ -81,10 +82,10 @@ class Codecs:
 
     def _known(self) -> Any:
         if self._position is None:
-            for entry in self._backend.read(_STREAM, limit=1, newest_first=True):
+            for entry in read_entries(self._backend, _STREAM, limit=1, newest_first=True):
                 try:
                     record = open_entry(entry.data, f"The record of {_STREAM}")
-                except (IntegrityError, FormatError):
+                except UNUSABLE:
                     break  # look at everything
                 self._position = record.get("position")
         return self._position
@@ -96,7 +97,7 @@ class Codecs:
             return
         with suppress(StorageError):  # a full disk: whoever comes next looks again
             entry = seal_entry({"position": position}, indent=self._backend.readable)
-            seq = self._backend.append(_STREAM, entry)
+            seq = append_entry(self._backend, _STREAM, entry)
             older = self._backend.read(_STREAM, before=seq)
             self._backend.remove(_STREAM, [item.seq for item in older])
         self._unrecorded = 0

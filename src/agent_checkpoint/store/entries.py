@@ -14,9 +14,15 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
+from agent_checkpoint.errors import (
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+    UntrustedDataError,
+)
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.sealed_streams import Foreign
 
 FORMAT = 1
 
@@ -43,7 +49,14 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
     Raises:
         IntegrityError: the bytes are not what was written; `where` names the entry in the message.
         FormatError: a newer version wrote it.
+        UntrustedDataError: it is in a shared store, and not sealed under the user's secret.
     """
+    if isinstance(data, Foreign):
+        raise UntrustedDataError(
+            f"{where} is not sealed under your secret, and others may write this store: it is not "
+            "used. A team sets the same AGENT_CHECKPOINT_SECRET. If you know where it comes from, "
+            "have its owner export it, and import that archive."
+        )
     start = max(0, len(data) - _LONGEST_HASH_MEMBER)
     match = _HASH_MEMBER.search(data, start)
     if match is None or match.end() != len(data):
@@ -143,6 +156,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
     Raises:
         IntegrityError: the bytes are not what was written, or belong to another key.
         FormatError: a newer version wrote it.
+        UntrustedDataError: it is in a shared store, and not sealed under the user's secret.
     """
     where = f"The checkpoint {show(f'{key}@{seq}')}"
     record = {**_DEFAULTS, **open_entry(data, where)}

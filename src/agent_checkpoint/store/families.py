@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id
 from agent_checkpoint.store.ledger import Ledger
 from agent_checkpoint.store.ledger_records import PREFIX
@@ -52,7 +52,7 @@ def held_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int
     for checkpoint in checkpoints:
         try:
             family = family_of(store.reader(checkpoint), checkpoint)
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             found.add(checkpoint.seq)  # left for a person to look at
             continue
         if family is None or family in seen:

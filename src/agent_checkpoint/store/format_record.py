@@ -13,6 +13,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.store import compression
 from agent_checkpoint.store.entries import FORMAT, open_entry, seal_entry
+from agent_checkpoint.store.sealed_streams import append_entry
 
 _STREAM = "meta/format"
 _ZSTD = "zstd"
@@ -36,6 +37,7 @@ class FormatRecord:
             FormatError: the record itself is of a newer format.
             StorageError: the medium failed.
         """
+        # Also an unsealed one: all that it can do is to refuse.
         entries = self._backend.read(_STREAM, limit=1, newest_first=True)
         return open_entry(entries[0].data, "The format record of the store") if entries else None
 
@@ -63,7 +65,7 @@ class FormatRecord:
             record = {"read": FORMAT, "write": FORMAT, "features": features}
             entry = seal_entry(record, indent=self._backend.readable)
             try:
-                self._backend.append(_STREAM, entry, after=0)
+                append_entry(self._backend, _STREAM, entry, after=0)
             except ConflictError:  # another process opened the same new store
                 record = self.read() or {}
         if record is None:

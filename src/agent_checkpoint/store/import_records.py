@@ -9,6 +9,7 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.entries import open_entry, seal_entry
+from agent_checkpoint.store.sealed_streams import Foreign, append_entry, read_entries
 
 IMPORT_STREAM = "meta/import"
 
@@ -32,7 +33,7 @@ def begin_import(backend: Backend, key: str, token: str, process: str) -> Import
         "ts_ns": ts_ns,
         "process": process,
     }
-    seq = backend.append(IMPORT_STREAM, seal_entry(record, indent=backend.readable))
+    seq = append_entry(backend, IMPORT_STREAM, seal_entry(record, indent=backend.readable))
     return Import(seq, key, token, ts_ns, process)
 
 
@@ -49,7 +50,9 @@ def unfinished_imports(backend: Backend) -> list[Import]:
         StorageError: the medium failed.
     """
     found = []
-    for entry in backend.read(IMPORT_STREAM):
+    for entry in read_entries(backend, IMPORT_STREAM):
+        if isinstance(entry.data, Foreign):
+            continue  # it hides nothing of ours; what it has written is foreign, too
         where = f"The record {entry.seq} of an import"
         record = open_entry(entry.data, where)
         texts = [record.get(name) for name in ("key", "token", "process")]

@@ -16,6 +16,7 @@ from agent_checkpoint.store.ledger_account import check_records
 from agent_checkpoint.store.ledger_records import OF_ANY, PREFIX, LedgerStream, check_record
 from agent_checkpoint.store.reading import ObjectSource, Reader, names_in, whole
 from agent_checkpoint.store.references import with_references
+from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.varints import read_varint, write_varint
@@ -66,7 +67,8 @@ def names_needed(packed: LedgerRecord) -> list[str]:
 def ledger_entries(store: Store, family: str) -> Iterator[LedgerRecord]:
     """Iterate over the records of a ledger, in order. Raises IntegrityError, StorageError."""
     found = [
-        LedgerRecord(family, entry.seq, entry.data) for entry in store.backend.read(PREFIX + family)
+        LedgerRecord(family, entry.seq, entry.data)
+        for entry in read_entries(store.backend, PREFIX + family)
     ]
     check_records(family, [(packed.seq, record_of(packed)) for packed in found])
     yield from found

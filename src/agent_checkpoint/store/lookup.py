@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import (
     MAX_KEY_BYTES,
     Checkpoint,
@@ -93,7 +93,7 @@ def find_seq(store: Store, text: str, *, key: str) -> int:
                 "that key."
             )
         return found.seq
-    except (IntegrityError, FormatError):
+    except UNUSABLE:
         if text == key:
             return next(store.entries(key, page=1)).seq
         place = parse_checkpoint_id(text)

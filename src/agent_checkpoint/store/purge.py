@@ -31,6 +31,7 @@ from agent_checkpoint.store.objects import CHUNKS, LostObjectError, Object, miss
 from agent_checkpoint.store.reachability import Seen, mark, reach
 from agent_checkpoint.store.reading import fetch_objects, names_in, tag_of, whole
 from agent_checkpoint.store.references import with_references
+from agent_checkpoint.store.sealed_streams import Foreign
 from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.tombstones import bury
@@ -136,10 +137,11 @@ class _Search:
                 self._examine_joints(entry.data)
         for key in keys:
             for place, entry in enumerate(store.entries(key)):
-                checkpoint = read_checkpoint(key, entry.seq, entry.data)
+                # What others wrote is searched as well, but not made the user's own by a new head.
+                checkpoint = read_checkpoint(key, entry.seq, bytes(entry.data))
                 if self._is_held_by(checkpoint, entry.data):
                     self.checkpoints.append(checkpoint)
-                    if place == 0:
+                    if place == 0 and not isinstance(entry.data, Foreign):
                         self.heads[key] = checkpoint
 
     def is_tainted(self, tree: Any) -> bool:

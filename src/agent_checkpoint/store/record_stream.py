@@ -13,6 +13,7 @@ from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, show
 from agent_checkpoint.store.entries import open_entry, seal_entry
 from agent_checkpoint.store.json_text import read_json
 from agent_checkpoint.store.reading import Reader, names_in
+from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 from agent_checkpoint.store.splitting import inline_parts, split_parts
 from agent_checkpoint.store.store import Store
 
@@ -53,8 +54,8 @@ class RecordStream:
             entry = seal_entry({**record, "parts": trees}, indent=backend.readable)
             objects, requires = writer.flush(backend, names_in(trees.values()))
             try:
-                seq = backend.append(
-                    self.name, entry, after=after, objects=objects, requires=requires
+                seq = append_entry(
+                    backend, self.name, entry, after=after, objects=objects, requires=requires
                 )
             except MissingObjectsError:
                 if attempt == _TRIES - 1:
@@ -70,11 +71,12 @@ class RecordStream:
         Raises:
             IntegrityError: one is damaged.
             FormatError: a newer version wrote one.
+            UntrustedDataError: the store is shared, and one has no seal of this user's.
             StorageError: the medium failed.
         """
         self.store.format.check()
         found: list[tuple[int, dict[str, Any]]] = []
-        while page := self.store.backend.read(self.name, after=after, limit=_PAGE):
+        while page := read_entries(self.store.backend, self.name, after=after, limit=_PAGE):
             for entry in page:
                 where = f"Record {entry.seq} of {show(self.name)}"
                 record = open_entry(entry.data, where)

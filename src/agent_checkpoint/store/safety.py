@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 
@@ -23,7 +23,7 @@ def forget_old_safety(store: Store, key: str) -> None:
         try:
             if read_checkpoint(key, entry.seq, entry.data).kind == SAFETY:
                 found.append(entry.seq)
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             continue  # not ours to judge, and never removed unread
     if len(found) > _KEPT:
         store.remove(key, found[_KEPT:])

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import (
-    FormatError,
-    IntegrityError,
+    UNUSABLE,
     InvalidInputError,
     MissingObjectsError,
     NotFoundError,
@@ -41,6 +40,7 @@ from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.list_memory import ListMemory
 from agent_checkpoint.store.objects import Packed, missing
 from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in
+from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 from agent_checkpoint.store.splitting import inline_parts, split_parts
 from agent_checkpoint.store.writing import Memory, Writer
 
@@ -174,6 +174,7 @@ class Store:
         Raises:
             IntegrityError: its bytes are damaged.
             FormatError: a newer version wrote it.
+            UntrustedDataError: the store is shared, and it has no seal of this user's.
             StorageError: the medium failed.
         """
         return next(self.newest_first(key, page=1), None)
@@ -257,12 +258,12 @@ class Store:
 
     def _read(self, key: str, **which: Any) -> tuple[list[Entry], list[Entry]]:
         """Return the chosen entries, and those of them that no unfinished import has written."""
-        found = self.backend.read(_stream(key), **which)
+        found = read_entries(self.backend, _stream(key), **which)
         if not any(_IMPORTED in entry.data for entry in found):
             return found, found
         tokens = [item.token.encode() for item in self.imports()]
         # Once more, now that it is known which are not finished: the others are there as a whole.
-        found = self.backend.read(_stream(key), **which)
+        found = read_entries(self.backend, _stream(key), **which)
         visible = [entry for entry in found if not any(token in entry.data for token in tokens)]
         return found, visible
 
@@ -302,8 +303,13 @@ class Store:
             entry, parts, roots, size = form(draft, writer, ts_ns, parents)
             objects, requires = writer.flush(self.backend, roots)
             try:
-                seq = self.backend.append(
-                    _stream(draft.key), entry, after=after, objects=objects, requires=requires
+                seq = append_entry(
+                    self.backend,
+                    _stream(draft.key),
+                    entry,
+                    after=after,
+                    objects=objects,
+                    requires=requires,
                 )
             except MissingObjectsError as error:
                 # gc took away what nothing needed when it looked: write it again.
@@ -350,7 +356,7 @@ class Store:
                 return (known.id,)
             try:
                 return (read_checkpoint(key, entry.seq, entry.data).id,)
-            except (IntegrityError, FormatError):
+            except UNUSABLE:
                 continue
         return ()
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.families import held_checkpoints
@@ -45,10 +45,10 @@ def stats(store: Store) -> dict[str, Any]:
             try:
                 checkpoint = read_checkpoint(key, entry.seq, entry.data)
                 row.roots.update(set(names_in(checkpoint.parts.values())))
-            except (IntegrityError, FormatError):
+            except UNUSABLE:
                 continue  # verify() tells
             row.logical += checkpoint.size
-        with suppress(IntegrityError, FormatError):  # verify() tells
+        with suppress(*UNUSABLE):  # verify() tells
             mark(store.backend, row.roots, seen)
     # An object counts for as many keys as need it: alone for one, it is that key's own.
     users = Counter(name for row in rows.values() for name in reach(row.roots, seen))
@@ -130,7 +130,7 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
         entries += 1
         try:
             readable.append(read_checkpoint(key, entry.seq, entry.data))
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             continue
     if not entries:
         raise unknown(key, store)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE, IntegrityError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import open_entry, read_checkpoint
 from agent_checkpoint.store.ledger_account import check_records
 from agent_checkpoint.store.ledger_records import PREFIX
 from agent_checkpoint.store.reachability import read_whole, roots_of
 from agent_checkpoint.store.reading import names_in
+from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
 OTHERS = ("fx/", "meta/external/")
@@ -75,7 +76,7 @@ class _Verifier:
     def _format(self) -> None:
         try:
             self.store.format.read()
-        except (IntegrityError, FormatError) as error:
+        except UNUSABLE as error:
             self._problem("meta/format", error)
 
     def _keys(self) -> list[str]:
@@ -88,7 +89,7 @@ class _Verifier:
     def _entries(self, key: str) -> Iterator[Entry]:
         try:
             yield from self.store.entries(key)
-        except (IntegrityError, FormatError) as error:
+        except UNUSABLE as error:
             self._problem(key, error)
 
     def _checkpoint(self, key: str, entry: Entry) -> None:
@@ -96,7 +97,7 @@ class _Verifier:
         try:
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
             roots = list(names_in(checkpoint.parts.values()))
-        except (IntegrityError, FormatError) as error:
+        except UNUSABLE as error:
             self._problem(f"{key}@{entry.seq}", error)
             return
         reason = self._trouble_below(roots)
@@ -109,12 +110,12 @@ class _Verifier:
 
     def _records(self, stream: str) -> None:
         found, before = [], len(self.problems)
-        for entry in self.store.backend.read(stream):
+        for entry in read_entries(self.store.backend, stream):
             where = f"{stream}@{entry.seq}"
             try:
                 record = open_entry(entry.data, f"The record {where}")
                 reason = self._trouble_below(list(roots_of(record, where)))
-            except (IntegrityError, FormatError) as error:
+            except UNUSABLE as error:
                 self._problem(where, error)
                 continue
             if reason is not None:

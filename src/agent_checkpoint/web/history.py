@@ -10,7 +10,7 @@ import time
 from threading import Lock
 from typing import NamedTuple
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Entry, parse_checkpoint_id
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.safety import MOVES, SAFETY
@@ -134,7 +134,7 @@ class Histories:
 def _point(key: str, entry: Entry) -> Point:
     try:
         found = read_checkpoint(key, entry.seq, entry.data)
-    except (IntegrityError, FormatError) as error:
+    except UNUSABLE as error:
         text = on_one_line(error)
         return Point(key, entry.seq, 0, UNREADABLE, text, (), (), f"{key}@{entry.seq}", True)
     places = [parse_checkpoint_id(parent) for parent in found.parents[:8]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agent_checkpoint.errors import CheckpointError, FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.ledger import UNDOING, UNKNOWN, Ledger
@@ -67,7 +67,7 @@ def heads(site: Site) -> list[KeyRow]:
         row = KeyRow(key)
         try:
             row.head = site.store.head(key)
-        except (IntegrityError, FormatError) as error:
+        except UNUSABLE as error:
             row.trouble = str(error)
         rows.append(row)
     return sorted(rows, key=lambda row: (row.ts is None, -(row.ts or 0), row.key))

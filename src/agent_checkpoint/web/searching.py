@@ -15,7 +15,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from agent_checkpoint.errors import CheckpointError, FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.store import Store
@@ -82,7 +82,7 @@ class Search:
                         if found == MOST:
                             end = "many"
                             break
-                except (IntegrityError, FormatError):
+                except UNUSABLE:
                     continue  # the timeline shows it
                 number += 1
                 if end == "all" and time.monotonic() > self._ends:

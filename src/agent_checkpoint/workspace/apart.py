@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.places import default_store
+from agent_checkpoint.backends.places import data_home
+from agent_checkpoint.backends.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.drivers import Fork as Places
@@ -31,9 +32,9 @@ def private_place() -> Path:
     Raises:
         WorkspaceError: it cannot be made.
     """
-    place = default_store().parent / "branches"
+    place = data_home() / "branches"
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(place)
     except OSError as error:
         raise WorkspaceError(f"{place} cannot be made ({error.strerror}).") from error
     return place

@@ -15,7 +15,9 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
+from agent_checkpoint.backends.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.private import other_writer
 from agent_checkpoint.workspace.beneath import open_root
 from agent_checkpoint.workspace.comparing import Side
 from agent_checkpoint.workspace.folders import Folder
@@ -26,6 +28,8 @@ from agent_checkpoint.workspace.plan import Planner
 from agent_checkpoint.workspace.restore import Restore
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.staging import Journal
+
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Base:
@@ -62,9 +66,10 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
     place = bases / tree.root.ref
     try:
         while True:
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_directory(place)
             try:
-                lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                _check_own(place)
+                lock = os.open(place / "lock", _LOCK, 0o600)
             except FileNotFoundError:
                 continue  # it was removed just now
             fcntl.flock(lock, fcntl.LOCK_SH)  # whoever makes it has it alone
@@ -72,7 +77,7 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
                 break
             os.close(lock)
     except OSError as error:
-        raise WorkspaceError(f"{place} cannot be made ({error.strerror}).") from error
+        raise WorkspaceError(f"{place} cannot be made ({error.strerror or error}).") from error
     try:
         folder = read_index(place / "index")
         if folder is None:
@@ -88,11 +93,19 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
 def clean_up_bases(bases: Path) -> None:
     """Remove the bases that no fork uses. Raises OSError."""
     for place in bases.iterdir() if bases.is_dir() else ():
-        lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _check_own(place)
+        lock = os.open(place / "lock", _LOCK, 0o600)
         try:
             _remove_if_unused(place, lock)
         finally:
             os.close(lock)
+
+
+def _check_own(place: Path) -> None:
+    """Refuse a base that another user has made or may write. Raises OSError."""
+    why = other_writer(place, os.lstat(place))
+    if why is not None:
+        raise OSError(why)
 
 
 def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from agent_checkpoint.backends.posix import make_directory
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.copying import can_reflink
 from agent_checkpoint.workspace.overlay import NAME, Changes, call, changes, remove_tree, unmount
@@ -133,7 +134,7 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> Fork:
         }
     )
     try:
-        os.makedirs(records, mode=0o700, exist_ok=True)
+        make_directory(records)
         fd = os.open(fork.record, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, text.encode())

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.places import default_store
+from agent_checkpoint.backends.places import data_home
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.store import Store
@@ -105,7 +105,7 @@ def make_fork(
         raise UnsafeWorkspaceError(f"A fork at {target} and {origin.path} would be in each other.")
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
         raise UnsafeWorkspaceError(f"{target} exists already: a fork needs a new directory.")
-    home = default_store().parent
+    home = data_home()
     clean_up_all()
     making = _Making(origin, target, tree, home)
     if driver != "auto":
@@ -124,7 +124,7 @@ def clean_up_all() -> None:
 
     What cannot be taken away now is tried again the next time.
     """
-    home = default_store().parent
+    home = data_home()
     clean_up(home / "forks")
     with suppress(OSError):
         clean_up_bases(home / "bases")

@@ -21,11 +21,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from agent_checkpoint.backends.posix import make_directory
+from agent_checkpoint.private import other_writer
 from agent_checkpoint.workspace.folders import NO_NOTES, STAMP, Folder, Note, Row
 from agent_checkpoint.workspace.tree import Stored
 
@@ -35,6 +38,7 @@ _SIZES = struct.Struct("<QQQQ")
 _ROW = struct.Struct("<IIIQQQI?QQ32s32s")
 _BEGIN = struct.Struct("<IIIQQQI")
 """The beginning of a row, which is all that a look at the same things needs."""
+_GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FOLDERS: Mapping[bytes, Folder] = {}
 
 
@@ -68,10 +72,11 @@ def write_index(path: Path, root: Folder) -> None:
     sizes = _SIZES.pack(len(folders), len(texts), stamps_at, 4 * len(places))
     packed = struct.pack(f"<{len(places)}I", *places)
     data = b"".join([sizes, *rows, texts, *stamps, packed, *notes])
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    make_directory(path.parent)
+    draft = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(os.open(draft, flags, 0o600), "wb") as file:
             file.write(_MAGIC + hashlib.sha256(data).digest())
             file.write(data)
         os.replace(draft, path)
@@ -88,9 +93,16 @@ def read_index(path: Path) -> Folder | None:
 
 
 def open_index(path: Path) -> Index | None:
-    """Return the index in a file, or None if there is none that can be read."""
+    """Return the index in a file, or None if there is none that can be read.
+
+    One that another user owns or may write is none: it could say that a changed file is unchanged.
+    """
     try:
-        data = path.read_bytes()
+        with open(os.open(path, _GUARDED), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or other_writer(path, found) is not None:
+                return None
+            data = file.read()
     except OSError:
         return None
     start = len(_MAGIC) + _DIGEST

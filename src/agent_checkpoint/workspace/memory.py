@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.places import default_store
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.backends.places import data_home
+from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.folders import Folder
 from agent_checkpoint.workspace.ignoring import Rules
@@ -158,8 +158,8 @@ class Memory:
         if place is None:
             return None
         try:
-            home = default_store().parent
-        except InvalidInputError:
+            home = data_home()
+        except (InvalidInputError, StorageError):
             return None
         # By other rules other files are known.
         whose = os.fsencode(place), os.fsencode(self._path), self._rules.key

@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.opening import open_named
-from agent_checkpoint.backends.places import default_store
-from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.backends.places import data_home
+from agent_checkpoint.errors import (
+    InvalidInputError,
+    StorageError,
+    UnsafeWorkspaceError,
+    WorkspaceError,
+)
 from agent_checkpoint.records import show
 from agent_checkpoint.store.store import Store
 
@@ -16,11 +21,11 @@ from agent_checkpoint.store.store import Store
 def clean_up_forks() -> None:
     """Take away what forks of killed processes have left, if there may be any."""
     try:
-        forks = default_store().parent / "forks"
+        forks = data_home() / "forks"
         if not any(forks.iterdir()):
             return
-    except (OSError, InvalidInputError):
-        return  # nobody ever made one here
+    except (OSError, InvalidInputError, StorageError):
+        return  # nobody ever made one here, or they are another user's
     from agent_checkpoint.workspace.forks import clean_up_all  # costly to import
 
     clean_up_all()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.out import Answer, Out, count, inert, when
 from agent_checkpoint.cli.places import Places
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.session.meta import PART
@@ -81,14 +81,14 @@ def _doomed(places: Places, manager: CheckpointManager, said: str) -> _Doomed:
     total = sum(1 for _ in manager.store.entries(said)) if said else 0
     if total:
         words = f"{inert(said)}, {count(total, 'checkpoint')}"
-        with suppress(IntegrityError, FormatError):  # what is damaged can be deleted, too
+        with suppress(*UNUSABLE):  # what is damaged can be deleted, too
             head = manager.store.head(said)
             if head is not None and PART in head.parts:
                 words += ": a session, which nobody who has it open can save any more"
         return _Doomed(said, None, words, total)
     try:
         found = places.checkpoint(manager, said)
-    except (IntegrityError, FormatError):
+    except UNUSABLE:
         place = parse_checkpoint_id(said)
         if place is None:
             raise

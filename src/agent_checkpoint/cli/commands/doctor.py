@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.places import default_store
 from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.cli.hints import in_commands
 from agent_checkpoint.cli.out import Answer, Out, count, inert, size
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.telling import place_of
-from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.errors import CheckpointError, StateError
+from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
 
 EXAMPLES = """
 agent-checkpoint doctor                  of this machine and your store
@@ -40,7 +42,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Try everything."""
-    checks = [*_store(places), *_kernel(), *_packages()]
+    checks = [*_store(places), _secret(), *_kernel(), *_packages()]
     data = {
         "version": __version__,
         "python": platform.python_version(),
@@ -60,7 +62,15 @@ def _store(places: Places) -> list[_Check]:
             durability = getattr(backend, "durability", None)
             where = place_of(backend)
     except (CheckpointError, OSError) as error:
-        return [_Check("store", False, inert(error, 300), use, "name another: --store PATH")]
+        return [
+            _Check(
+                "store",
+                False,
+                inert(in_commands(str(error)), 500),
+                use,
+                "name another: --store PATH",
+            )
+        ]
     words = f"{inert(where, 300)}, {count(keys, 'key')}"
     can_write = place is None or os.access(_existing(Path(place)), os.W_OK | os.X_OK)
     if can_write:
@@ -68,6 +78,9 @@ def _store(places: Places) -> list[_Check]:
     else:
         get = "make it writable, or name another: --store PATH"
         found = [_Check("store", False, f"{words}, and it cannot be written", use, get)]
+    if backend.shared:
+        words = "others may write it: only checkpoints sealed under your secret are used"
+        found.append(_Check("shared store", True, words, use, ""))
     if durability is not None:
         is_full = durability == "full"
         words = "survives a loss of power" if is_full else "may lose the last saves with the power"
@@ -80,6 +93,19 @@ def _store(places: Places) -> list[_Check]:
         get = "agent-checkpoint prune, then gc; or a store on another disk"
         found.append(_Check("free space", enough, words, use, "" if enough else get))
     return found
+
+
+def _secret() -> _Check:
+    use = "sealed pickles, shared stores, and telling your own records from others'"
+    try:
+        is_there = entry_key(create=False) is not None
+    except StateError as error:
+        get = f"as it says, or set {ENVIRONMENT}"
+        return _Check("secret", False, inert(error.__cause__ or error, 500), use, get)
+    if os.environ.get(ENVIRONMENT):
+        return _Check("secret", True, f"{ENVIRONMENT} is set", use, "")
+    where = inert(secret_file(), 300)
+    return _Check("secret", True, where if is_there else f"{where}, when first needed", use, "")
 
 
 def _room(place: Path) -> tuple[int, int]:

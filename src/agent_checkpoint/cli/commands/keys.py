@@ -10,7 +10,7 @@ from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.out import Answer, Out, inert, when
 from agent_checkpoint.cli.ownership import works_in
 from agent_checkpoint.cli.places import Places
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.session.meta import PART
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.naming import key_of
@@ -77,6 +77,6 @@ def _row(store: Store, key: str) -> dict[str, Any]:
         if head is not None:
             row.update(id=head.id, seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind)
             row.update(session=PART in head.parts, directory=works_in(store, head) or _own(key))
-    except (IntegrityError, FormatError) as error:
+    except UNUSABLE as error:
         row.update(kind="unreadable", error=str(error))
     return row

@@ -18,7 +18,7 @@ from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.places import Places, short_form
 from agent_checkpoint.cli.plans import show_plan
 from agent_checkpoint.cli.text import quoted
-from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
@@ -151,7 +151,7 @@ def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, No
         try:
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
             note = read_note(manager.store, checkpoint)
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             continue  # `verify` tells about it
         if note is not None:
             yield checkpoint, note

@@ -32,8 +32,8 @@ from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import (
+    UNUSABLE,
     CheckpointError,
-    FormatError,
     IntegrityError,
     StorageError,
     WorkspaceError,
@@ -260,7 +260,7 @@ def make_good(store: Store, key: str) -> str | None:
         try:
             head = store.head(key)
             note = None if head is None else read_note(store, head)
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             return None  # `verify` tells about it
         if head is None or note is None:
             return None

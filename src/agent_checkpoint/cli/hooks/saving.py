@@ -22,10 +22,9 @@ from agent_checkpoint.cli.hooks.note import PART, TRANSCRIPT, Note, read_note
 from agent_checkpoint.cli.hooks.transcripts import Transcript, remove_stray
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.errors import (
+    UNUSABLE,
     CheckpointError,
     ConflictError,
-    FormatError,
-    IntegrityError,
     InvalidInputError,
     StorageError,
 )
@@ -277,7 +276,7 @@ def _head(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
     try:
         head = store.head(key)
         return head, None if head is None else read_note(store, head)
-    except (IntegrityError, FormatError):  # `verify` tells about it; the agent goes on
+    except UNUSABLE:  # `verify` tells about it; the agent goes on
         head = next(_readable(store, key), None)
         return head, None
 
@@ -288,7 +287,7 @@ def _readable(store: Store, key: str) -> Any:
     for entry in store.entries(key):
         try:
             yield read_checkpoint(key, entry.seq, entry.data)
-        except (IntegrityError, FormatError):
+        except UNUSABLE:
             continue
 
 
@@ -312,5 +311,5 @@ def _is_noted(store: Store, key: str, event: Event) -> bool:
             tags <= set(item.tags)
             for item in islice(store.newest_first(key, page=_RECENT), _RECENT)
         )
-    except (IntegrityError, FormatError):  # further down, where `verify` tells about it
+    except UNUSABLE:  # further down, where `verify` tells about it
         return False

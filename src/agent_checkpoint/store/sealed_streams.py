@@ -1,0 +1,95 @@
+"""Entries of streams in a store that others may write. Owns their seal, and telling foreign ones.
+
+All entries that are trusted go through here. In a store of the user's own they pass as they are. In
+a shared one each carries an HMAC under the user's secret, as its member `seal`; one without that is
+handed on as `Foreign`, which nothing reads as a record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from typing import Any
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import StateError
+from agent_checkpoint.records import Entry
+from agent_checkpoint.seal import ENVIRONMENT, entry_key
+
+_HASH = rb'\s*,\s*"sha256":\s*"[0-9a-f]{64}"\s*}\s*'
+_HASH_MEMBER = re.compile(_HASH)
+_SEAL_MEMBER = re.compile(rb'\s*,\s*"seal":\s*"([0-9a-f]{64})"' + _HASH)
+_LONGEST_MEMBERS = 200
+_INDENTED = b'"\n}\n'
+
+
+class Foreign(bytes):
+    """An entry of a shared store that was not sealed under this user's secret."""
+
+
+def append_entry(backend: Backend, stream: str, entry: bytes, **options: Any) -> int:
+    """Append an entry, sealed if others may write the store; options are those of the backend.
+
+    Raises:
+        StateError: the store is shared, and there can be no secret.
+        CheckpointError: as `Backend.append` does.
+    """
+    if backend.shared:
+        entry = _sealed(stream, entry, _key(create=True) or b"")
+    return backend.append(stream, entry, **options)
+
+
+def read_entries(backend: Backend, stream: str, **which: Any) -> list[Entry]:
+    """Return entries, as `Backend.read` does; those of a shared store that are not ours `Foreign`.
+
+    Raises:
+        StateError: the store is shared, and the secret cannot be read.
+        StorageError: the medium failed.
+    """
+    found = backend.read(stream, **which)
+    if not backend.shared or not found:
+        return found
+    key = _key(create=False)
+    return [
+        entry if _is_sealed(stream, entry.data, key) else Entry(entry.seq, Foreign(entry.data))
+        for entry in found
+    ]
+
+
+def _key(*, create: bool) -> bytes | None:
+    try:
+        return entry_key(create=create)
+    except StateError as error:
+        raise StateError(
+            f"A shared store needs your secret, and its file cannot be used ({error.__cause__}). "
+            f"Set {ENVIRONMENT}; a team sets the same."
+        ) from error.__cause__
+
+
+def _sealed(stream: str, entry: bytes, key: bytes) -> bytes:
+    match = _HASH_MEMBER.search(entry, max(0, len(entry) - _LONGEST_MEMBERS))
+    if match is None:
+        raise AssertionError("unreachable: an entry ends with its hash")
+    seal, body = _seal(stream, entry[: match.start()], key), entry[: match.start()]
+    between, colon, end = (
+        (b",\n  ", b": ", _INDENTED) if entry.endswith(_INDENTED) else (b",", b":", b'"}')
+    )
+    body += between + b'"seal"' + colon + b'"' + seal + b'"'
+    digest = hashlib.sha256(body).hexdigest().encode()
+    return body + between + b'"sha256"' + colon + b'"' + digest + end
+
+
+def _is_sealed(stream: str, entry: bytes, key: bytes | None) -> bool:
+    start = max(0, len(entry) - _LONGEST_MEMBERS)
+    match = _SEAL_MEMBER.search(entry, start)
+    if key is None or match is None or match.end() != len(entry):
+        return False
+    return hmac.compare_digest(match[1], _seal(stream, entry[: match.start()], key))
+
+
+def _seal(stream: str, body: bytes, key: bytes) -> bytes:
+    # With the name of the stream: an answer to one request must not be moved to another ledger.
+    name = stream.encode()
+    data = b"%d\n%b\n%b" % (len(name), name, body)
+    return hmac.new(key, data, hashlib.sha256).hexdigest().encode()
