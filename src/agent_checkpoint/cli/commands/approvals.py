@@ -144,6 +144,7 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
         ) from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "arguments.json")
+        file.touch(0o600)
         file.write_text(before + "\n", encoding="utf-8")
         try:
             done = subprocess.run([*command, str(file)], check=False)

@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.posix import read_regular
 from agent_checkpoint.cli.hooks import client
 from agent_checkpoint.cli.hooks.events import AGENTS
 from agent_checkpoint.cli.hooks.settings import (
@@ -78,11 +79,12 @@ def run(args: Namespace, places: Places) -> Answer:
         return Answer({"stopped": told}, lambda out: out.line(words))
     if args.agent not in AGENTS:
         raise InvalidInputError(f"Say which agent: {', '.join(AGENTS)}.")
-    path = settings_file(args.agent, places.directory if args.project else None)
+    project = places.directory if args.project else None
+    path = settings_file(args.agent, project)
     if args.what == "install":
-        is_changed = install(args.agent, path, store)
+        is_changed = install(args.agent, path, store, project)
     else:
-        is_changed = uninstall(args.agent, path)
+        is_changed = uninstall(args.agent, path, project)
     data = {"agent": args.agent, "file": str(path), "changed": is_changed}
 
     def show(out: Out) -> None:
@@ -104,8 +106,9 @@ def _status(places: Places) -> Answer:
             path = settings_file(agent, project)
             row = {"agent": agent, "scope": scope, "file": str(path)}
             try:
-                found = {"installed": installed(agent, path), "store": store_of(agent, path)}
-                rows.append({**row, **found, "trouble": None})
+                is_installed = installed(agent, path, project)
+                store = store_of(agent, path, project)
+                rows.append({**row, "installed": is_installed, "store": store, "trouble": None})
             except InvalidInputError as error:
                 rows.append({**row, "installed": False, "store": "", "trouble": str(error)})
     log = client.log_file()
@@ -138,10 +141,10 @@ def _status(places: Places) -> Answer:
 
 
 def _failures(log: str | None) -> list[str]:
-    if log is None or not Path(log).is_file():  # what somebody put in its place could be endless
+    if log is None:
         return []
     try:
-        text = Path(log).read_text(encoding="utf-8", errors="replace")
+        data = read_regular(Path(log))  # what somebody put in its place could be endless
     except OSError:
         return []
-    return text.splitlines()[-_LAST:]
+    return (data or b"").decode(errors="replace").splitlines()[-_LAST:]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import subprocess
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.cli.hooks.command import command_of, is_ours, store_in
 from agent_checkpoint.cli.hooks.events import CLAUDE, CODEX, GEMINI
+from agent_checkpoint.cli.hooks.settings_files import Folder, read_settings, settings_folder
 from agent_checkpoint.cli.hooks.spans import (
     Node,
     indented,
@@ -25,7 +21,7 @@ from agent_checkpoint.cli.hooks.spans import (
     with_member,
     without,
 )
-from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import show
 
 
@@ -110,21 +106,21 @@ def settings_file(agent: str, project: Path | None) -> Path:
     return Path.home() / form.user if project is None else project / form.project
 
 
-def installed(agent: str, path: Path) -> bool:
+def installed(agent: str, path: Path, project: Path | None = None) -> bool:
     """Tell whether our hooks are there, all of them as they are now. Raises InvalidInputError."""
-    text = _read(path)
+    text = read_settings(path, project)
     if text is None or not text.strip():
         return False
     hooks = _hooks(_parsed(agent, path, text))
-    command = command_of(agent, store_of(agent, path))
+    command = command_of(agent, store_of(agent, path, project))
     return all(
         [found for _, _, _, found in _ours(hooks, event)] == [command] for event in events_of(agent)
     ) and {event for event in hooks if _ours(hooks, event)} == set(events_of(agent))
 
 
-def store_of(agent: str, path: Path) -> str:
+def store_of(agent: str, path: Path, project: Path | None = None) -> str:
     """Return the store that our hooks name; empty if none. Raises InvalidInputError."""
-    text = _read(path) or ""
+    text = read_settings(path, project) or ""
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     for event in hooks:
         for _, _, _, command in _ours(hooks, event):
@@ -132,60 +128,60 @@ def store_of(agent: str, path: Path) -> str:
     return ""
 
 
-def install(agent: str, path: Path, store: str = "") -> bool:
+def install(agent: str, path: Path, store: str = "", project: Path | None = None) -> bool:
     """Put our hooks in; tell whether anything had to be changed.
 
     Args:
         agent: whose settings they are.
         path: the file.
         store: where to save, as it is understood from any directory.
+        project: the directory of the project that the file belongs to, if it is not the user's.
 
     Raises:
-        InvalidInputError: the file does not parse; it is as it was.
+        InvalidInputError: the file cannot be read, or does not parse; it is as it was.
         StorageError: it cannot be written; it is as it was.
     """
-    if installed(agent, path) and store_of(agent, path) == store:
+    if installed(agent, path, project) and store_of(agent, path, project) == store:
         return False
-    before = _read(path)
+    before = read_settings(path, project)
     text = _with_ours(agent, path, before or "", store)
-    with _writing(path) as place:
+    with settings_folder(path, project) as folder:
         if before is not None and (not before.strip() or _removed(agent, path, before) == before):
             # The version without our hooks: it is not to be lost when they are installed anew.
-            _replace(_backup(place), before, _mode(place))
-        _replace(place, text, None if before is None else _mode(place))
+            folder.replace(folder.backup, before)
+        folder.replace(folder.name, text)
     return True
 
 
-def uninstall(agent: str, path: Path) -> bool:
+def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
     """Take our hooks out, and nothing else; tell whether there were any. Raises as `install`.
 
     If nothing else has changed since they were put in, the file is what it was, byte by byte, or
     gone again if there was none.
     """
-    before = _read(path) or ""
+    before = read_settings(path, project) or ""
     text = _removed(agent, path, before) if before.strip() else before
     if text == before:
         return False
-    with _writing(path) as place:
-        backup = _backup(place)
-        original = _original(agent, backup)
+    with settings_folder(path, project) as folder:
+        original = _original(agent, path, folder)
         if original is not None and _round(agent, path, original) == text:
-            _replace(place, original, _mode(place))
-            backup.unlink()
+            folder.replace(folder.name, original)
+            folder.remove(folder.backup)
         elif original is None and "".join(text.split()) == "{}":
-            place.unlink()  # there was none before
+            folder.remove(folder.name)  # there was none before
         else:
-            _replace(place, text, _mode(place))
+            folder.replace(folder.name, text)
     return True
 
 
-def _original(agent: str, backup: Path) -> str | None:
+def _original(agent: str, path: Path, folder: Folder) -> str | None:
     """Return the settings before our hooks, if they were kept."""
     try:
-        text = _read(backup)
-        has_ours = text is not None and text.strip() and _removed(agent, backup, text) != text
+        text = folder.read(folder.backup)
+        has_ours = text is not None and text.strip() and _removed(agent, path, text) != text
         return None if has_ours else text
-    except InvalidInputError:  # somebody else wrote it
+    except (InvalidInputError, OSError, UnicodeDecodeError):  # somebody else wrote it
         return None
 
 
@@ -273,51 +269,3 @@ def _parsed(agent: str, path: Path, text: str) -> Node:
             f"{show(str(path), 200)} does not parse ({error}): repair it first. It was not touched."
         ) from None
     return root
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{show(str(path), 200)} cannot be read ({error}).") from None
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    """Give the place of a file to write to. Raises StorageError."""
-    place = Path(os.path.realpath(path))  # a link to it stays a link
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        yield place
-    except OSError as error:
-        raise StorageError(f"{show(str(path), 200)} cannot be written ({error}).") from error
-
-
-def _backup(place: Path) -> Path:
-    return place.with_name(f"{place.name}.before-agent-checkpoint")
-
-
-def _mode(place: Path) -> int:
-    return stat.S_IMODE(place.stat().st_mode)
-
-
-def _replace(place: Path, text: str, mode: int | None) -> None:
-    """Put a text in the place of a file, at once."""
-    fd, fresh = tempfile.mkstemp(prefix=".agent-checkpoint-", dir=place.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text.encode())
-            file.flush()
-            if mode is None:
-                mask = os.umask(0)
-                os.umask(mask)
-                mode = 0o666 & ~mask
-            os.fchmod(fd, mode)
-            os.fsync(fd)
-        Path(fresh).replace(place)
-    except OSError:
-        with suppress(OSError):
-            Path(fresh).unlink()
-        raise
