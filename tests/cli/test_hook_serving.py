@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Optional
 
 import pytest
 
@@ -50,6 +51,57 @@ def test_there_is_one_for_all_events(work: Scene) -> None:
     work.tool(7)
     assert work.servers() == [first]
     assert len(tools(work)) == 6
+
+
+def test_it_does_not_keep_the_environment_of_the_agent(work: Scene) -> None:
+    event = work.event("claude-code.post-tool-use", tool_use_id="t1")
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": "canary",
+        "ANTHROPIC_API_KEY": "canary",
+        "AGENT_CHECKPOINT_TOKEN": "canary",
+        "SOME_TOKEN": "canary",
+    }
+    work.hook("claude-code", event, LC_ALL="C.UTF-8", XDG_CONFIG_HOME="", **secrets)
+    (server,) = work.servers()
+    lines = Path(f"/proc/{server}/environ").read_bytes().split(b"\0")
+    names = {line.partition(b"=")[0].decode() for line in lines if line}
+    assert names - {"COVERAGE_PROCESS_CONFIG"} == {
+        "PATH",
+        "HOME",
+        "AGENT_CHECKPOINT_HOME",
+        "LC_ALL",
+        "XDG_CONFIG_HOME",
+    }
+    assert not any(b"canary" in line for line in lines)
+
+
+def test_callers_with_other_settings_do_not_get_those_of_the_first(
+    work: Scene, tmp_path: Path
+) -> None:
+    def seal_of(session: str, store: Optional[Path] = None) -> object:
+        with work.manager(store) as manager:
+            (head,) = manager.history(f"claude-code/{session}", n=1)
+            return manager.state_dict(head["id"].rpartition("_")[0])["hook"]["seal"]
+
+    def hook(session: str, **environment: str) -> None:
+        event = work.event("claude-code.post-tool-use", tool_use_id="t", session_id=session)
+        work.hook("claude-code", event, **environment)
+
+    hook("first", AGENT_CHECKPOINT_SECRET="the first secret, which is long")
+    hook("second", AGENT_CHECKPOINT_SECRET="the second secret, which is long")
+    hook("third")
+    hook("fourth", AGENT_CHECKPOINT_STORE=str(tmp_path / "other"))
+    assert len({str(seal_of(name)) for name in ("first", "second", "third")}) == 3
+    assert seal_of("fourth", tmp_path / "other")
+    assert sorted(work.keys()) == [f"claude-code/{n}" for n in ("first", "second", "third")]
+    assert len(work.servers()) == 1
+
+
+def test_a_store_of_another_package_is_opened_with_the_whole_environment(work: Scene) -> None:
+    event = work.event("claude-code.post-tool-use", tool_use_id="t1")
+    work.hook("claude-code", event, AGENT_CHECKPOINT_STORE="s3://bucket/prefix")
+    assert work.servers() == []
+    assert "No backend is registered for s3:// URLs" in work.log
 
 
 def test_it_is_apart_from_the_agent(work: Scene) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 FILE = os.path.abspath(__file__)
 DIRECT = "AGENT_CHECKPOINT_HOOK_DIRECT"
+IDLE = "AGENT_CHECKPOINT_HOOK_IDLE"
 SECONDS = "AGENT_CHECKPOINT_HOOK_SECONDS"
 STORE = "AGENT_CHECKPOINT_STORE"
 PLACES = ("HOME", "AGENT_CHECKPOINT_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")
@@ -51,8 +52,11 @@ def main(arguments: list[str]) -> int:
 
 def hand_over(agent: str, event: bytes, until: float, store: str = "") -> None:
     """Have an event saved: by the process that watches the directory, or else by a child."""
+    store = whole_name(store or os.environ.get(STORE, ""))  # the other process is elsewhere
     request = request_of(agent, event, store)
-    if os.environ.get(DIRECT) or sys.platform != "linux" or not _by_another(request, until):
+    # A backend of another package may need more of the environment than a daemon gets.
+    is_served = sys.platform == "linux" and not os.environ.get(DIRECT) and _is_here(store)
+    if not is_served or not _by_another(request, until):
         find_package()
         from agent_checkpoint.cli.hooks.starting import save_in_child
 
@@ -72,10 +76,14 @@ def request_of(agent: str, event: bytes, store: str = "") -> bytes:
     """Return all that must be known to save an event, as bytes."""
     get = os.environ.get
     project = next((found for name in PROJECTS if (found := get(name))), "")
-    store = whole_name(store or get(STORE, ""))  # the other process is elsewhere
     fields = [agent, store, project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
     head = b"\0".join(os.fsencode(field.replace("\0", "")) for field in fields)
     return b"%d %d\n%b%b" % (len(head), len(event), head, event)
+
+
+def _is_here(store: str) -> bool:
+    """Tell whether a store is of a backend of this package: a directory on this machine."""
+    return "://" not in store or store.startswith(("sqlite://", "file://"))
 
 
 def whole_name(store: str) -> str:

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from agent_checkpoint.cli.hooks.alone import take_lock
 from agent_checkpoint.cli.hooks.client import (
+    IDLE,
     MOST_EVENT,
     PLACES,
     SECRET,
@@ -27,7 +28,6 @@ from agent_checkpoint.cli.hooks.client import (
 )
 from agent_checkpoint.cli.hooks.saving import Keeper, parse_request
 
-IDLE = "AGENT_CHECKPOINT_HOOK_IDLE"
 END = b"end\n"
 _IDLE = 600.0
 _LOOKS_AFTER = 2.0

@@ -14,6 +14,9 @@ from contextlib import suppress
 from agent_checkpoint.cli.hooks.client import (
     FILE,
     GOES_ON,
+    IDLE,
+    PLACES,
+    SECRET,
     is_ready,
     left,
     open_state,
@@ -21,6 +24,9 @@ from agent_checkpoint.cli.hooks.client import (
 )
 
 _STARTS_WITHIN = 5.0
+_KEPT = frozenset((*PLACES, SECRET, IDLE, "PATH", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH")) | {
+    "COVERAGE_PROCESS_CONFIG"
+}  # by which tests measure child processes
 
 
 def start_server(until: float) -> None:
@@ -30,9 +36,8 @@ def start_server(until: float) -> None:
         try:
             _leave(write)
             os.set_inheritable(write, True)
-            kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
             command = [sys.executable, "-I", "-S", FILE, "--serve", str(write)]
-            os.execve(sys.executable, command, kept)  # noqa: S606 - our own file
+            os.execve(sys.executable, command, _environment())  # noqa: S606 - our own file
         finally:
             os._exit(127)
     os.close(write)
@@ -59,6 +64,13 @@ def save_in_child(request: bytes, until: float) -> None:
     if not is_ready(done, until):
         tell_failure(GOES_ON)
     os.close(done)
+
+
+def _environment() -> dict[str, str]:
+    """Return what the daemon has to know; it outlives the agent, whose secrets are not its own."""
+    return {
+        name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")
+    }
 
 
 def _leave(kept: int) -> None:
