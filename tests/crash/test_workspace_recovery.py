@@ -4,13 +4,13 @@ The restore is rolled forward by the first who opens the workspace or uses it. W
 the kill is left alone: the safety checkpoint does not hold it.
 """
 
-import os
 import shutil
 
 import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.workspace import renaming
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.crash.fault_process import OPENS
 from tests.crash.sweeping import Failures
@@ -33,7 +33,9 @@ from tests.crash.workspace_sweeping import CHANGES_OF_FILES
 
 FEW = 3
 JOURNAL = ".agent-checkpoint-restore/journal"
-MIDDLE = 6
+MIDDLE = 9
+ALL = 16
+"""So many renames a whole restore takes."""
 
 
 # -- killed --------------------------------------------------------------------------------------
@@ -43,8 +45,8 @@ MIDDLE = 6
 def applying(broken_workspace):
     """The calls of a restore at which some files are the old ones and some the new."""
     calls = [call for call in broken_workspace.points("restore") if "/workspace" in str(call.paths)]
-    renames = [place for place, call in enumerate(calls) if call.name == "renameat"]
-    return calls[renames[0] + 1 : renames[-1]]  # the first is that of the journal
+    renames = [place for place, call in enumerate(calls) if call.name == "renameat2"]
+    return calls[renames[0] : renames[-1]]
 
 
 def killed(workspace, point):
@@ -55,7 +57,7 @@ def killed(workspace, point):
 
 
 def in_the_middle(applying):
-    renames = [call for call in applying if call.name == "renameat"]
+    renames = [call for call in applying if call.name == "renameat2"]
     return renames[len(renames) // 2]
 
 
@@ -125,17 +127,16 @@ class Place:
     def interrupt(self, after=MIDDLE, **wish):
         """Begin to restore the earlier state, and stop after so many renames."""
         left = [after]
-        rename = os.rename
+        rename = renaming._rename
 
-        def stop_here(source, target, **where):
-            if source != b"journal.new":
-                left[0] -= 1
+        def stop_here(source, target, flags):
+            left[0] -= 1
             if left[0] < 0:
                 raise Interrupted
-            rename(source, target, **where)
+            rename(source, target, flags)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "rename", stop_here)
+            patch.setattr(renaming, "_rename", stop_here)
             with (
                 open_manager(self.path) as manager,
                 open_workspace(self.path, manager) as ws,
@@ -162,7 +163,7 @@ def place(scratch):
     return Place(scratch / "place")
 
 
-@pytest.mark.parametrize("after", range(10))
+@pytest.mark.parametrize("after", range(ALL))
 def test_interrupted_between_any_two_files(place, after):
     place.interrupt(after)
     plan = place.recovered()
@@ -217,7 +218,7 @@ def test_only_the_chosen_paths_are_finished(place):
 
 
 def test_what_was_to_be_left_alone_is_left_alone(place):
-    place.interrupt(exclude=["changed", "mode", "new*"])
+    place.interrupt(after=6, exclude=["changed", "mode", "new*"])
     place.recovered()
     found = place.seen()
     for path in ("changed", "mode", "new", "new dir/below/file"):
@@ -257,9 +258,9 @@ def test_a_workspace_that_was_open_all_the_time_sees_no_half_of_it(place):
 def test_the_interrupted_process_itself_goes_on(place):
     with open_manager(place.path) as manager, open_workspace(place.path, manager) as ws:
         earlier = snapshots(ws)[0][1]
-        rename = os.rename
+        rename = renaming._rename
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "rename", lambda *names, **where: interrupted(rename, names, where))
+            patch.setattr(renaming, "_rename", lambda *what: interrupted(rename, what))
             with pytest.raises(KeyboardInterrupt):
                 ws.restore(earlier)
         assert (place.files / JOURNAL).exists()
@@ -267,10 +268,9 @@ def test_the_interrupted_process_itself_goes_on(place):
         assert not (place.files / JOURNAL).exists()
 
 
-def interrupted(rename, names, where):
-    rename(*names, **where)
-    if names[0] != b"journal.new":
-        raise KeyboardInterrupt
+def interrupted(rename, what):
+    rename(*what)
+    raise KeyboardInterrupt
 
 
 # -- from which store ----------------------------------------------------------------------------

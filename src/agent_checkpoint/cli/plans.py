@@ -29,6 +29,7 @@ def show_plan(out: Out, plan: Plan, paths: Paths) -> None:
             inside = count(number, "file")
             out.line(f"  {words} {inert(paths.shown(path))} ({inside})", style=style)
     _show_left(out, plan, paths)
+    show_meanwhile(out, plan, paths)
     for line in plan.git[:shown]:
         out.line(f"  git: {inert(line)}", style="yellow")
     unseen = len(plan.unseen)
@@ -38,6 +39,16 @@ def show_plan(out: Out, plan: Plan, paths: Paths) -> None:
             f"  {unseen:,} of these {was} never saved before; the safety checkpoint holds {them}.",
             style="yellow",
         )
+
+
+def show_meanwhile(out: Out, plan: Plan, paths: Paths) -> None:
+    """Show what became of versions that others wrote, or may still write, during a restore."""
+    for path, where in plan.kept.items():
+        what = f"a version of {inert(paths.shown(path))} was written meanwhile"
+        out.line(f"  {what}: it is kept as {inert(paths.shown(where))}", style="yellow")
+    for path in plan.open[: out.limit(_SHOWN)]:
+        what = f"another process has {inert(paths.shown(path))} open"
+        out.line(f"  {what}: what it still writes goes to the old file", style="yellow")
 
 
 def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
@@ -65,6 +76,8 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "delete": plan.delete,
         "mode": plan.mode,
         "leave": plan.leave,
+        "kept": plan.kept,
+        "open": plan.open,
         "unseen": plan.unseen,
         "git": plan.git,
         "safety_id": plan.safety_id,

@@ -226,6 +226,8 @@ def _file_words(report: RollbackReport) -> list[tuple[str, list[str], int]]:
         ("delete", plan.delete),
         ("set the mode of", plan.mode),
         ("leave alone", [f"{path}: {why}" for path, why in plan.leave.items()]),
+        ("kept", [f"a version of {path} as {where}" for path, where in plan.kept.items()]),
+        ("open for writing in another process", plan.open),
         ("in no other checkpoint", plan.unseen),
         ("git", plan.git),
     ]

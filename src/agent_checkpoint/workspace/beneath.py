@@ -162,7 +162,7 @@ def read_all(fd: int, size: int) -> bytes:
 def is_written_to(file: Opened) -> bool:
     """Tell whether somebody writes to a file: it is open for that, and was changed just now."""
     age = file.ns - file.stat.st_mtime_ns
-    return abs(age) < _COARSE and _is_open_for_writing(file.fd)
+    return abs(age) < _COARSE and is_open_for_writing(file.fd)
 
 
 def is_left_in_peace(file: Opened) -> bool:
@@ -178,7 +178,7 @@ def is_left_in_peace(file: Opened) -> bool:
     return stamp_of(os.fstat(file.fd)) == stamp_of(file.stat)
 
 
-def _is_open_for_writing(fd: int) -> bool:
+def is_open_for_writing(fd: int) -> bool:
     """Ask the kernel, by way of a lease that is given back at once; False if it cannot tell."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False

@@ -25,7 +25,7 @@ from agent_checkpoint.workspace.folders import (
 from agent_checkpoint.workspace.git_words import GitWords
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.snapshots import Tree
-from agent_checkpoint.workspace.staging import BESIDE, STAGING
+from agent_checkpoint.workspace.staging import OURS
 from agent_checkpoint.workspace.tree import FILE, FOLDER, Item
 
 _WORDS = {
@@ -77,6 +77,11 @@ class Plan:
     """What is left alone though the tree has it otherwise, and why."""
     unseen: list[str] = field(default_factory=list)
     """What is overwritten or deleted and no ordinary checkpoint holds, only the safety one."""
+    kept: dict[str, str] = field(default_factory=dict)
+    """Where a version is kept that was written during the restore, beside a later one."""
+    open: list[str] = field(default_factory=list)
+    """What was replaced or deleted while a process had it open for writing: what that process still
+    writes goes to the old file, which has no name any more."""
     git: list[str] = field(default_factory=list)
     """What happens to git's own heads and branches."""
     left: set[bytes] = field(default_factory=set, repr=False)
@@ -127,6 +132,8 @@ class Plan:
         ):
             lines += [f"  {title} {path}" for path in paths]
         lines += [f"  leave {path}: {why}" for path, why in self.leave.items()]
+        lines += [f"  kept {path} as {where}" for path, where in self.kept.items()]
+        lines += [f"  open for writing in another process: {path}" for path in self.open]
         lines += [f"  in no other checkpoint: {path}" for path in self.unseen]
         lines += [f"  git: {words}" for words in self.git]
         return "\n".join(lines)
@@ -239,7 +246,7 @@ class Planner:
         return is_kept and not self._is_within(change.path)
 
     def _why_left(self, change: Change) -> str | None:
-        if change.name in (STAGING, BESIDE):
+        if change.name in OURS:
             return "it belongs to agent-checkpoint"
         here = change.folder.notes.get(change.name) if change.folder is not None else None
         if here is not None and (here.kind == TORN or not here.is_captured):

@@ -1,8 +1,8 @@
 """A plan carried out. Owns the order of steps and the look before each; decides nothing.
 
 Contents are staged before anything is touched. Then what has to go goes, the deepest first, and
-what has to come comes, each file in one rename. Right before a step the entry must still be what
-the safety checkpoint holds: if it is not, it is left alone.
+what has to come comes, each file in one rename. Before a step and after it, what was there must be
+what the safety checkpoint holds: if it is not, it is left alone.
 """
 
 from __future__ import annotations
@@ -10,20 +10,25 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import show
 from agent_checkpoint.workspace.beneath import Changing, directory_below, opened_file
 from agent_checkpoint.workspace.caseless import ignores_case, refuse_collisions
+from agent_checkpoint.workspace.exchanging import Exchanging, Known, check
 from agent_checkpoint.workspace.folders import stamp_of
 from agent_checkpoint.workspace.plan import Plan, Step, is_git_index
-from agent_checkpoint.workspace.staging import BESIDE, FEW, Journal, Staging, sync_file_system
-from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS, ContentHash, Item
+from agent_checkpoint.workspace.staging import (
+    FEW,
+    Journal,
+    Staging,
+    slot_of,
+    sync_file_system,
+)
+from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS
 
-_PIECE = 1 << 20
-_LINK = b"link"
 _LONG_AGO = 1  # 0 would mean to git that there is no index
 CHANGED = "it changed while the restore was under way"
 
@@ -48,6 +53,8 @@ class Restore:
         """What turned out to be no longer what the safety checkpoint holds."""
         self.touched: dict[bytes, set[bytes]] = {}
         """The names that were made, changed or removed, by directory."""
+        self.entries = Exchanging(root)
+        """Puts files in place; knows what was kept of others."""
         self._modes: dict[bytes, int] = {}
         """Directories that have got another mode for a while, or are to get one at last."""
 
@@ -68,7 +75,7 @@ class Restore:
                 refuse_collisions(steps)
             staged = self._stage(files, staging)
             if self._is_begun:
-                staging.settle()
+                staging.go_on()
             else:
                 staging.begin(journal)
         except BaseException:
@@ -80,30 +87,33 @@ class Restore:
         try:
             for step in reversed(steps):
                 if step.removes_folder or _makes_room(step):
-                    self._do(step, self._remove)
+                    self._do(step, lambda step, fd: self._remove(step, fd, staging))
             for step in steps:
                 if step.after is not None:
                     self._do(step, lambda step, fd: self._make(step, fd, staging, staged))
             self._set_modes()
             self._sync()
+            known = {
+                slot_of(step.path): Known(step.path, step.before, step.after) for step in steps
+            }
+            self.entries.rescue(staging.files, known)
         except BaseException:
             staging.close()  # the journal stays: the next who opens the workspace goes on
             raise
         staging.end()
 
-    def _stage(self, files: list[Step], staging: Staging) -> dict[bytes, bytes]:
-        """Write contents beside their places; return where each is. An error names the file.
+    def _stage(self, files: list[Step], staging: Staging) -> set[bytes]:
+        """Write contents beside their places; return the paths. An error names the file.
 
         Raises:
             IntegrityError: one is missing or damaged.
             OSError: one cannot be written.
         """
-        contents = (step.after for step in files if step.after is not None)
-        names = staging.put(contents, self._plan.tree.get)
-        staged: dict[bytes, bytes] = {}
+        contents = ((step.path, step.after) for step in files if step.after is not None)
+        written = staging.put(contents, self._plan.tree.get)
         for step in files:
             try:
-                staged[step.path] = next(names)
+                next(written)
             except OSError as error:
                 raise OSError(error.errno, error.strerror, os.fsdecode(step.path)) from error
             except IntegrityError as error:
@@ -111,7 +121,7 @@ class Restore:
                 bad = (item.path for item in files if item.after and item.after.ref in str(error))
                 path = show(os.fsdecode(next(bad, step.path)))
                 raise type(error)(f"{path} cannot be restored. {error}") from error
-        return staged
+        return {step.path for step in files}
 
     def _check_room(self, files: Iterable[Step]) -> None:
         """See to it that what is to be staged fits on the disk, before a part of it fills it up.
@@ -158,58 +168,45 @@ class Restore:
             else:
                 self.failed[shown] = error.strerror or type(error).__name__
 
-    def _remove(self, step: Step, fd: int) -> None:
-        name = _name(step)
-        try:
-            _check(step, fd)
-        except FileNotFoundError:
-            return  # somebody was faster
-        if step.removes_folder:
-            os.rmdir(name, dir_fd=fd)
-        else:
-            os.unlink(name, dir_fd=fd)
+    def _remove(self, step: Step, fd: int, staging: Staging) -> None:
+        if not step.removes_folder:
+            self.entries.remove(step, fd, staging)
+            return
+        with suppress(FileNotFoundError):  # somebody was faster
+            check(step, fd)
+            os.rmdir(_name(step), dir_fd=fd)
 
-    def _make(self, step: Step, fd: int, staging: Staging, staged: Mapping[bytes, bytes]) -> None:
+    def _make(self, step: Step, fd: int, staging: Staging, staged: set[bytes]) -> None:
         name, after = _name(step), step.after
         if after is None:
             return
         if step.keeps_content and step.path not in staged:
-            _check(step, fd)
-            if after.type == FOLDER:
-                self._modes[step.path] = after.mode
-            else:
-                _chmod(name, fd, after.mode)
+            self._change_mode(step, fd, after.mode)
         elif after.type == FOLDER:
             os.mkdir(name, 0o700, dir_fd=fd)
             self._modes[step.path] = after.mode
-        elif after.type == LINK:
-            with suppress(FileNotFoundError):  # of one that could not be put in place
-                os.unlink(_LINK, dir_fd=staging.files)
-            os.symlink(after.target, _LINK, dir_fd=staging.files)
-            self._put(step, fd, _LINK, staging)
         else:
-            self._put(step, fd, staged[step.path], staging)
+            if after.type == LINK:
+                os.symlink(after.target, slot_of(step.path), dir_fd=staging.files)
+            elif is_git_index(step.path):
+                # Git trusts what it noted of files that are older than its index. This one is as
+                # old as can be: it looks at every file once more.
+                times = (_LONG_AGO, _LONG_AGO)
+                os.utime(slot_of(step.path), times, dir_fd=staging.files, follow_symlinks=False)
+            if step.before is None or step.removes_folder:
+                self.entries.add(step, fd, staging)
+            else:
+                self.entries.replace(step, fd, staging)
 
-    def _put(self, step: Step, fd: int, source: bytes, staging: Staging) -> None:
-        """Rename what is staged into its place."""
-        name = _name(step)
-        is_new = step.before is None or _makes_room(step) or step.removes_folder
-        if not is_new:
-            _check(step, fd)
-        elif _exists(name, fd):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        try:
-            os.rename(source, name, src_dir_fd=staging.files, dst_dir_fd=fd)
-        except OSError as error:
-            if error.errno != errno.EXDEV:
-                raise
-            # Another file system is mounted there: it takes a copy and a rename within it.
-            staging.copy(source, fd, is_link=step.after is not None and step.after.type == LINK)
-            os.rename(BESIDE, name, src_dir_fd=fd, dst_dir_fd=fd)
-        if is_git_index(step.path):
-            # Git trusts what it noted of files that are older than its index. This one is as old
-            # as can be: it looks at every file once more.
-            os.utime(name, (_LONG_AGO, _LONG_AGO), dir_fd=fd, follow_symlinks=False)
+    def _change_mode(self, step: Step, fd: int, mode: int) -> None:
+        look = check(step, fd)
+        if step.after is not None and step.after.type == FOLDER:
+            self._modes[step.path] = mode
+            return
+        with opened_file(fd, _name(step)) as file:
+            if stamp_of(file.stat) != stamp_of(look.stat):
+                raise Changing
+            os.fchmod(file.fd, mode)
 
     # -- directories -----------------------------------------------------------------------------
 
@@ -259,48 +256,3 @@ def _makes_room(step: Step) -> bool:
     """Tell whether a file or link goes, for good or for a directory."""
     was_file = step.before is not None and step.before.type != FOLDER
     return was_file and (step.after is None or step.after.type == FOLDER)
-
-
-def _exists(name: bytes, fd: int) -> bool:
-    try:
-        os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _chmod(name: bytes, fd: int, mode: int) -> None:
-    with opened_file(fd, name) as file:
-        os.fchmod(file.fd, mode)
-
-
-def _check(step: Step, fd: int) -> None:
-    """See to it that an entry is still what the safety checkpoint holds.
-
-    Raises:
-        Changing: it is not.
-        OSError: it cannot be looked at.
-    """
-    name, before = _name(step), step.before
-    if before is None:
-        raise Changing
-    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
-    if before.type == FOLDER:
-        if not stat.S_ISDIR(found.st_mode):
-            raise Changing
-        return
-    if stamp_of(found) != step.stamp and not _is_same_content(before, name, found, fd):
-        raise Changing
-
-
-def _is_same_content(before: Item, name: bytes, found: os.stat_result, fd: int) -> bool:
-    """Compare by content what cannot be told by its stamp."""
-    if before.type == LINK:
-        return stat.S_ISLNK(found.st_mode) and os.readlink(name, dir_fd=fd) == before.target
-    if found.st_size != before.size or found.st_mode & MODE_BITS != before.mode:
-        return False
-    whole = ContentHash()
-    with opened_file(fd, name) as file:
-        while data := os.read(file.fd, _PIECE):
-            whole.add(data)
-    return whole.id() == before.id

@@ -23,7 +23,8 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.records import show
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.comparing import Side
+from agent_checkpoint.workspace.comparing import Side, differences
+from agent_checkpoint.workspace.exchanging import Exchanging, Known
 from agent_checkpoint.workspace.folders import UNREADABLE, Folder
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.locking import RootLock
@@ -36,8 +37,10 @@ from agent_checkpoint.workspace.staging import (
     STAGING,
     Journal,
     has_staging,
+    left_in_staging,
     read_journal,
     remove_staging,
+    slot_of,
 )
 from agent_checkpoint.workspace.taking import Taking
 
@@ -175,6 +178,7 @@ class Restoring:
             get = objects_from(store.backend)
             tree = read_record(journal.tree, store.backend)
             safety = read_record(journal.safety, store.backend)
+            kept = _rescued(root, Side(safety.root.ref, get), Side(tree.root.ref, tree.get))
             sight = self._sight.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
             present = sight.look(root, store.writer(), full=True, ahead=True)
             _refuse_shortage(present)
@@ -188,7 +192,7 @@ class Restoring:
                 exclude=Rules.of(journal.exclude),
             )
             plan = planner.plan()
-            plan.safety, plan.safety_id = safety, journal.safety_id
+            plan.safety, plan.safety_id, plan.kept = safety, journal.safety_id, kept
             self._carry_out(root, store, plan, journal, sight, is_begun=True)
             return plan
 
@@ -225,6 +229,8 @@ class Restoring:
                 "changed, the next who opens the workspace goes on."
             ) from error
         plan.leave.update(work.left)
+        plan.kept.update(work.entries.kept)
+        plan.open += work.entries.open
         folder = sight.look(root, store.writer(), ahead=True, touched=work.touched)
         now = Side(folder, objects_from(store.backend))
         exclude = Rules.of(journal.exclude)
@@ -235,9 +241,10 @@ class Restoring:
             path = os.fsdecode(step.path)
             if path in plan.leave or step.path in plan.left:
                 continue
-            if step.path in planned:
+            is_ours = step.before is None or step.keeps_content
+            if path in failed or (step.path in planned and is_ours):
                 failed.setdefault(path, "it is not as it should be")
-            else:  # somebody works here at the same time
+            else:  # somebody works here at the same time: no file system changes a content
                 plan.leave[path] = CHANGED
         if failed:
             raise _incomplete(plan, failed)
@@ -283,6 +290,32 @@ class Restoring:
         )
 
 
+def _rescued(root: int, safety: Side, tree: Side) -> dict[str, str]:
+    """Return to the workspace what an interrupted restore had taken out and nothing else holds.
+
+    Returns where a version is kept whose place is taken, by path.
+
+    Raises:
+        WorkspaceError: it cannot be returned; it stays where it is.
+    """
+    known = {
+        slot_of(change.path): Known(change.path, change.before, change.after)
+        for change in differences(safety, tree)
+    }
+    entries = Exchanging(root)
+    try:
+        with left_in_staging(root) as files:
+            if files is not None:
+                entries.rescue(files, known)
+        entries.rescue_aside(known)
+    except OSError as error:
+        raise WorkspaceError(
+            f"A restore was interrupted here, and cannot be finished now ({error}). The next who "
+            "opens the workspace goes on."
+        ) from error
+    return entries.kept
+
+
 def _refuse_shortage(present: Folder) -> None:
     """See to it that nothing is taken for unreadable, and left alone for good, that is not.
 
@@ -305,7 +338,10 @@ def _paths(journal: Journal) -> Iterable[bytes] | None:
 def _incomplete(plan: Plan, failed: dict[str, str]) -> RestoreIncompleteError:
     some = "; ".join(f"{show(path)}: {why}" for path, why in list(failed.items())[:5])
     more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
+    kept = "".join(
+        f" A version of {show(path)} is kept as {show(where)}." for path, where in plan.kept.items()
+    )
     return RestoreIncompleteError(
         f"{len(failed)} of {len(plan.steps)} changes could not be made: {some}{more}. The others "
-        f"were made; to go back, restore the safety checkpoint {plan.safety_id}."
+        f"were made; to go back, restore the safety checkpoint {plan.safety_id}.{kept}"
     )

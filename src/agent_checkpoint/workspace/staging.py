@@ -7,6 +7,7 @@ journal, a restore has begun and has to be finished, by whoever opens the worksp
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import stat
@@ -19,13 +20,24 @@ from agent_checkpoint.records import show
 from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.store.objects import BLOB
 from agent_checkpoint.workspace.beneath import Changing, open_directory, opened_file, read_all
+from agent_checkpoint.workspace.renaming import Entry, put
 from agent_checkpoint.workspace.tree import ContentHash, Get, Item, read_chunks
 
 STAGING = b".agent-checkpoint-restore"
 _JOURNAL = b"journal"
+_STAGED = b"staged"
+"""Where contents are written. What is in it is ours, whole or not."""
 _FILES = b"files"
+"""What it is called when everything is in it: from then on, what was replaced may be there, too."""
 BESIDE = b".agent-checkpoint-new"
 """Where a file is copied to that cannot be renamed, since another file system is mounted there."""
+ASIDE = b".agent-checkpoint-old"
+"""The same as `files`, in such a directory: the whole copy, and then what it has replaced."""
+TAKEN = b".old"
+"""Ends the name of what was taken away, where it could not be exchanged."""
+ASIDE_TAKEN = ASIDE + TAKEN
+OURS = frozenset({STAGING, BESIDE, ASIDE, ASIDE_TAKEN})
+"""Names that are never captured or restored."""
 FEW = 64
 """So many files are synced one by one; for more, the whole file system is."""
 _BATCH = 8
@@ -72,31 +84,32 @@ class Staging:
             with suppress(FileExistsError):
                 os.mkdir(STAGING, 0o700, dir_fd=root)
             self._fd = open_directory(STAGING, root)
-            os.mkdir(_FILES, 0o700, dir_fd=self._fd)
-            self.files = open_directory(_FILES, self._fd)
+            os.mkdir(_STAGED, 0o700, dir_fd=self._fd)
+            self.files = open_directory(_STAGED, self._fd)
         except BaseException:
             self.close()
             raise
 
-    def put(self, items: Iterable[Item], get: Get) -> Iterator[bytes]:
-        """Write the contents of files; yield the name of each, in order.
+    def put(self, files: Iterable[tuple[bytes, Item]], get: Get) -> Iterator[None]:
+        """Write the contents of files, each given with its path; yield after each, in order.
 
         Raises:
             IntegrityError: a content is missing or damaged.
             OSError: it cannot be written.
         """
-        batch: list[Item] = []
-        for item in items:
-            batch.append(item)
+        batch: list[tuple[bytes, Item]] = []
+        for file in files:
+            batch.append(file)
             if len(batch) == _BATCH:
                 yield from self._put(batch, get)
                 batch = []
         yield from self._put(batch, get)
 
-    def settle(self) -> None:
-        """Make durable what is staged. Raises OSError."""
-        if self._count > FEW:
-            sync_file_system(self._root)
+    def go_on(self) -> None:
+        """Make durable what is staged, for a restore that has a journal. Raises OSError."""
+        self._settle()
+        # Else, after a power loss, what was replaced could be where everything is ours.
+        os.fsync(self._fd)
 
     def begin(self, journal: Journal) -> None:
         """Make durable what is staged, then the journal: from now on there is no way back.
@@ -104,7 +117,7 @@ class Staging:
         Raises:
             OSError: it cannot be written.
         """
-        self.settle()
+        self._settle()
         try:
             seal = claim(journal.said)
         except StateError as error:
@@ -118,7 +131,7 @@ class Staging:
         os.fsync(self._root)
 
     def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
-        """Copy what is staged into a directory, as BESIDE. Raises OSError."""
+        """Move what is staged into a directory of another file system, as ASIDE. Raises OSError."""
         with suppress(FileNotFoundError):
             os.unlink(BESIDE, dir_fd=directory)
         if is_link:
@@ -128,8 +141,11 @@ class Staging:
             with open(file, "rb") as old, self._new(BESIDE, directory) as new:
                 while data := old.read(_PIECE):
                     _write(new, data)
-                os.fchmod(new, os.fstat(file).st_mode & 0o777)
+                found = os.fstat(file)
+                os.fchmod(new, found.st_mode & 0o777)
+                os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
                 os.fsync(new)
+        put(Entry(BESIDE, directory), Entry(ASIDE, directory))
         os.unlink(source, dir_fd=self.files)
 
     def end(self) -> None:
@@ -144,13 +160,17 @@ class Staging:
                 os.close(fd)
         self.files = self._fd = -1
 
-    def _put(self, batch: list[Item], get: Get) -> Iterator[bytes]:
-        small = [item.ref for item in batch if item.id == item.ref]
+    def _settle(self) -> None:
+        if self._count > FEW:
+            sync_file_system(self._root)
+        os.rename(_STAGED, _FILES, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+
+    def _put(self, batch: list[tuple[bytes, Item]], get: Get) -> Iterator[None]:
+        small = [item.ref for _, item in batch if item.id == item.ref]
         contents = dict(zip(small, get(small)))
-        for item in batch:
-            name = b"%d" % self._count
+        for path, item in batch:
             self._count += 1
-            with self._new(name, self.files) as file:
+            with self._new(slot_of(path), self.files) as file:
                 if item.id == item.ref:
                     found = contents[item.ref]
                     if found.kind != BLOB or len(found.payload) != item.size:
@@ -161,7 +181,7 @@ class Staging:
                 os.fchmod(file, item.mode)
                 if self._count <= FEW:
                     os.fsync(file)
-            yield name
+            yield
 
     @contextmanager
     def _new(self, name: bytes, directory: int) -> Iterator[int]:
@@ -171,6 +191,14 @@ class Staging:
             yield file
         finally:
             os.close(file)
+
+
+def slot_of(path: bytes) -> bytes:
+    """Return the name in staging of what is for a path, or was there.
+
+    It follows from the path, so that whoever finds it after a crash can tell what it is.
+    """
+    return hashlib.sha256(path).hexdigest().encode()
 
 
 def has_staging(root: int) -> bool:
@@ -244,8 +272,8 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
         return
     try:
         for name in sorted(map(os.fsencode, os.listdir(staging)), reverse=True):
-            if name == _FILES:
-                _remove_files(staging)
+            if name in (_FILES, _STAGED):
+                _remove_files(staging, name)
             elif name != _JOURNAL or not keep_journal:
                 os.unlink(name, dir_fd=staging)
     finally:
@@ -268,14 +296,33 @@ def sync_file_system(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-def _remove_files(staging: int) -> None:
-    files = open_directory(_FILES, staging)
+@contextmanager
+def left_in_staging(root: int) -> Iterator[int | None]:
+    """Give the directory in which a restore that began has left files, or None. Raises OSError."""
+    try:
+        staging = open_directory(STAGING, root)
+    except FileNotFoundError:
+        yield None
+        return
+    files = -1
+    try:
+        with suppress(FileNotFoundError):
+            files = open_directory(_FILES, staging)
+        yield files if files >= 0 else None
+    finally:
+        for fd in (files, staging):
+            if fd >= 0:
+                os.close(fd)
+
+
+def _remove_files(staging: int, folder: bytes) -> None:
+    files = open_directory(folder, staging)
     try:
         for name in os.listdir(files):
             os.unlink(name, dir_fd=files)
     finally:
         os.close(files)
-    os.rmdir(_FILES, dir_fd=staging)
+    os.rmdir(folder, dir_fd=staging)
 
 
 def _write(file: int, data: bytes) -> None:

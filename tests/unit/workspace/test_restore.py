@@ -17,7 +17,7 @@ from agent_checkpoint import (
     Workspace,
     WorkspaceError,
 )
-from agent_checkpoint.workspace import contents
+from agent_checkpoint.workspace import contents, renaming
 from agent_checkpoint.workspace import restore as module
 from agent_checkpoint.workspace.restore import Restore
 from agent_checkpoint.workspace.snapshots import Tree
@@ -321,15 +321,15 @@ def test_what_cannot_be_restored_is_named_and_the_rest_is_restored(
     ws: Workspace, tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clear(ws.path)
-    rename = os.rename
+    rename = renaming._rename
 
-    def refuse(source: Any, target: Any, **options: Any) -> None:
-        if target == b"y":
+    def refuse(source: renaming.Entry, target: renaming.Entry, flags: int) -> None:
+        if target.name == b"y":
             raise PermissionError(1, "Operation not permitted")
-        rename(source, target, **options)
+        rename(source, target, flags)
 
     with monkeypatch.context() as patch, pytest.raises(RestoreIncompleteError) as caught:
-        patch.setattr(os, "rename", refuse)
+        patch.setattr(renaming, "_rename", refuse)
         ws.restore(tree)
     assert "a/b/y" in str(caught.value)
     assert "safety checkpoint" in str(caught.value)
@@ -371,7 +371,7 @@ def test_who_has_no_more_files_to_open_leaves_the_finishing_to_the_next(
     for name in ("file", "a/x"):
         (ws.path / name).write_text("changed")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Restore, "_put", stop)
+        patch.setattr(renaming, "_rename", stop)
         ws.restore(tree)
     with monkeypatch.context() as patch, pytest.raises(WorkspaceError, match="The next who opens"):
         patch.setattr(contents, "read_whole", no_more_files)

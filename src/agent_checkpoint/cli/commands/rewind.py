@@ -240,6 +240,8 @@ def _data(
         "delete": [] if plan is None else plan.delete,
         "mode": [] if plan is None else plan.mode,
         "leave": {} if plan is None else plan.leave,
+        "kept": {} if plan is None else plan.kept,
+        "open": [] if plan is None else plan.open,
         "transcript": work.words,
         "transcript_missing": work.missing,
         "transcript_before": None if work.kept is None else str(Path(work.kept)),
