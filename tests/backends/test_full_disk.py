@@ -15,8 +15,7 @@ from agent_checkpoint import (
     StorageError,
 )
 from agent_checkpoint.backends import file_numbers
-from agent_checkpoint.backends.file_numbers import keep_number
-from agent_checkpoint.backends.reserve import SIZE
+from agent_checkpoint.backends.reserve import SIZE, Reserve
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from tests.backends.full_disks import KINDS, fill, small_disk
 
@@ -99,6 +98,7 @@ def test_removing_the_newest_entries(disk, kind, fresh, count):
     backend.remove("key/a", range(last - count + 1, last + 1))
     kept = list(range(1, last - count + 1))
     assert [entry.seq for entry in backend.read("key/a")] == kept
+    (disk / "filler").unlink()  # the newest may have been small: what it took is no room for more
     assert backend.append("key/a", b"next") == last + 1
     backend.close()
     with closing(kind(disk / "store", min_free=0)) as again:
@@ -117,14 +117,15 @@ def test_a_deletion_whose_log_is_longer_than_the_reserve(disk):
         half = list(objects)[::2]
         backend.delete_objects(half)
         assert backend.missing_objects(objects) == set(half)
-        assert not (disk / "store" / ".reserve").exists()
         backend.delete_objects(objects)
         assert list(backend.list_objects()) == []
-        # Most of the database's file is given back to the file system.
+        # The reserve is whole again, and most of the database's file is given back.
+        assert (disk / "store" / ".reserve").stat().st_size == SIZE
         free = os.statvfs(disk)
-        assert free.f_bavail * free.f_frsize > 6_000_000
-        backend.put_objects(objects)
-        assert backend.missing_objects(objects) == set()
+        assert free.f_bavail * free.f_frsize > 5_000_000
+        some = {name: objects[name] for name in half}
+        backend.put_objects(some)
+        assert backend.missing_objects(some) == set()
 
 
 def test_the_reserve_is_real_and_is_made_anew(disk):
@@ -135,18 +136,40 @@ def test_the_reserve_is_real_and_is_made_anew(disk):
         assert reserve.stat().st_blocks * 512 >= SIZE
         assert reserve.stat().st_mode & 0o777 == 0o600
         filler = fill(disk)
-        last = save_until_refused(backend)
-        backend.remove("key/a", [last])
-        assert not reserve.exists()
-        backend.append("key/a", b"next")  # there is room for this, but not for the reserve
-        assert not reserve.exists()
+        reserve.unlink()
+        fill(disk)
+        with pytest.raises(StorageError, match="Free some space"):
+            backend.append("key/a", os.urandom(2 << 20))
         filler.unlink()
-        assert not reserve.exists()
         backend.append("key/a", b"next")
         assert reserve.stat().st_blocks * 512 >= SIZE
         fill(disk)
-        backend.remove("key/a", range(last))
-        assert [entry.seq for entry in backend.read("key/a")] == [last + 1, last + 2]
+        backend.remove("key/a", range(ENTRIES + 1))
+        assert [entry.seq for entry in backend.read("key/a")] == [ENTRIES + 1]
+        assert reserve.stat().st_blocks * 512 >= SIZE
+
+
+def test_as_much_of_the_reserve_as_there_is_room_for(disk):
+    reserve = Reserve(disk / ".reserve")
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - (900 << 10))
+    reserve.keep()
+    assert 800 << 10 < reserve.path.stat().st_size < SIZE
+    assert reserve.path.stat().st_blocks * 512 >= reserve.path.stat().st_size
+    assert not reserve.lend()  # it is less than the half that is for deletions
+    filler.unlink()
+    reserve.keep()
+    assert reserve.path.stat().st_size == SIZE
+    assert reserve.lend()
+    assert reserve.path.stat().st_size == SIZE // 2
+
+
+def test_what_is_in_the_place_of_the_reserve_is_left_alone(tmp_path):
+    (tmp_path / "precious").write_bytes(b"mine")
+    (tmp_path / ".reserve").symlink_to("precious")
+    Reserve(tmp_path / ".reserve").keep()
+    assert not Reserve(tmp_path / ".reserve").lend()
+    assert (tmp_path / "precious").read_bytes() == b"mine"
 
 
 @pytest.mark.parametrize("name", ["file", "sqlite"])
@@ -188,7 +211,7 @@ def test_a_mark_goes_when_its_number_can_be_written(tmp_path, monkeypatch):
         assert (folder / "4.gone").stat().st_mode & 0o777 == 0o600
         backend.remove("key/a", [3])
         assert backend.append("key/a", b"y", after=2) == 5
-        keep_number(folder, tmp_path / ".tmp", 5)  # died before the entry went
+        (folder / "5.gone").touch()  # as a version did that died before the entry went
         for turned in (False, True):
             patch.setattr(file_numbers, "scan", in_order(file_numbers.scan, turned))
             assert [entry.seq for entry in backend.read("key/a")] == [1, 2, 5]

@@ -235,7 +235,8 @@ def test_a_forked_child_opens_its_own_connections(backend):
 
 def test_an_error_in_a_block_rolls_the_transaction_back(backend):
     backend.append("key/k", b"1")
-    with pytest.raises(ZeroDivisionError), backend._writing() as db:
+    connections = backend._connections
+    with pytest.raises(ZeroDivisionError), connections.alone(), connections.transaction() as db:
         db.execute("DELETE FROM entries")
         raise ZeroDivisionError
     assert len(backend.read("key/k")) == 1

@@ -76,7 +76,7 @@ if sys.argv[2] == "lock":
     with backend._connections.alone():
         held("lock")
 elif sys.argv[2] == "transaction":
-    with backend._writing() as db:
+    with backend._connections.alone(), backend._connections.transaction() as db:
         db.execute("DELETE FROM entries")
         db.execute("PRAGMA cache_spill=1")
         held("transaction")

@@ -26,7 +26,8 @@ def backend(tmp_path):
 
 
 def size_of(path):
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    files = [file for file in path.rglob("*") if file.is_file() and file.name != ".reserve"]
+    return sum(file.stat().st_size for file in files)
 
 
 def log_size(backend):

@@ -234,7 +234,12 @@ def test_a_log_that_is_removed_under_a_connection_loses_nothing(sqlite, ends):
 
 @pytest.mark.parametrize("ends", ENDS)
 def test_a_log_that_is_removed_within_a_write_acknowledges_nothing(sqlite, ends):
-    with pytest.raises(StorageError, match="log") as caught, sqlite._writing() as db:
+    connections = sqlite._connections
+    with (
+        pytest.raises(StorageError, match="log") as caught,
+        connections.alone(),
+        connections.transaction() as db,
+    ):
         db.execute("UPDATE streams SET last = 9")
         for end in ends:
             (sqlite.path / f"store.db{end}").unlink()

@@ -34,7 +34,7 @@ from agent_checkpoint.backends.file_numbers import (
     newest_and_next,
     numbers,
 )
-from agent_checkpoint.backends.limits import Limits
+from agent_checkpoint.backends.limits import Limits, is_record
 from agent_checkpoint.backends.pinning import Pin
 from agent_checkpoint.backends.posix import (
     Identity,
@@ -242,7 +242,8 @@ class FileBackend(Backend):
         Raises ConflictError, MissingObjectsError and StorageError.
         """
         folder = self._folder(stream)
-        self._limits.check(objects, entry)
+        if not is_record(stream, entry, objects):
+            self._limits.check(objects, entry)
         with os_errors(f"append to {show(stream)} in {self.path}"):
             self._prepare()
             with locked(self._lock_file, exclusive=False) as lock:
@@ -330,7 +331,7 @@ class FileBackend(Backend):
                     if older:
                         sync_directory(folder)
                     keep_number(folder, self._tmp, newest)
-                entry_file(folder, newest).unlink()
+                entry_file(folder, newest).unlink(missing_ok=True)
                 sync_directory(folder)
 
     def streams(self, prefix: str = "") -> Iterator[str]:

@@ -4,7 +4,7 @@ Owns the names of the files in a stream's directory; knows nothing of what the e
 
     17.json     entry 17
     last        the highest number that was removed when it was the newest
-    17.gone     the same, as an empty file, because the disk was full
+    17.gone     the same, as an emptied file: what entry 17 became because the disk was full
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from pathlib import Path
 from agent_checkpoint.backends.posix import (
     is_full,
     read_regular,
-    refuse_link,
     scan,
-    share_with_owners,
     sync_directory,
     write_new,
 )
@@ -59,7 +57,7 @@ def newest_and_next(folder: Path) -> tuple[int, int]:
 
 
 def keep_number(folder: Path, tmp: Path, seq: int) -> None:
-    """Make it durable that a number was given out, before its entry is removed.
+    """Make it durable that a number was given out; on a full disk its entry is removed by that.
 
     Raises:
         OSError: the file system failed.
@@ -72,8 +70,10 @@ def keep_number(folder: Path, tmp: Path, seq: int) -> None:
     except OSError as error:
         if not is_full(error):
             raise
-        # A name alone needs no block, and so the entry can go and make room.
-        _make_empty(folder / f"{seq}.gone")
+        # Another name needs neither a block nor an inode, and the entry is gone in one step.
+        mark = folder / f"{seq}.gone"
+        entry_file(folder, seq).rename(mark)
+        os.truncate(mark, 0)
         sync_directory(folder)
     else:
         _drop_marks(folder, seq)
@@ -110,12 +110,3 @@ def _read_last(folder: Path) -> int:
             f"{folder / 'last'} is damaged; write into it the highest number that this stream had"
         )
     return int(text)
-
-
-def _make_empty(path: Path) -> None:
-    refuse_link(path)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        share_with_owners(fd, path.parent)
-    finally:
-        os.close(fd)

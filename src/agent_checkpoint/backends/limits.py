@@ -18,11 +18,21 @@ MIN_SHARE = 50
 """If nothing else is said a store leaves 16 MiB free, or a fiftieth of a small file system."""
 
 _ADVICE = "Prune and gc, or free some space; reading and deleting still work."
+_LONGEST_RECORD = 16 << 10
 _MEASURE_EVERY = 256  # writes: other processes write and delete too
 
 
+def is_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
+    """Tell whether an entry is a small record of a stream that is no key's.
+
+    Such as the outcome of an external side effect, a tombstone, or the end of a session whose key
+    is deleted. These are not limited: an outcome would be lost, and the key could not be deleted.
+    """
+    return not (stream.startswith("key/") or objects or len(entry) > _LONGEST_RECORD)
+
+
 class Limits:
-    """Asked before each write; reading and deleting are never limited."""
+    """Asked before each write; reading, deleting and small records are never limited."""
 
     def __init__(self, path: Path, *, min_free: int | None, max_bytes: int | None) -> None:
         """Limit the store in the directory `path`.
@@ -45,8 +55,6 @@ class Limits:
         self.max_bytes = max_bytes
         # Threads count without a lock, which a fork could leave held for ever: what they lose is
         # found when it is measured again.
-        self.free: int | None = None
-        """How many bytes the file system had free when that was last looked at."""
         self._size = 0
         self._until_measured = 0
 
@@ -66,7 +74,6 @@ class Limits:
 
     def _check_free(self, incoming: int) -> None:
         free, total = disk_room(self.path)
-        self.free = free
         least = min(MIN_FREE, total // MIN_SHARE) if self.min_free is None else self.min_free
         if free - incoming < least:
             raise StorageError(

@@ -13,7 +13,7 @@ import re
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import InvalidInputError, StorageError
@@ -141,8 +141,13 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[Identity]:
     """
     gate = lock_file.with_name(".gate")
     if exclusive:
-        with held(gate), held(lock_file) as identity:
-            yield identity
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held(gate))
+            except OSError as error:
+                if not is_full(error):  # without an inode for a gate it may only take longer
+                    raise
+            yield stack.enter_context(held(lock_file))
     else:
         _pass_gate(gate)
         with _flock(lock_file, fcntl.LOCK_SH) as identity:
@@ -176,7 +181,27 @@ def check_held(lock_file: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def _flock(path: Path, how: int, flags: int = os.O_CREAT) -> Iterator[Identity]:
+def writers_kept_out(lock_file: Path) -> Iterator[None]:
+    """Hold a lock shared, for who only reads: needs no space, no inode and no right to write.
+
+    Without a lock file nobody has written here yet.
+
+    Raises:
+        OSError: the file system refuses; or a writer came while there was nothing to lock.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(_flock(lock_file, fcntl.LOCK_SH, os.O_RDONLY))
+        except FileNotFoundError:
+            yield
+            if lock_file.exists():
+                raise OSError(errno.EAGAIN, "it was written to while it was read") from None
+        else:
+            yield
+
+
+@contextmanager
+def _flock(path: Path, how: int, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[Identity]:
     # Each use opens the file anew, because a lock belongs to the open file: that makes it work
     # between threads as well as between processes. It is taken off before the file is closed: a
     # process that another thread forked meanwhile has the file open too, and must not keep it.
@@ -199,7 +224,7 @@ def _flock(path: Path, how: int, flags: int = os.O_CREAT) -> Iterator[Identity]:
 
 def _open_lock(path: Path, flags: int) -> int:
     try:
-        fd = os.open(path, os.O_RDWR | flags | _GUARDED, 0o600)
+        fd = os.open(path, flags | _GUARDED, 0o600)
     except OSError:
         refuse_link(path)
         raise
@@ -221,7 +246,10 @@ def _pass_gate(gate: Path) -> None:
     while True:
         try:
             # There is no gate before the first deletion.
-            with suppress(FileNotFoundError), _flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB, 0):
+            with (
+                suppress(FileNotFoundError),
+                _flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB, os.O_RDWR),
+            ):
                 pass
             return
         except BlockingIOError:

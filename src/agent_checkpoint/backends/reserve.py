@@ -10,56 +10,44 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.posix import free_bytes
+from agent_checkpoint.backends.posix import share_with_owners
 
 SIZE = 2 << 20
 """Room for the database to grow by what is pending in its log, and for the log of a deletion."""
 
-_SHARE = 64 << 10  # the memory that SQLite's processes share, with something to spare
-_ROOM = 2 * SIZE  # it is not made where others need the last of the space
-PLENTY = 1 << 30  # bytes free: the disk is not about to be full
-_SMALL = 16 << 20  # bytes in the database: the reserve would be much beside it
+_LEAST = 32 << 10  # bytes by which it is made larger
 
 
 class Reserve:
-    """A file of two megabytes whose only use is to be given up."""
+    """A file of up to two megabytes whose only use is to be given up."""
 
-    def __init__(self, path: Path, tmp: Path, database: Path) -> None:
-        """Keep the reserve at `path`; it is prepared in the directory `tmp` of new files."""
+    def __init__(self, path: Path) -> None:
+        """Keep the reserve at `path`."""
         self.path = path
-        self._tmp = tmp
-        self._database = database
 
     def keep(self) -> None:
-        """Make the file if it is missing or cut, and there is room. Failing to is no error.
+        """Make the file, or as much of it as there is room for. Failing to is no error.
 
-        A small store on a disk with plenty of room has no use for it. Whoever writes calls it,
-        holding the lock alone.
+        Whoever writes or deletes calls it at the end, holding the lock alone: what a deletion took
+        of the reserve is taken back before others can fill the disk with it.
         """
         with suppress(OSError):
-            if self._size() >= SIZE:
-                return
-            free = free_bytes(self.path)
-            if free >= _ROOM and (free < PLENTY or self._database.stat().st_size >= _SMALL):
-                # Not synced: after a loss of power it is simply made again.
-                fresh = self._tmp / os.urandom(12).hex()
-                try:
-                    _allocate(fresh)
-                    fresh.rename(self.path)
-                finally:
-                    fresh.unlink(missing_ok=True)
+            if self._size() < SIZE:
+                _allocate(self.path)
 
     def give_up(self) -> None:
-        """Remove the file, so that its blocks are free. Failing to is no error."""
+        """Remove the file, so that its blocks and its inode are free. Failing to is no error."""
         with suppress(OSError):
             self.path.unlink()
 
-    def give_share(self) -> bool:
-        """Free just enough for a database to be opened; tell whether there was as much."""
+    def lend(self) -> bool:
+        """Free half of it for a small record; tell whether that half was there.
+
+        The other half is left for deletions.
+        """
         with suppress(OSError):
-            left = self._size() - _SHARE
-            if left >= 0:
-                os.truncate(self.path, left)
+            if self._size() > SIZE // 2:
+                os.truncate(self.path, SIZE // 2)
                 return True
         return False
 
@@ -72,13 +60,22 @@ class Reserve:
 
 
 def _allocate(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    # Not synced: after a loss of power it is simply made again.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, SIZE)
-        else:  # macOS
-            view = memoryview(bytes(SIZE))
-            while view:
-                view = view[os.write(fd, view) :]
+        share_with_owners(fd, path.parent)
+        present = os.fstat(fd).st_size
+        more = SIZE - present
+        while more >= _LEAST and present < SIZE:
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(fd, present, more)
+                elif os.pwrite(fd, bytes(more), present) < more:  # macOS
+                    more //= 2
+            except OSError:
+                more //= 2
+            present = os.fstat(fd).st_size
+            more = min(more, SIZE - present)
     finally:
         os.close(fd)

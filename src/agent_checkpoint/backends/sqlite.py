@@ -26,7 +26,7 @@ from agent_checkpoint.backends.base import (
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.limits import Limits
+from agent_checkpoint.backends.limits import Limits, is_record
 from agent_checkpoint.backends.mounts import network_file_system
 from agent_checkpoint.backends.posix import (
     check_path,
@@ -41,8 +41,8 @@ from agent_checkpoint.backends.posix import (
     url_of,
     write_new,
 )
-from agent_checkpoint.backends.reserve import PLENTY, Reserve
-from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
+from agent_checkpoint.backends.reserve import Reserve
+from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections, was_full
 from agent_checkpoint.backends.sqlite_rows import (
     HIGHEST,
     PAGE,
@@ -58,7 +58,7 @@ from agent_checkpoint.backends.sqlite_rows import (
     stream_names,
 )
 from agent_checkpoint.backends.sqlite_space import Space
-from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
+from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
 from agent_checkpoint.private import check_own
 from agent_checkpoint.records import (
     Entry,
@@ -125,7 +125,7 @@ class SQLiteBackend(Backend):
             self.path / "store.db",
             self.path / ".lock",
             durability,
-            Reserve(self.path / ".reserve", self._tmp, self.path / "store.db"),
+            Reserve(self.path / ".reserve"),
             self._check_own,
         )
         self._space = Space(self._connections)
@@ -155,7 +155,7 @@ class SQLiteBackend(Backend):
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Store the objects. Raises InvalidInputError and StorageError."""
         size = self._limits.check(objects)
-        with self._writing(size) as db:
+        with self._writing(size), self._connections.transaction() as db:
             self._put(db, objects)
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
@@ -224,7 +224,7 @@ class SQLiteBackend(Backend):
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
         """Replace objects in one transaction, a loose file by renaming. Raises StorageError."""
         size = self._limits.check(objects)
-        with self._writing(size) as db:
+        with self._writing(size), self._connections.transaction() as db:
             parents = set()
             for name, data in list(stored_objects(db, objects)):
                 if data is None:  # it stays a file: a reader may be about to open it
@@ -251,8 +251,26 @@ class SQLiteBackend(Backend):
         Raises ConflictError, MissingObjectsError and StorageError.
         """
         check_stream(stream)
-        size = self._limits.check(objects, entry)
-        with self._writing(size) as db:
+        small = is_record(stream, entry, objects)
+        size = len(entry) if small else self._limits.check(objects, entry)
+        with self._writing(size):
+            try:
+                return self._append(stream, entry, after, objects, requires)
+            except StorageError as error:
+                full = small and was_full(error, self._connections.database)
+                if not full or not self._connections.reserve.lend():
+                    raise
+            return self._append(stream, entry, after, objects, requires)
+
+    def _append(
+        self,
+        stream: str,
+        entry: bytes,
+        after: int | None,
+        objects: Mapping[str, bytes],
+        requires: Collection[str],
+    ) -> int:
+        with self._connections.transaction() as db:
             if after is not None:
                 check_newest(stream, newest_entry(db, stream), after)
             missing = set(requires) - present_objects(db, requires)
@@ -342,20 +360,15 @@ class SQLiteBackend(Backend):
         make_own_directory(self._objects)
 
     @contextmanager
-    def _writing(self, size: int = 0) -> Iterator[sqlite3.Connection]:
+    def _writing(self, size: int) -> Iterator[None]:
         with self._alone():
             # Now and then: it concerns disks that are nearly full, and takes as long as a commit.
             self._unsettled += size
-            is_scarce = self._limits.free is None or self._limits.free < PLENTY
             if self._unsettled >= _SETTLE_BYTES:
                 self._space.settle()
                 self._unsettled = 0
-                is_scarce = True
-            with self._connections.transaction() as db:
-                yield db
+            yield
             self._connections.settle_directory()
-            if is_scarce:
-                self._connections.reserve.keep()
 
     def _put(self, db: sqlite3.Connection, objects: Mapping[str, bytes]) -> None:
         now = time.time()

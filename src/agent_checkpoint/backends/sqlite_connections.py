@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import get_ident
 from typing import NamedTuple
 from weakref import finalize
 
@@ -32,6 +33,7 @@ from agent_checkpoint.backends.posix import (
     os_errors,
     share_with_owners,
     sync_directory,
+    writers_kept_out,
 )
 from agent_checkpoint.backends.reserve import Reserve
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
@@ -67,10 +69,13 @@ class _Connection(sqlite3.Connection):
 
 
 class _Opened(NamedTuple):
-    """A connection, and which files its log and its shared memory are."""
+    """A connection, and which files its log and its shared memory are.
+
+    Without shared memory there are none to compare, and a lock of ours does its work.
+    """
 
     db: sqlite3.Connection
-    companions: tuple[Identity | None, ...]
+    companions: tuple[Identity | None, ...] | None
 
 
 class Connections:
@@ -93,6 +98,9 @@ class Connections:
         # Threads take from the list and give back to it without a lock, which a fork could leave
         # held for ever: both are single steps.
         self._idle: list[_Opened] = []
+        self._writer = 0  # the thread that is alone
+        self._of_writer: list[_Opened] = []  # its own, if it cannot share memory
+        self._can_share = True
         self._pid = os.getpid()
         self._pin = Pin(database)
         self._companions = (f"{database}-wal", f"{database}-shm")
@@ -140,7 +148,8 @@ class Connections:
     def alone(self) -> Iterator[None]:
         """Keep every other writer out, of any thread and process, and have a database.
 
-        Writers queue at the lock file, which is shared by all processes.
+        Writers queue at the lock file, which is shared by all processes. At the end the reserve is
+        there again, as far as there is room.
 
         Raises:
             StorageError: the medium failed, or the store is gone.
@@ -148,7 +157,14 @@ class Connections:
         self.is_there()  # else a lock file would be made where no store is
         with os_errors(f"write to {self.database}"), held(self.lock_file) as self._lock:
             self._create()
-            yield
+            self._can_share = True
+            self._writer = get_ident()
+            try:
+                yield
+            finally:
+                self._writer = 0
+                _close_all(self._of_writer, self._pid)
+                self.reserve.keep()
 
     @contextmanager
     def transaction(self, durability: str | None = None) -> Iterator[sqlite3.Connection]:
@@ -207,6 +223,7 @@ class Connections:
         self._is_settled = False
         self._after_fork()
         _close_all(self._idle, self._pid)
+        _close_all(self._of_writer, self._pid)
 
     @contextmanager
     def lent(self) -> Iterator[sqlite3.Connection]:
@@ -216,15 +233,16 @@ class Connections:
 
     @contextmanager
     def _lent(self) -> Iterator[_Opened]:
-        with not_forked(), translated(self.database, self._distrust):
+        with not_forked(), translated(self.database, self._distrust), ExitStack() as locks:
             self._after_fork()
             self.is_there()
             try:
-                opened = self._idle.pop()
+                is_writer = self._of_writer and self._writer == get_ident()
+                opened = (self._of_writer if is_writer else self._idle).pop()
             except IndexError:
-                opened = self._open()
-            if self._find_companions() != opened.companions:
-                opened = self._renew(opened)
+                opened = self._open(locks)
+            if self._is_cut_off(opened):
+                opened = self._renew(opened, locks)
             try:
                 yield opened
             except sqlite3.Error:
@@ -245,14 +263,18 @@ class Connections:
         with os_errors(f"look at {self.database}"):
             if self._lock is not None:
                 check_held(self.lock_file, self._lock)
-        if self._find_companions() != opened.companions:
+        if self._is_cut_off(opened):
             raise StorageError(
                 f"The log of {self.database} was removed or replaced during a write, so nothing "
                 "was written. Try again.",
                 retryable=True,
             )
 
-    def _renew(self, stale: _Opened) -> _Opened:
+    def _is_cut_off(self, opened: _Opened) -> bool:
+        """Tell whether a connection has other files than those at the path."""
+        return opened.companions not in (None, self._find_companions())
+
+    def _renew(self, stale: _Opened, locks: ExitStack) -> _Opened:
         """Return a connection instead of one whose log was removed or replaced.
 
         A program that opens and closes the database by itself, to copy it, drops the locks that
@@ -266,7 +288,7 @@ class Connections:
         before = _progress(stale.db)
         self.close()
         stale.db.close()
-        fresh = self._open()
+        fresh = self._open(locks)
         if _progress(fresh.db) < before:
             fresh.db.close()
             self._is_cut = True
@@ -282,6 +304,11 @@ class Connections:
             _abandoned.append(opened.db)  # lent in the parent, and not ours to close
         elif opened.db.in_transaction:
             opened.db.close()  # its rollback failed
+        elif opened.companions is None:
+            if self._writer == get_ident():
+                self._of_writer.append(opened)
+            else:
+                opened.db.close()
         else:
             self._idle.append(opened)
 
@@ -295,27 +322,67 @@ class Connections:
         if self._pid != os.getpid():
             # Closing a parent's connection here would drop the parent's locks.
             _close_all(self._idle, self._pid)
+            _close_all(self._of_writer, self._pid)
+            self._writer = 0
             self._pid = os.getpid()
 
-    def _open(self) -> _Opened:
-        try:
-            return self._connect()
-        except sqlite3.OperationalError:
-            self._pin.is_there()
-            # Even to read, SQLite needs room for the memory that its processes share.
-            # A share of the reserve is enough, and leaves the rest for who deletes.
-            with os_errors(f"look at {self.database}"):
-                if free_bytes(self.database) > _LITTLE or not self.reserve.give_share():
-                    raise
-            return self._connect()
+    def _open(self, locks: ExitStack) -> _Opened:
+        """Open the database; what must be locked while it is used goes to `locks`.
 
-    def _connect(self) -> _Opened:
+        Even to read, SQLite makes two files: the log, and the memory that its processes share.
+        Where that fails, on a full disk, without an inode or without the right to write, a lock of
+        ours does the work of the shared memory.
+        """
+        is_writer = self._writer == get_ident()
+        if not is_writer or self._can_share:
+            try:
+                return self._connect()
+            except sqlite3.OperationalError as error:
+                self._pin.is_there()
+                if "locked" in str(error):
+                    raise
+        if is_writer:
+            self._can_share = False  # also not when a deletion has made room: it would take of that
+            return self._open_for_writer()
+        with os_errors(f"read {self.database}"), ExitStack() as lock:
+            lock.enter_context(writers_kept_out(self.lock_file))
+            # Without a log all is in the database, and nobody else changes that now.
+            if not self._log_bytes():
+                opened = self._connect("mode=ro&immutable=1", shared=False)
+                locks.push(lock.pop_all())
+                return opened
+        try:
+            locks.enter_context(held(self.lock_file))
+        except OSError as error:
+            raise StorageError(
+                f"Cannot read {self.database}: a program that died has left a log, "
+                f"{self.database.name}-wal, which cannot be read without the right to write here "
+                f"({error.strerror}). Copy the directory to where you can write, and open the copy."
+            ) from error
+        locks.callback(self.reserve.keep)  # when it is closed the log goes, and its blocks
+        return self._open_for_writer()
+
+    def _open_for_writer(self) -> _Opened:
+        """Open the database so that nobody else can: what would be shared is in this process."""
+        try:
+            return self._connect("mode=rw", shared=False)
+        except sqlite3.OperationalError:
+            self.reserve.give_up()  # there was no inode for the log
+            return self._connect("mode=rw", shared=False)
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.stat(self._companions[0]).st_size
+        except FileNotFoundError:
+            return 0
+
+    def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _Opened:
         with os_errors(f"look at {self.database}"):
             self._check_own()
         self.is_there()
         with opening():
             db = sqlite3.connect(
-                _existing(self.database),
+                _uri(self.database, how),
                 uri=True,
                 timeout=_TIMEOUT,
                 isolation_level=None,
@@ -324,6 +391,8 @@ class Connections:
             )
             register(db, self.database)
         try:
+            if not shared:
+                db.execute("PRAGMA locking_mode=EXCLUSIVE")
             db.execute("PRAGMA trusted_schema=OFF")
             db.execute("PRAGMA cell_size_check=ON")
             _check_schema(db, self.database)
@@ -338,7 +407,7 @@ class Connections:
             db.execute("PRAGMA secure_delete=FAST")
             # A flipped bit can make text of a blob; whoever reads checks the bytes.
             db.text_factory = bytes
-            return _Opened(db, self._found_companions(db))
+            return _Opened(db, self._found_companions(db) if shared else None)
         except BaseException:
             db.close()
             raise
@@ -394,10 +463,10 @@ def _as_durable(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
     db.execute(f"PRAGMA synchronous={DURABILITY[usual]}")
 
 
-def _existing(database: Path) -> str:
-    """Return the URI of a database, which SQLite does not make if it is not there."""
+def _uri(database: Path, how: str) -> str:
+    """Return the URI of a database, with the mode in which SQLite is to open it."""
     path = str(database).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return f"file:{path}?mode=rw"
+    return f"file:{path}?{how}"
 
 
 def _close_all(idle: list[_Opened], pid: int) -> None:
@@ -430,23 +499,28 @@ def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None
         if "I/O" in text:
             on_io_error()
         busy = "locked" in text or "busy" in text
-        advice = "Free some space; what was saved before is intact." if "full" in text else ""
+        advice = ""
+        if not busy and _says_full(text, database):
+            text = text if "full" in text else f"{text}, the disk is full"
+            advice = "Free some space; what was saved before is intact."
         raise StorageError(
             f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy
         ) from error
 
 
 def was_full(error: StorageError, database: Path) -> bool:
-    """Tell whether an operation failed because there was no room left.
-
-    Raises:
-        OSError: the file system refuses to tell.
-    """
+    """Tell whether an operation failed because there was no room left."""
     cause = error.__cause__
     if isinstance(cause, OSError):
         return is_full(cause)
+    return not error.retryable and _says_full(str(cause), database)
+
+
+def _says_full(text: str, database: Path) -> bool:
     # With no room for the log's first bytes SQLite speaks of an I/O error, or cannot open a file.
-    return "full" in str(cause) or (not error.retryable and free_bytes(database) <= _LITTLE)
+    with suppress(OSError):
+        return "full" in text or free_bytes(database) <= _LITTLE
+    return False
 
 
 def _begin(db: sqlite3.Connection) -> None:

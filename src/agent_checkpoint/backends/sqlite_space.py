@@ -28,7 +28,7 @@ _SHRINK_SECONDS = 2.0
 _PATIENCE = 0.2  # seconds to wait for those who read
 _SCRUB_PATIENCE = 5.0
 _LONGEST_LOG = 4 * LOG_BYTES
-_TIGHT = 1 << 20  # bytes free on the disk: then every page counts, and also what the log takes
+_TIGHT = 4 << 20  # bytes free on the disk: then every page counts, and also what the log takes
 _MOST_PENDING = 1 << 20  # bytes by which the database has still to grow; half of the reserve
 
 
@@ -119,21 +119,36 @@ class Space:
         """Write the database anew without what was deleted, and empty the log.
 
         Raises:
-            StorageError: somebody reads, or the medium failed.
+            StorageError: somebody reads, there is no room for a copy, or the medium failed.
         """
-        with self._connections.lent() as db, _waiting(db, _SCRUB_PATIENCE):
-            done = _empty_log(db)  # before the work: who reads now would make it useless
-            if done:
-                db.execute("PRAGMA secure_delete=ON")
-                db.execute("VACUUM")
-                db.execute("PRAGMA secure_delete=FAST")
-                done = _empty_log(db)
+        database = self._connections.database
+        self._connections.reserve.give_up()  # the copy of a small store may find room in it
+        try:
+            done = self._rewrite()
+        except StorageError as error:
+            if not was_full(error, database):
+                raise
+            size = database.stat().st_size
+            raise StorageError(
+                f"Cannot scrub {database}: that takes up to {2 * size:,} bytes, of which "
+                f"{free_bytes(database):,} are free, and {size:,} where temporary files are. "
+                "What was deleted may still be in its files: free some space, and do it again."
+            ) from error
         if not done:
             raise StorageError(
                 f"Cannot scrub {self._connections.database}: others read from it right now. Try "
                 "again when they are done.",
                 retryable=True,
             )
+
+    def _rewrite(self) -> bool:
+        with self._connections.lent() as db, _waiting(db, _SCRUB_PATIENCE):
+            if not _empty_log(db):  # before the work: who reads now would make it useless
+                return False
+            db.execute("PRAGMA secure_delete=ON")
+            db.execute("VACUUM")
+            db.execute("PRAGMA secure_delete=FAST")
+            return _empty_log(db)
 
     def _give_back(self) -> None:
         end = time.monotonic() + _SHRINK_SECONDS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.errors import UNUSABLE, StorageError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.families import family_of
@@ -30,7 +30,14 @@ def delete_key(store: Store, key: str) -> None:
     if newest is None:
         raise unknown(key, store)
     with suppress(*UNUSABLE):  # what is damaged must be deletable, too
-        _end_session(store, key, newest)
+        try:
+            _end_session(store, key, newest)
+        except StorageError as error:
+            if error.retryable:
+                raise
+            # On a full disk the older ones make room.
+            store.remove(key, seqs[1:])
+            _end_session(store, key, newest)
     store.remove(key, seqs)
 
 
