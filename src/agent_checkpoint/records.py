@@ -50,6 +50,17 @@ class CheckpointId(NamedTuple):
         return f"{self.key}_{self.ts_ns}-{self.seq}"
 
 
+class Claim(NamedTuple):
+    """The statement of a user that a key is the line of a directory."""
+
+    path: str
+    """The directory, as text."""
+    host: str
+    """Where it is; empty for a store that is on one machine."""
+    seal: str
+    """Proves who said it."""
+
+
 class Draft(NamedTuple):
     """All of a checkpoint but its place: what is captured and still has to be written."""
 
@@ -62,7 +73,9 @@ class Draft(NamedTuple):
     source: Checkpoint | None = None
     """The checkpoint that the parts are taken from as they are stored, if they are not new."""
     token: str | None = None
-    """The import that the checkpoint belongs to, if it comes from an archive."""
+    """The import that the content came with, if it comes from an archive."""
+    claim: Claim | None = None
+    """Whose line the key is, if it is that of a directory."""
 
 
 class Checkpoint(NamedTuple):
@@ -79,6 +92,10 @@ class Checkpoint(NamedTuple):
     parts: Mapping[str, JsonValue]
     size: int = 0
     """The bytes of the whole state as text, whatever of it is shared."""
+    token: str | None = None
+    """The import that the content came with: it is not this user's, however it got further."""
+    claim: Claim | None = None
+    """Whose line the key is, as its writer says; `store/claims.py` checks it."""
 
     @property
     def id(self) -> str:
@@ -105,7 +122,9 @@ class Checkpoint(NamedTuple):
 
 def again(source: Checkpoint, key: str, kind: str) -> Draft:
     """Return the draft of a checkpoint with the content of another one of the same store."""
-    return Draft(key, source.parts, kind=kind, label=source.label, source=source)
+    return Draft(
+        key, source.parts, kind=kind, label=source.label, source=source, token=source.token
+    )
 
 
 def parse_checkpoint_id(text: str) -> CheckpointId | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session
+from agent_checkpoint.workspace.naming import key_of
 from tests.cli.test_lines import kinds
 from tests.cli.world import run
 
@@ -19,7 +20,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_a_session_of_another_does_not_take_over_a_directory(
     repo: Path, elsewhere: pytest.MonkeyPatch
 ) -> None:
-    own = run("log", "--json", at=repo).data["key"]
+    own = key_of(repo)
     with Session("evil", workspace=repo) as session:
         (repo / "app.py").write_text("evil\n")
         session.save()
@@ -31,7 +32,7 @@ def test_a_session_of_another_does_not_take_over_a_directory(
 def test_a_fork_of_another_does_not_become_the_line_of_a_directory(
     repo: Path, elsewhere: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    own = run("log", "--json", at=repo).data["key"]
+    own = key_of(repo)
     aside = tmp_path / "aside"
     repo.rename(aside)
     assert run("fork", own, "evil", "--into", repo, at=tmp_path).status == 0

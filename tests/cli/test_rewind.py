@@ -175,7 +175,7 @@ def test_a_checkpoint_from_elsewhere_names_no_paths_here(work: Scene) -> None:
     victim.write_text("changed since")
     shutil.rmtree(config)  # now that secret is somebody else's
     told = work.command("rewind", "claude-code/foreign", "--yes", status=2)
-    assert "not noted under your secret" in told
+    assert "not saved under your secret" in told
     assert victim.read_text() == "changed since"
 
 
@@ -371,8 +371,22 @@ def test_an_unfinished_rewind_of_another_store_is_not_finished(work: Scene, tmp_
             manager.delete(CLAUDE, row["id"])
         manager.export_archive(tmp_path / "archive", CLAUDE)
     work.command("--store", str(tmp_path / "fresh"), "import", str(tmp_path / "archive"))
-    assert "interrupted" not in work.command("--store", str(tmp_path / "fresh"), "rewind")
+    listed = work.command("--store", str(tmp_path / "fresh"), "rewind", "--session", CLAUDE)
+    assert "interrupted" not in listed
     assert now(work) == AT_4
+
+
+def test_an_imported_session_is_not_that_of_the_directory(work: Scene, tmp_path: Path) -> None:
+    """The notes are sealed by this user; what is beside them may have been changed since."""
+    with work.manager() as manager:
+        manager.export_archive(tmp_path / "archive", CLAUDE)
+    fresh = ("--store", str(tmp_path / "fresh"))
+    work.command(*fresh, "import", str(tmp_path / "archive"))
+    before = now(work)
+    work.command(*fresh, "rewind", status=3)
+    work.command(*fresh, "rewind", "@1", "--session", CLAUDE, "--yes", status=2)
+    work.command(*fresh, "restore", f"{CLAUDE}@1", "--yes", status=2)
+    assert now(work) == before
 
 
 def test_a_fork_of_a_session_is_not_the_session(work: Scene) -> None:

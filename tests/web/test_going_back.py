@@ -1,11 +1,12 @@
 """Rolling back from the page: only what was previewed, and once."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_checkpoint import ConflictError, Session
+from agent_checkpoint import CheckpointManager, ConflictError, Session
 from agent_checkpoint.web import going_back
 from tests.web.conftest import Place
 from tests.web.example_store import AUTH, KEY, open_ticket
@@ -59,6 +60,27 @@ def test_a_rollback_is_asked_previewed_confirmed_and_can_be_undone(
     with Session(KEY, store=acting.manager) as session:
         session.undo()
     assert (example.repo / "new.txt").read_text() == "not saved yet\n"
+
+
+def test_a_preview_of_an_imported_checkpoint_names_what_could_run(
+    acting: Visitor, tmp_path: Path
+) -> None:
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    for place in (theirs, mine):
+        (place / ".git" / "hooks").mkdir(parents=True)
+    (theirs / ".git" / "hooks" / "pre-push").write_text("#!/bin/sh\n")
+    (theirs / ".git" / "hooks" / "pre-push").chmod(0o755)
+    with CheckpointManager(backend="sqlite", path=tmp_path / "elsewhere") as manager:
+        Session("evil", workspace=theirs, store=manager).close()
+        manager.export_archive(tmp_path / "evil.ckpt", "evil")
+    acting.manager.import_archive(tmp_path / "evil.ckpt")
+    Session("evil", workspace=mine, store=acting.manager, rebind=True).close()
+    text = plain(acting.text(previewed(acting, {"id": "evil@1", "key": "evil"})))
+    assert "These files are not proven to be yours" in text
+    assert "becomes executable:.git/hooks/pre-push" in text
+    assert "is run or read by git:.git/hooks/pre-push" in text
+    own = plain(acting.text(previewed(acting, {"id": f"{KEY}@8", "key": KEY})))
+    assert "not proven" not in own
 
 
 def test_a_rollback_past_what_cannot_be_undone_is_refused_as_such(

@@ -1,40 +1,25 @@
-"""A directory and its line of checkpoints. Owns which key that is, and what is written to it.
+"""A directory and its line of checkpoints. Owns what is written to it.
 
-A directory has a key of its own, by its path. One that a fork was put into has that of the fork:
-each of its checkpoints notes where it is, as those of coding agents do.
+A directory has a key of its own, by its path. One that a fork was put into has that of the fork.
+Each checkpoint of the line carries this user's claim that the line is that of the directory.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.hooks.events import Event
-from agent_checkpoint.cli.hooks.note import PART, Note
-from agent_checkpoint.cli.ownership import FORK, RESTORED
+from agent_checkpoint.cli.ownership import RESTORED
 from agent_checkpoint.cli.paths import paths_words
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
-from agent_checkpoint.records import Checkpoint, JsonValue
+from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.naming import key_of
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.snapshots import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
 _ROLLBACK, _PARTIAL = "rollback", "restore"
 """Kinds of checkpoints that go back, in full and in part, as those of sessions."""
-
-
-def note_of(key: str, place: Path) -> dict[str, JsonValue]:
-    """Return what checkpoints of a key have beside files, so that the directory is known as its.
-
-    Raises:
-        StateError: it cannot be written.
-    """
-    if key == key_of(place):
-        return {}  # the key says it all
-    return {PART: Note.of(Event(FORK, FORK, key, str(place), None), str(place), None).dump()}
 
 
 class Line(Workspace):
@@ -53,21 +38,18 @@ class Line(Workspace):
         """
         self._line_key = key  # first: an interrupted restore is finished at once
         super().__init__(place, store, **{"watch": False, **options})
-        self._take = partial(self._take, parts=note_of(key, self.path))
 
-    @property
-    def key(self) -> str:
-        """The key of its snapshots and safety checkpoints."""
+    def _key_in(self, store: Store) -> str:
         return self._line_key
 
-    def fill(self, tree: Tree, first: str) -> None:
+    def fill(self, tree: Tree, first: str) -> Plan:
         """Put the files of the first checkpoint into a directory that is empty.
 
         There is nothing that would have to be saved before. Raises as `restore` does.
         """
         from agent_checkpoint.workspace.restoring import Held  # slow to load
 
-        self.restore_held(tree, Held(tree, first))
+        return self.restore_held(tree, Held(tree, first))
 
     def go_back(self, target: Checkpoint, tree: Tree, named: list[str] | None, **wish: Any) -> Plan:
         """Restore, and save what there is then: the head of a key is always its present.

@@ -82,7 +82,7 @@ class Places:
         """
         if said is not None:
             return self._named(manager, said, sessions)
-        from agent_checkpoint.cli.ownership import owned_by
+        from agent_checkpoint.cli.ownership import foreign_lines, foreign_words, owned_by
         from agent_checkpoint.cli.text import inert
 
         here = self.directory
@@ -96,6 +96,11 @@ class Places:
             raise NotFoundError(
                 f"No session works in {inert(here)}. Name one: `agent-checkpoint tasks --all` "
                 "lists them."
+            )
+        others = foreign_lines(manager.store, here)
+        if others:
+            raise NotFoundError(
+                f"{inert(here)} has no checkpoints of yours. {foreign_words(others[0])}"
             )
         raise NotFoundError(
             f"Nothing was saved of {inert(here)} yet: `agent-checkpoint save` does. Or name a key: "

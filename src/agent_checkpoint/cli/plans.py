@@ -12,8 +12,16 @@ from agent_checkpoint.workspace.plan import Plan
 _SHOWN = 15
 
 
-def show_plan(out: Out, plan: Plan, paths: Paths) -> None:
-    """Show what is done to which paths, what is left alone, and why."""
+def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -> None:
+    """Show what is done to which paths, what is left alone, and why.
+
+    Args:
+        out: where to.
+        plan: what is shown.
+        paths: how paths are called here.
+        is_foreign: whether the files may be of somebody else. Then each that can be run, or that
+            git runs or takes settings from, is named, however many there are.
+    """
     shown = out.limit(_SHOWN)
     for words, changed, style in (
         ("write", plan.write, "green"),
@@ -39,6 +47,20 @@ def show_plan(out: Out, plan: Plan, paths: Paths) -> None:
             f"  {unseen:,} of these {was} never saved before; the safety checkpoint holds {them}.",
             style="yellow",
         )
+
+    if is_foreign:
+        show_foreign(out, plan, paths)
+
+
+def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
+    """Name what of a plan could run code, of files that may be of somebody else."""
+    out.line("  These files are not proven to be yours.", style="yellow")
+    for words, found in (
+        ("becomes executable", plan.executable),
+        ("is run or read by git", plan.git_files),
+    ):
+        for path in found:
+            out.line(f"  {words}: {inert(paths.shown(path))}", style="bold red")
 
 
 def show_meanwhile(out: Out, plan: Plan, paths: Paths) -> None:
@@ -80,5 +102,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "open": plan.open,
         "unseen": plan.unseen,
         "git": plan.git,
+        "executable": plan.executable,
+        "git_files": plan.git_files,
         "safety_id": plan.safety_id,
     }

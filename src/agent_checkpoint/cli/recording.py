@@ -7,10 +7,10 @@ from typing import Any
 
 from agent_checkpoint.cli.hooks.events import Event
 from agent_checkpoint.cli.hooks.note import PART, Note
-from agent_checkpoint.cli.lines import note_of
 from agent_checkpoint.core.encode import encode
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.records import Checkpoint, Draft, check_key
+from agent_checkpoint.store.claims import make_claim
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.safety import SAFETY
@@ -113,14 +113,14 @@ class Recorder:
         about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
         parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}
         place = self._workspace.path
-        if self._is_line:
-            parts.update(note_of(self._key, place))
-        else:
+        claim = make_claim(self._store.backend, self._key, place) if self._is_line else None
+        if not self._is_line:
             event = Event(RUN, RUN, self._key, str(place), None)
-            parts[PART] = Note.of(event, str(place), None).dump()
+            parts[PART] = Note.of(self._store, event, str(place), None).dump()
         text = label if len(label) <= 100 else label[:99] + "…"
         text = text.encode("utf-8", "replace").decode()
-        return self._store.write(Draft(self._key, parts, label=" ".join(text.split())))
+        draft = Draft(self._key, parts, label=" ".join(text.split()), claim=claim)
+        return self._store.write(draft)
 
 
 class _Files:

@@ -15,6 +15,7 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, show
 from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.session.counts import Counts
+from agent_checkpoint.store.claims import host_of, is_local
 from agent_checkpoint.store.reading import whole
 from agent_checkpoint.store.store import Store
 
@@ -58,33 +59,39 @@ class Meta:
     """Whether a rollback that is under way leaves files alone that nobody has saved."""
     drift: list[str] = field(default_factory=list)
     """Some of the paths that others had changed when the session was opened."""
+    host: str = ""
+    """Where the directory is. It is sealed and not written: of another host it is not ours."""
+    is_imported: bool = False
+    """Whether it came with an archive: then a seal of ours vouches for nothing beside it."""
 
     @classmethod
-    def new(cls, key: str, workspace: str | None) -> Meta:
+    def new(cls, key: str) -> Meta:
         """Return the notes of a session that begins; its ledger is of its own."""
-        meta = cls(key, f"{key[:200]}.{secrets.token_hex(6)}")
-        meta.bind(workspace)
-        return meta
+        return cls(key, f"{key[:200]}.{secrets.token_hex(6)}")
 
-    def bind(self, workspace: str | None) -> None:
+    def bind(self, workspace: str | None, host: str) -> None:
         """Note the directory, with a proof of who says so."""
-        self.workspace = workspace
+        self.workspace, self.host, self.is_imported = workspace, host, False
         # Where there can be no secret, it has to be named at each opening.
         self.seal = None if workspace is None else claim(self._said())
 
     @property
     def is_bound(self) -> bool:
         """Whether it was this user who said which directory it is: anybody can write a note."""
-        return self.workspace is not None and is_claimed(self._said(), self.seal)
+        if self.workspace is None or self.is_imported:
+            return False
+        return is_claimed(self._said(), self.seal)
 
     def _said(self) -> bytes:
-        return json.dumps(["workspace of a session", self.family, self.workspace]).encode()
+        said = ["workspace of a session", self.family, self.workspace]
+        return json.dumps([*said, self.host] if self.host else said).encode()
 
     def dump(self) -> dict[str, Any]:
         """Return the part, ready to be written; what says nothing is left out."""
         said = {name: value for name, value in vars(self).items() if value not in ([], None)}
         part = {name: list(item) if isinstance(item, list) else item for name, item in said.items()}
-        part.pop("counts")
+        for name in ("counts", "host", "is_imported"):
+            part.pop(name)
         return {**part, "counts": self.counts.frozen()} if self.counts else part
 
     @property
@@ -142,7 +149,24 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
     if wrong or "key" not in known or "family" not in known:
         raise IntegrityError(f"The checkpoint {show(checkpoint.id, 120)} has a damaged session.")
     known["counts"] = Counts(known.get("counts", ()))
-    return Meta(**known)
+    is_imported = checkpoint.token is not None
+    return Meta(**known, host=host_of(store.backend), is_imported=is_imported)
+
+
+def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
+    """Tell whether what a session has saved may be of somebody else.
+
+    Raises:
+        IntegrityError: the part is damaged.
+        StateError: the secret cannot be read just now.
+        StorageError: the medium failed.
+    """
+    if checkpoint.token is not None:
+        return True
+    meta = read_meta(store, checkpoint)
+    if meta is not None and meta.seal is not None:
+        return not meta.is_bound
+    return not is_local(store.backend)
 
 
 def _is_text(value: Any) -> bool:

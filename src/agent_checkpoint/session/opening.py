@@ -23,6 +23,7 @@ from agent_checkpoint.session.meta import Meta, read_meta
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import Saving
 from agent_checkpoint.session.targets import unfinished
+from agent_checkpoint.store.claims import IMPORTED, host_of
 from agent_checkpoint.store.ledger import COMMITTED, Epoch, Ledger
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
@@ -100,7 +101,8 @@ class Opening:
             what = "is no directory" if place.exists() else "is not there"
             raise WorkspaceError(f"{show(str(place), 200)} {what}: name one that is there.")
         self._have_files(place, workspace)
-        session._meta = Meta.new(session.key, None if place is None else str(place))
+        session._meta = Meta.new(session.key)
+        session._meta.bind(None if place is None else str(place), host_of(self._store.backend))
         session._saving = Saving(session.manager, session._meta, None)
         draft = session._saving.draft(session._live_parts(), kind="open")
         opened = session._saving.write(draft)
@@ -114,17 +116,12 @@ class Opening:
         session = self._session
         noted = read_meta(self._store, head)
         known = None if noted is None else _notes(noted)
-        meta = noted or Meta.new(session.key, None)
+        meta = noted or Meta.new(session.key)
         if meta.key != session.key:
             meta = meta.fork(session.key, head.parents[0] if head.kind == "fork" else None)
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)
-        if given is None and meta.workspace is not None and not meta.is_bound:
-            raise InvalidInputError(
-                f"The session {show(session.key)} says that it works in "
-                f"{show(meta.workspace, 200)}, but it was not you who said so, or on another "
-                "machine. Pass workspace=, the directory that it shall work in."
-            )
+        self._check_bound(meta, given)
         place = place_of(given, meta.workspace, rebind=self._rebind, has_files=tree is not None)
         self._have_files(place, workspace)  # which finishes a restore that was interrupted
         self._is_empty = place is not None and is_empty(place)
@@ -139,7 +136,7 @@ class Opening:
             )
         there = None if place is None or not session._keeps_place else str(place)
         if meta.workspace != there or not meta.is_bound:
-            meta.bind(there)
+            meta.bind(there, host_of(self._store.backend))
         meta.in_flight, meta.drift, meta.keep_unseen = [], [], None
         session._meta = meta
         session._saving = Saving(session.manager, meta, head)
@@ -148,12 +145,44 @@ class Opening:
         opened = self._open_again(head, has_new_notes=known != _notes(meta))
         self._make_known(opened)
         session.resumed = True
+        if head.token is not None:
+            session._notice(
+                "This session was imported from an archive. Its state, and the recorded results of "
+                "what it did outside, are those of whoever made the archive."
+            )
         self._tell_what_stands()
         self._load(head, elsewhere=True)
         if left is not None:
             self._go_on(*left)
             drift = self._drift(tree)
         self._set_files(tree, drift)
+
+    def _check_bound(self, meta: Meta, given: Path | None) -> None:
+        """Refuse to have a session that is not this user's take over a directory.
+
+        Without a seal it is of a machine where there can be no secret: then naming the directory is
+        enough, unless the session was imported.
+
+        Raises:
+            InvalidInputError: the directory has to be named, or has files already.
+        """
+        if meta.is_bound:
+            return
+        key = show(self._session.key)
+        if given is None and meta.workspace is not None:
+            raise InvalidInputError(
+                f"The session {key} says that it works in {show(meta.workspace, 200)}, but it was "
+                "not you who said so, or on another machine, or under another secret. Pass "
+                "workspace=, the directory that it shall work in."
+            )
+        if given is None or self._rebind or not given.exists() or is_empty(given):
+            return
+        if meta.is_imported or meta.seal is not None:
+            why = IMPORTED if meta.is_imported else "it was sealed under another secret, or host"
+            raise InvalidInputError(
+                f"The session {key} does not take over {show(str(given), 200)}, which has files: "
+                f"{why}. Pass an empty directory, or rebind=True if the session is yours."
+            )
 
     def _go_on(self, safety: Checkpoint, move: Checkpoint) -> None:
         """Carry out what a crash has interrupted. What cannot be is told: it must be opened."""

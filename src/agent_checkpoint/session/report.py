@@ -47,6 +47,8 @@ class RollbackReport:
     """Requests for approval that are void now."""
     files: Plan | None = None
     """What is done to the files."""
+    foreign: bool = False
+    """Whether the target was imported, or is not proven to be this user's."""
     notices: list[str] = field(default_factory=list)
     """What still stands outside, for the agent to be told."""
 

@@ -26,7 +26,7 @@ from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, Draft, again, show
 from agent_checkpoint.session.approvals import void
 from agent_checkpoint.session.files import spared
-from agent_checkpoint.session.meta import PART, Meta, read_meta
+from agent_checkpoint.session.meta import PART, Meta, is_foreign, read_meta
 from agent_checkpoint.session.report import (
     RollbackReport,
     gone_notice,
@@ -87,7 +87,9 @@ class Rollback:
         self._names = _chosen(target, parts)
         self._is_whole = parts is None
         session._ledger.refresh()
-        self.report = RollbackReport(target.id, self._names)
+        self.report = RollbackReport(
+            target.id, self._names, foreign=is_foreign(self._store, target)
+        )
         effects = list(self._since())
         self.report.sort(effects, session._meta.is_own)
         if self._forgets:

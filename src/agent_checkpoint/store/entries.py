@@ -20,7 +20,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     UntrustedDataError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
+from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, show
 from agent_checkpoint.store.json_text import read_json, write_json
 from agent_checkpoint.store.sealed_streams import Foreign
 
@@ -123,8 +123,9 @@ def write_readable(
     """
     record: dict[str, JsonValue] = {"key": draft.key, "ts_ns": ts_ns}
     record.update(_details(draft, parents))
-    if draft.token is None:
-        del record["import"]
+    for name in ("import", "claim"):
+        if record[name] is None:
+            del record[name]
     entry = seal_entry({**record, "parts": dict(parts)}, indent=True)
     if len(entry) > MAX_READABLE:
         raise too_large(draft.key)
@@ -147,6 +148,7 @@ def _details(draft: Draft, parents: tuple[str, ...]) -> list[tuple[str, JsonValu
         ("metrics", dict(draft.metrics)),
         ("parents", list(parents)),
         ("import", draft.token),
+        ("claim", None if draft.claim is None else draft.claim._asdict()),
     ]
 
 
@@ -165,6 +167,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
     wrong = [name for name, is_right in _FIELDS.items() if not is_right(record.get(name))]
     if wrong:
         raise IntegrityError(f"{where} lacks what a checkpoint has: {', '.join(wrong)}.")
+    said = record["claim"]
     return Checkpoint(
         key=key,
         seq=seq,
@@ -176,6 +179,8 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         parents=tuple(record["parents"]),
         parts=record["parts"],
         size=record["size"] or len(data),
+        token=record["import"],
+        claim=None if said is None else Claim(*(said[name] for name in Claim._fields)),
     )
 
 
@@ -185,6 +190,10 @@ def _is_text(value: Any) -> bool:
 
 def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _is_claim(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_text(value.get(name)) for name in Claim._fields)
 
 
 def _are_numbers(value: Any) -> bool:
@@ -204,6 +213,8 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "parents": _are_texts,
     "parts": lambda value: isinstance(value, dict),
     "size": lambda value: type(value) is int and 0 <= value < 2**63,
+    "import": lambda value: value is None or _is_text(value),
+    "claim": lambda value: value is None or _is_claim(value),
 }
 
 _DEFAULTS: dict[str, Any] = {
@@ -213,5 +224,6 @@ _DEFAULTS: dict[str, Any] = {
     "metrics": {},
     "parents": [],
     "import": None,
+    "claim": None,
     "size": 0,
 }

@@ -246,6 +246,7 @@ def _without(text: str, needles: Sequence[bytes]) -> str:
 def _said(checkpoint: Checkpoint) -> bytes:
     """Return all that a user put into an entry, without our own tags, names and numbers."""
     words = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
+    words += checkpoint.claim or ()
     return b"\n".join([*(word.encode() for word in words), *_words_in(checkpoint.parts.values())])
 
 
@@ -295,7 +296,16 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
     label = None if head.label is None else head.label.replace(text, BLOT)
     tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
     kept = with_references(parts, store.backend)
-    draft = Draft(head.key, kept, "purge", label, tags, head.metrics)
+    draft = Draft(
+        head.key,
+        kept,
+        "purge",
+        label,
+        tags,
+        head.metrics,
+        token=head.token,
+        claim=head.claim,
+    )
     left = _said(head._replace(label=label, tags=tags, parts=parts))
     is_whole = _members(parts) == _members(before)
     return draft if is_whole and not _holds(left, needles) else None

@@ -135,6 +135,8 @@ class Store:
             parents=parents,
             parts=parts,
             size=size,
+            token=draft.token,
+            claim=draft.claim,
         )
 
     def known_parts(self) -> list[Any]:

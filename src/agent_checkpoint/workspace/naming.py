@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import MAX_KEY_BYTES, Checkpoint, show
+from agent_checkpoint.store.claims import is_line_of, newest_readable, path_text
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
@@ -20,15 +22,48 @@ if TYPE_CHECKING:
 
 PART = "workspace"
 """The name of the part that the files of a checkpoint are."""
+WORKSPACE = "workspace:"
+"""How the key of a directory begins that it has by its path."""
+_NUMBERED = "//"
+"""What no path has: a numbered key is that of no other directory."""
 
 
-def key_of(place: Path) -> str:
-    """Return the key of a directory's own snapshots and safety checkpoints."""
-    path = os.fsencode(place)
-    key = f"workspace:{path.decode(errors='backslashreplace')}"
+def key_of(place: Path, number: int = 1) -> str:
+    """Return the key that a directory has by its path.
+
+    Args:
+        place: the directory.
+        number: which, if keys before it are taken by lines of others.
+    """
+    end = "" if number == 1 else f"{_NUMBERED}{number}"
+    key = f"{WORKSPACE}{path_text(place)}{end}"
     if len(key.encode()) > MAX_KEY_BYTES:
-        key = f"workspace:{hashlib.sha256(path).hexdigest()}"
+        key = f"{WORKSPACE}{hashlib.sha256(os.fsencode(place)).hexdigest()}{end}"
     return key
+
+
+def natural_key(key: str) -> str:
+    """Return a key of a directory without its number."""
+    plain, mark, number = key.rpartition(_NUMBERED)
+    return plain if mark and number.isdecimal() else key
+
+
+def own_key(store: Store, place: Path) -> str:
+    """Return the key of a directory's own snapshots and safety checkpoints.
+
+    That is the key that it has by its path. Where this belongs to somebody else, by an import or on
+    another host, it is the first numbered one that does not.
+
+    Raises:
+        StateError: the secret cannot be read just now.
+        StorageError: the medium failed.
+    """
+    for number in count(1):
+        key = key_of(place, number)
+        newest = newest_readable(store, key)
+        if newest is None or is_line_of(store, newest, place, key):
+            return key
+    raise AssertionError("unreachable: numbers do not end")
 
 
 def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:

@@ -22,7 +22,7 @@ from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.layer import Layer
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.meter import Meter, Progress
-from agent_checkpoint.workspace.naming import key_of
+from agent_checkpoint.workspace.naming import own_key
 from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import PathNote, Tree
@@ -114,8 +114,12 @@ class OpenDirectory:
 
     @property
     def key(self) -> str:
-        """The key of its own snapshots and safety checkpoints."""
-        return key_of(self.path)
+        """The key of its own snapshots and safety checkpoints. Raises StateError, StorageError."""
+        return self._key_in(self.store)
+
+    def _key_in(self, store: Store) -> str:
+        """Return the key of its line in a store."""
+        return own_key(store, self.path)
 
     @property
     def watch_trouble(self) -> str | None:
@@ -183,7 +187,7 @@ class OpenDirectory:
     def _restoring(self) -> Restoring:
         from agent_checkpoint.workspace.restoring import Restoring  # slow to load
 
-        return Restoring(self._root, self._sight, self._take, (self.key, *self.saved_in))
+        return Restoring(self._root, self._sight, self._take, self._key_in, self.saved_in)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ excluded, could not be read or was torn is left alone, in the present and in the
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,6 +38,17 @@ _WORDS = {
 }
 
 
+_EXECUTABLE = 0o111
+_INERT_IN_GIT = frozenset(
+    b"objects refs logs HEAD ORIG_HEAD FETCH_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD index "
+    b"packed-refs description shallow COMMIT_EDITMSG MERGE_MSG MERGE_MODE SQUASH_MSG".split()
+)
+"""Names in a `.git` whose content git neither runs nor takes settings from."""
+_GIT_OBJECT = re.compile(
+    rb"/objects/([0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]{40,64}\.[a-z]+)\Z"
+)
+
+
 class Step(NamedTuple):
     """One entry to be made so; `before` is what is there now, with its stamp."""
 
@@ -54,6 +66,14 @@ class Step(NamedTuple):
             and after is not None
             and is_same(before._replace(mode=after.mode), after._replace())
         ) or (before is not None and after is not None and before.type == after.type == FOLDER)
+
+    @property
+    def makes_executable(self) -> bool:
+        """Whether a file can be run afterwards that could not be, or that had other content."""
+        after = self.after
+        is_program = after is not None and after.type == FILE and after.mode & _EXECUTABLE
+        was_program = self.before is not None and self.before.mode & _EXECUTABLE
+        return bool(is_program and not (self.keeps_content and was_program))
 
     @property
     def removes_folder(self) -> bool:
@@ -84,6 +104,10 @@ class Plan:
     writes goes to the old file, which has no name any more."""
     git: list[str] = field(default_factory=list)
     """What happens to git's own heads and branches."""
+    executable: list[str] = field(default_factory=list)
+    """Files that become executable, or are and get other content."""
+    git_files: list[str] = field(default_factory=list)
+    """What is written into a `.git` that git may run or take settings from."""
     left: set[bytes] = field(default_factory=set, repr=False)
     """What is left alone, with all that is below."""
     safety: Tree | None = None
@@ -110,6 +134,10 @@ class Plan:
                 paths = self.delete
             else:
                 paths = self.mode if step.keeps_content else self.write
+                if step.makes_executable:
+                    self.executable.append(os.fsdecode(step.path))
+                if step.after.type != FOLDER and is_git_setting(step.path):
+                    self.git_files.append(os.fsdecode(step.path))
             paths.append(os.fsdecode(step.path))
 
     def __bool__(self) -> bool:
@@ -136,6 +164,8 @@ class Plan:
         lines += [f"  open for writing in another process: {path}" for path in self.open]
         lines += [f"  in no other checkpoint: {path}" for path in self.unseen]
         lines += [f"  git: {words}" for words in self.git]
+        lines += [f"  executable: {path}" for path in self.executable]
+        lines += [f"  run or read by git: {path}" for path in self.git_files]
         return "\n".join(lines)
 
 
@@ -282,6 +312,19 @@ def is_git_lock(path: bytes) -> bool:
     """Tell whether a path is a lock of git: to bring it back would keep every git out."""
     *above, name = path.split(b"/")
     return b".git" in above and (name.endswith(b".lock") or name == b"gc.pid")
+
+
+def is_git_setting(path: bytes) -> bool:
+    """Tell whether a path is in a `.git`, and git may run it or take settings from it.
+
+    Hooks, `config`, and all that is not known to be harmless; also a file `.git`, which leads to
+    another repository. Upper and lower case are one where the file system takes them so.
+    """
+    names = path.split(b"/")
+    below = [names[place + 1 :] for place, name in enumerate(names) if name.lower() == b".git"]
+    return any(not rest or rest[0] not in _INERT_IN_GIT for rest in below) and not (
+        _GIT_OBJECT.search(path)  # of a submodule, say
+    )
 
 
 def is_git_index(path: bytes) -> bool:

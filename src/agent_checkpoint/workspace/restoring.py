@@ -70,7 +70,12 @@ class Restoring:
     """Makes a directory what it was."""
 
     def __init__(
-        self, root: RootLock, sight: Sight, take: Callable[..., Taking], keys: tuple[str, ...]
+        self,
+        root: RootLock,
+        sight: Sight,
+        take: Callable[..., Taking],
+        key_in: Callable[[Store], str],
+        saved_in: tuple[str, ...],
     ) -> None:
         """Prepare for a workspace.
 
@@ -78,13 +83,14 @@ class Restoring:
             root: its directory.
             sight: looks at it.
             take: makes a taking of it.
-            keys: those with checkpoints of it; safety checkpoints go to the first.
+            key_in: returns the key of its line in a store, which safety checkpoints go to.
+            saved_in: further keys with checkpoints of it.
         """
         self._root = root
         self._sight = sight
         self._take = take
-        self._key = keys[0]
-        self._keys = keys
+        self._key_in = key_in
+        self._saved_in = saved_in
 
     def preview(self, store: Store, tree: Tree, wish: Wish) -> Plan:
         """Return what a restore would do. Raises as `restore` does."""
@@ -102,13 +108,14 @@ class Restoring:
             StorageError: the store failed; nothing was touched.
         """
         with self._root.held(exclusive=True) as root:
+            key = self._key_in(store)
             seen = self._last_seen(store) or tree
             taking = self._take(full=True)
-            saved = store.write(taking.draft(self._key, store, kind=SAFETY))
+            saved = store.write(taking.draft(key, store, kind=SAFETY))
             present = Side(taking.folder, objects_from(store.backend))
             plan = self._plan(store, present, tree, wish, seen)
             self._go_through(root, store, plan, wish, Held(taking.tree, saved.id, seen))
-            forget_old_safety(store, self._key)  # not before: the tree may be that of one
+            forget_old_safety(store, key)  # not before: the tree may be that of one
             return plan
 
     def restore_held(self, store: Store, tree: Tree, held: Held, wish: Wish) -> Plan:
@@ -252,7 +259,7 @@ class Restoring:
     def _last_seen(self, store: Store) -> Tree | None:
         """Return the tree of the last ordinary checkpoint of the workspace."""
         last: tuple[int, Tree] | None = None
-        for key in self._keys:
+        for key in (self._key_in(store), *self._saved_in):
             for found in islice(store.newest_first(key), _LOOKED_THROUGH):
                 if found.kind != SAFETY and (tree := tree_in(store, found)) is not None:
                     if last is None or found.ts_ns > last[0]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.records import Draft, JsonValue
+from agent_checkpoint.records import Draft
+from agent_checkpoint.store.claims import make_claim
 from agent_checkpoint.store.references import Captured
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.store.writing import Writer
@@ -33,23 +32,24 @@ class Taking:
         ignore: tuple[str, ...],
         gitignore: bool,
         full: bool = False,
-        parts: Mapping[str, JsonValue] = MappingProxyType({}),
     ) -> None:
         self._root = root
         self._sight = sight
         self._rules: dict[str, Any] = {"ignore": ignore, "gitignore": gitignore}
         self._full = full
-        self._parts = parts
 
     def draft(
         self, key: str, store: Store, *, kind: str = "save", label: str | None = None
     ) -> Draft:
-        """Capture the directory now, for a checkpoint of the workspace and what goes with it.
+        """Capture the directory now, for a checkpoint of its line.
 
-        Raises as `checkpoint_to` does.
+        Raises:
+            StateError: the secret that proves whose line it is cannot be read just now.
+            CheckpointError: as `checkpoint_to` does.
         """
         captured: Any = Captured(self, store.writer)
-        return Draft(key, {PART: captured, **self._parts}, kind=kind, label=label)
+        claim = make_claim(store.backend, key, self._root.path)
+        return Draft(key, {PART: captured}, kind=kind, label=label, claim=claim)
 
     def checkpoint_to(self, writer: Writer) -> str:
         """Hand what a store does not have yet to a writer; return the name of the snapshot.

@@ -44,12 +44,15 @@ class Workspace(OpenDirectory):
             StorageError: the store failed; nothing was acknowledged.
         """
         with self._ready():
+            key = self.key
             taking = self._take(full=full)
-            draft = taking.draft(self.key, self.store, label=label)
-            head = self.store.head(self.key)
+            draft = taking.draft(key, self.store, label=label)
+            head = self.store.head(key)
             # A safety checkpoint is forgotten after a while: nothing is saved by that alone.
             saved = None if head is None or head.kind == SAFETY else head.parts.get(PART)
             is_new = saved != {OBJECT: taking.tree.ref}
+            # Of version 0.1, or of a secret that was replaced: the line has to be claimed anew.
+            is_new = is_new or (head is not None and head.claim != draft.claim)
             if is_new or label is not None:
                 # It was just read: no need to look for it once more.
                 self.store.write(draft, parents=() if head is None else (head.id,))

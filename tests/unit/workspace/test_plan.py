@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError, Workspace
+from agent_checkpoint.workspace.plan import is_git_setting
 from agent_checkpoint.workspace.snapshots import Tree
 from tests.unit.workspace.disk import Entry, File, Folder, Link, clear, describe, make
 
@@ -359,3 +360,45 @@ def test_specials_are_left_alone_and_reported(ws: Workspace, tree: Tree) -> None
     os.mkfifo(ws.path / "run")
     plan = ws.restore(tree)
     assert plan.leave == {"run": "it is a fifo, which is never touched"}
+
+
+# -- what could run ------------------------------------------------------------------------------
+
+
+def test_a_plan_names_what_becomes_executable(ws: Workspace, tree: Tree) -> None:
+    (ws.path / "run").chmod(0o600)
+    assert ws.restore(tree, dry_run=True).executable == ["run"]
+    (ws.path / "run").write_text("other")
+    (ws.path / "run").chmod(0o755)
+    assert ws.restore(tree, dry_run=True).executable == ["run"]
+    (ws.path / "run").unlink()
+    assert ws.restore(tree, dry_run=True).executable == ["run"]
+    ws.restore(tree)
+    (ws.path / "run").chmod(0o711)
+    assert ws.restore(tree, dry_run=True).executable == []  # it was, with the same content
+
+
+@pytest.mark.parametrize(
+    ("path", "is_one"),
+    [
+        (b".git/hooks/post-checkout", True),
+        (b".git/config", True),
+        (b".GIT/config", True),
+        (b".git", True),
+        (b"vendor/lib/.git/config.worktree", True),
+        (b".git/info/attributes", True),
+        (b".git/modules/lib/hooks/pre-commit", True),
+        (b".git/modules/objects/hooks/pre-commit", True),
+        (b".git/objects/.git/hooks/pre-commit", True),
+        (b".git/new-in-a-later-git", True),
+        (b".git/HEAD", False),
+        (b".git/index", False),
+        (b".git/refs/heads/main", False),
+        (b".git/objects/ab/" + b"c" * 38, False),
+        (b".git/modules/lib/objects/ab/" + b"c" * 38, False),
+        (b".github/workflows/ci.yml", False),
+        (b"src/config", False),
+    ],
+)
+def test_what_git_runs_or_takes_settings_from(path: bytes, is_one: bool) -> None:
+    assert is_git_setting(path) is is_one

@@ -7,18 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.lines import Line, note_of
+from agent_checkpoint.cli.hooks.note import PART as HOOK
+from agent_checkpoint.cli.lines import Line
 from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.ownership import is_foreign
+from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.plans import show_foreign
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.session.files import is_empty
 from agent_checkpoint.session.meta import PART
+from agent_checkpoint.store.claims import make_claim
 from agent_checkpoint.store.importing import drop_dead
 from agent_checkpoint.store.references import Kept
 from agent_checkpoint.workspace.naming import tree_in
+from agent_checkpoint.workspace.plan import Plan
 
 EXAMPLES = """
 agent-checkpoint fork fix-bug-42 try-a                    from its present
@@ -46,6 +52,7 @@ def run(args: Namespace, places: Places) -> Answer:
         point = places.checkpoint(manager, places.id_of(manager, at, key))
         place = None if args.into is None else _empty(Path(places.directory, args.into))
         tree = tree_in(manager.store, point)
+        of_others = is_foreign(manager.store, point)
         if place is not None and tree is None:
             raise NotFoundError(f"The checkpoint {show(point.id, 120)} has no files.")
         if point.key != key:
@@ -56,10 +63,10 @@ def run(args: Namespace, places: Places) -> Answer:
             raise ConflictError(
                 f"The key {show(args.name)} exists already: name another."
             ) from None
-        files = 0
+        files, plan = 0, None
         if place is not None:
             try:
-                files = _put_files(manager, args.name, first, point, place)
+                files, plan = _put_files(manager, args.name, first, point, place)
             except BaseException:  # also Ctrl-C: else the key would be that of half a directory
                 manager.delete(args.name)
                 raise
@@ -70,7 +77,13 @@ def run(args: Namespace, places: Places) -> Answer:
         "directory": None if place is None else str(place),
         "files": files,
     }
-    return Answer(data, lambda out: _show(out, data, point, args.store, tree is not None))
+
+    def tell(out: Out) -> None:
+        _show(out, data, point, args.store, tree is not None)
+        if plan is not None and place is not None and of_others:
+            show_foreign(out, plan, Paths(place, place))
+
+    return Answer(data, tell)
 
 
 def _meant(args: Namespace, places: Places, manager: CheckpointManager) -> tuple[str, str | None]:
@@ -99,31 +112,34 @@ def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Pat
     if place is None or PART in point.parts:
         return manager.fork(point.key, name, point.id)
     parts: dict[str, Any] = {part: Kept(tree) for part, tree in point.parts.items()}
-    draft = Draft(check_key(name), {**parts, **note_of(name, place)}, "fork", point.label)
+    parts.pop(HOOK, None)  # which says that it is of another directory
+    claim = make_claim(manager.store.backend, check_key(name), place)
+    draft = Draft(name, parts, "fork", point.label, token=point.token, claim=claim)
     drop_dead(manager.store)
     return manager.store.write(draft, parents=(point.id,), after=0).id
 
 
 def _put_files(
     manager: CheckpointManager, key: str, first: str, point: Checkpoint, place: Path
-) -> int:
+) -> tuple[int, Plan | None]:
     """Write the files of the fork; a session remembers the directory as its own."""
     from agent_checkpoint.session.session import Session
 
     tree = tree_in(manager.store, point)
     if tree is None:
-        return 0
+        return 0, None
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInputError(f"{place} cannot be made: {error.strerror}.") from error
     if PART in point.parts:
         Session(key, store=manager, workspace=place, every="manual").close()
+        plan = None
     else:
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
         with Line(place, manager.store, key, **rules) as line:
-            line.fill(tree, first)
-    return tree.files
+            plan = line.fill(tree, first)
+    return tree.files, plan
 
 
 def _show(

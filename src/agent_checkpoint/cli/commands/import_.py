@@ -6,7 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, inert
+from agent_checkpoint.cli.out import Answer, Out, count, inert
+from agent_checkpoint.cli.ownership import said_place
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError
@@ -32,10 +33,20 @@ def run(args: Namespace, places: Places) -> Answer:
     with places.manager() as manager, args.out.progress("Importing"):
         key = manager.import_archive(file)
         head = manager.store.head(key)
-    data = {"key": key, "id": None if head is None else head.id}
+        number = sum(1 for _ in manager.store.entries(key))
+        said = None if head is None else said_place(manager.store, head)
+    data = {
+        "key": key,
+        "id": None if head is None else head.id,
+        "checkpoints": number,
+        "says_directory": said,
+    }
 
     def show(out: Out) -> None:
-        out.line(f"Imported {inert(key)}.", style="green")
+        out.line(f"Imported {inert(key)}: {count(number, 'checkpoint')}.", style="green")
+        if said is not None:
+            out.line(f"It says that it is of {inert(said)}.", style="yellow")
+        out.line("It owns nothing here: no directory, session or agent of yours is taken for it.")
         out.hint("See it", f"log {quoted(key)}")
 
     return Answer(data, show)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.out import Answer, Out, inert, when
-from agent_checkpoint.cli.ownership import works_in
+from agent_checkpoint.cli.ownership import is_foreign, line_place, works_in
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.session.meta import PART
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.naming import key_of
 
 EXAMPLES = """
 agent-checkpoint keys                  all
 agent-checkpoint keys fix-             those that begin so
 agent-checkpoint keys --json | jq .    for programs
 """
-_OWN = "workspace:"
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -55,12 +52,6 @@ def _cells(row: dict[str, Any], limit: int | None) -> list[str]:
     return [inert(row["key"], limit), head, when(row["ts"]), inert(row["kind"], 20), directory]
 
 
-def _own(key: str) -> str | None:
-    """Return the directory whose own key it is, if it is one."""
-    place = Path(key[len(_OWN) :])
-    return str(place) if key.startswith(_OWN) and key == key_of(place) else None
-
-
 def _row(store: Store, key: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "key": key,
@@ -70,13 +61,16 @@ def _row(store: Store, key: str) -> dict[str, Any]:
         "kind": None,
         "session": False,
         "directory": None,
+        "foreign": False,
         "error": None,
     }
     try:
         head = store.head(key)
         if head is not None:
             row.update(id=head.id, seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind)
-            row.update(session=PART in head.parts, directory=works_in(store, head) or _own(key))
+            row.update(session=PART in head.parts, foreign=is_foreign(store, head))
+            if not row["foreign"]:
+                row.update(directory=works_in(store, head) or line_place(store, head))
     except UNUSABLE as error:
         row.update(kind="unreadable", error=str(error))
     return row

@@ -11,15 +11,16 @@ from typing import Any
 
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.out import Answer, Out, Tell, inert
-from agent_checkpoint.cli.ownership import files_belong_to, is_line
+from agent_checkpoint.cli.ownership import files_belong_to, is_foreign, is_line
 from agent_checkpoint.cli.paths import Paths, holds, paths_words
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.cli.plans import plan_data, show_plan
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.claims import newest_readable, why_foreign
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.naming import key_of, tree_in
+from agent_checkpoint.workspace.naming import own_key, tree_in
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.snapshots import Tree
 
@@ -75,15 +76,18 @@ def run(args: Namespace, places: Places) -> Answer:
         if args.into is not None and not args.force:
             _check_empty(place, store)
         rules["progress"] = lambda files, read: told[-1](files, f"{files:,} files read")
-        is_own = args.into is None and is_line(store, checkpoint, place)
-        key = checkpoint.key if is_own else key_of(place)
+        head = newest_readable(store, checkpoint.key) or checkpoint
+        is_own = args.into is None and is_line(store, head, place)
+        key = checkpoint.key if is_own else own_key(store, place)
+        of_others = is_foreign(store, checkpoint)
         with Line(place, store, key, force=args.force, **rules) as line:
             line.saved_in = (checkpoint.key,)
             with args.out.progress("Looking at files") as tell:
                 told.append(tell)
                 plan = line.restore(tree, dry_run=True, **wish)
             preview = Answer(
-                _data(plan, checkpoint, place, done=False), lambda out: _show(out, plan, paths)
+                _data(plan, checkpoint, place, of_others, done=False),
+                lambda out: _show(out, plan, paths, of_others),
             )
             if args.dry_run or not plan:
                 return preview
@@ -100,13 +104,13 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def tell_end(out: Out) -> None:
         if args.yes:
-            _show(out, done, paths)
+            _show(out, done, paths, of_others)
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
             into = f" --into {quoted(str(place))} --force" if args.into is not None else ""
             out.hint("What was there before", f"restore {quoted(done.safety_id)}{into}", style="")
 
-    return Answer(_data(done, checkpoint, place, done=True), tell_end)
+    return Answer(_data(done, checkpoint, place, of_others, done=True), tell_end)
 
 
 def _chosen(
@@ -125,10 +129,10 @@ def _chosen(
     return chosen
 
 
-def _show(out: Out, plan: Plan, paths: Paths) -> None:
+def _show(out: Out, plan: Plan, paths: Paths, of_others: bool) -> None:
     if not plan and not plan.leave:
         out.line("Nothing to do: the files are what they were.")
-    show_plan(out, plan, paths)
+    show_plan(out, plan, paths, is_foreign=of_others and bool(plan))
 
 
 def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
@@ -177,11 +181,19 @@ def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) 
     place = files_belong_to(store, checkpoint, places.directory)
     if place is None or not place.is_dir():
         raise InvalidInputError(
-            f"The files of {show(checkpoint.key)} are not those of {places.directory}: go to their "
-            "directory, or say --into DIR."
+            f"The files of {show(checkpoint.key)} are not known to be those of {places.directory}"
+            f"{_why(store, checkpoint)}: go to their directory, or say --into DIR."
         )
     return place
 
 
-def _data(plan: Plan, checkpoint: Checkpoint, place: Path, *, done: bool) -> dict[str, Any]:
-    return {"id": checkpoint.id, "directory": str(place), "done": done, **plan_data(plan)}
+def _why(store: Store, checkpoint: Checkpoint) -> str:
+    why = why_foreign(store, newest_readable(store, checkpoint.key) or checkpoint)
+    return "" if why is None else f" ({why})"
+
+
+def _data(
+    plan: Plan, checkpoint: Checkpoint, place: Path, of_others: bool, *, done: bool
+) -> dict[str, Any]:
+    found = {"id": checkpoint.id, "directory": str(place), "done": done, "foreign": of_others}
+    return {**found, **plan_data(plan)}

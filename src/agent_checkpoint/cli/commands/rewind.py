@@ -71,8 +71,8 @@ def run(args: Namespace, places: Places) -> Answer:
             raise InvalidInputError(f"{show(target.id, 120)} is of no coding agent: use restore.")
         if not note.is_ours:
             raise InvalidInputError(
-                f"The paths in {show(target.id, 120)} were not noted under your secret, so nothing "
-                "is written to them. `restore --into DIR` puts its files elsewhere."
+                f"{show(target.id, 120)} was imported, or not saved under your secret, so nothing "
+                "is written to its paths. `restore --into DIR` puts its files elsewhere."
             )
         work = Rewinding(
             manager.store,

@@ -159,7 +159,7 @@ def _show(out: Out, key: str, report: RollbackReport, paths: Paths) -> None:
     if report.files is not None:
         if not report.files and not report.files.leave:
             out.line("  the files are what they were: none is touched")
-        show_plan(out, report.files, paths)
+        show_plan(out, report.files, paths, is_foreign=report.foreign and bool(report.files))
     if report.void:
         out.line(f"  {count(len(report.void), 'request')} for approval void", style="yellow")
 
@@ -218,6 +218,7 @@ def _data(key: str, report: RollbackReport) -> dict[str, Any]:
         "safety_id": report.safety_id,
         "effects": {name: [effect_data(item) for item in getattr(report, name)] for name in names},
         "failure": report.failure,
+        "foreign": report.foreign,
         "void": report.void,
         "notices": report.notices,
         "files": None if report.files is None else plan_data(report.files),

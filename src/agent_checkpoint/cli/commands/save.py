@@ -9,11 +9,13 @@ from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.out import Answer, Out, count, inert, size
 from agent_checkpoint.cli.places import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show as quoted_name
 
 EXAMPLES = """
 agent-checkpoint save                      this directory
 agent-checkpoint save ~/repo -m "it works"   another one, with a label
 agent-checkpoint save --ignore '*.log'     all but some files
+agent-checkpoint save --mine workspace:/home/ann/repo   go on with a line that was imported
 """
 _GB = 1 << 30
 _SHOWN = 10
@@ -44,13 +46,19 @@ def arguments(parser: ArgumentParser) -> None:
         help="how much may be new (10); 0 for any amount",
     )
     parser.add_argument("--force", action="store_true", help="also / or a home directory")
+    parser.add_argument(
+        "--mine",
+        metavar="KEY",
+        help="go on with this line of the directory: it is yours, though imported, or sealed "
+        "under another secret or on another host",
+    )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
     """Save it."""
     from agent_checkpoint.cli.lines import Line
-    from agent_checkpoint.cli.ownership import line_around, line_of
+    from agent_checkpoint.cli.ownership import foreign_lines, foreign_words, line_around, line_of
 
     if not 0 <= args.limit < 1e9:
         raise InvalidInputError("--limit is a number of GiB, 0 for any amount.")
@@ -64,7 +72,15 @@ def run(args: Namespace, places: Places) -> Answer:
             "limit": int(args.limit * _GB) or None,
             "progress": lambda files, read: tell(files, f"{count(files, 'file')}, {size(read)}"),
         }
-        if args.directory is None:
+        others = foreign_lines(manager.store, place)
+        if args.mine is not None:
+            if args.mine not in [line.key for line in others]:
+                raise InvalidInputError(
+                    f"{quoted_name(args.mine)} is not a line of {inert(place)} that belongs to "
+                    "somebody else: say `agent-checkpoint save` without --mine."
+                )
+            key = args.mine
+        elif args.directory is None:
             # `log`, `diff` and `restore` here are about that one, too.
             place, key = line_around(manager.store, place)
             is_around = place != places.directory
@@ -105,5 +121,8 @@ def run(args: Namespace, places: Places) -> Answer:
             out.hint("This directory is in it. It alone", "save .")
         if is_new:
             out.hint("Back to it", f"restore @{head.seq}")
+        for line in others:
+            if line.key != head.key:
+                out.line(foreign_words(line), style="yellow")
 
     return Answer(data, show)

@@ -11,6 +11,7 @@ from agent_checkpoint.core.encode import encode
 from agent_checkpoint.errors import IntegrityError, StateError
 from agent_checkpoint.records import Checkpoint, JsonValue, show
 from agent_checkpoint.seal import claim, is_claimed
+from agent_checkpoint.store.claims import host_of
 from agent_checkpoint.store.store import Store
 
 PART = "hook"
@@ -35,12 +36,24 @@ class Note(NamedTuple):
     """What was about to be done, in the safety checkpoint of a rewind: see `rewinding`."""
     seal: str | None = None
     """Proves that it was this user's hook that named the paths: anybody can write a note."""
+    host: str = ""
+    """Where the paths are. It is sealed and not written: a note of another host is not ours."""
+    is_imported: bool = False
+    """Whether it came with an archive: then a seal of ours vouches for nothing beside it."""
 
     @classmethod
-    def of(cls, event: Event, root: str, transcript: dict[str, Any] | None, **more: Any) -> Note:
+    def of(
+        cls,
+        store: Store,
+        event: Event,
+        root: str,
+        transcript: dict[str, Any] | None,
+        **more: Any,
+    ) -> Note:
         """Return the note of an event."""
         names = (event.agent, event.session, root, event.cwd, event.name)
-        return cls(*names, event.calls, transcript, **more).sealed()
+        host = host_of(store.backend)
+        return cls(*names, event.calls, transcript, host=host, **more).sealed()
 
     def sealed(self) -> Note:
         """Return it with the seal of this user; without one, nothing is written to its paths."""
@@ -48,19 +61,22 @@ class Note(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was this user who wrote it."""
-        return is_claimed(self._said(), self.seal)
+        """Whether it was this user who wrote it, on this host."""
+        return not self.is_imported and is_claimed(self._said(), self.seal)
 
     def _said(self) -> bytes:
         path = None if self.transcript is None else self.transcript["path"]
         said: list[Any] = ["hook", self.agent, self.session, self.root, path]
         if self.rewind is not None:
             said.append(self.rewind)
+        if self.host:
+            said.append(self.host)
         return json.dumps(said, sort_keys=True).encode()
 
     def dump(self) -> JsonValue:
         """Return the part, ready to be written. Raises StateError."""
         found = {name: value for name, value in self._asdict().items() if value is not None}
+        del found["host"], found["is_imported"]
         return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
 
 
@@ -90,6 +106,8 @@ def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
             trouble=_maybe(found.get("trouble")),
             rewind=_rewind(found.get("rewind")),
             seal=_maybe(found.get("seal")),
+            host=host_of(store.backend),
+            is_imported=checkpoint.token is not None,
         )
     except (StateError, KeyError, TypeError, ValueError) as error:
         where = show(checkpoint.id, 120)

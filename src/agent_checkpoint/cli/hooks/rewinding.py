@@ -217,7 +217,7 @@ class Rewinding:
                 raise  # what is not saved is not replaced
             trouble = str(error)
         event = Event(self._note.agent, "rewind", self._note.session, self._note.cwd, None)
-        note = Note.of(event, self._note.root, noted, trouble=trouble, rewind=decision)
+        note = Note.of(self._store, event, self._note.root, noted, trouble=trouble, rewind=decision)
         parts[PART] = note.dump()
         label = f"{words} @{self._target.seq}"
         return self._store.write(Draft(self._target.key, parts, kind=kind, label=label))

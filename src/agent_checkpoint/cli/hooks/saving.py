@@ -123,7 +123,7 @@ class Keeper:
         if trouble is not None and (before is None or before.trouble != trouble):
             tell_failure(f"The conversation is not saved, the files are: {trouble}")
         noted = None if transcript is None else transcript.note()
-        note = Note.of(event, str(workspace.path), noted, trouble=trouble)
+        note = Note.of(store, event, str(workspace.path), noted, trouble=trouble)
         files = _Files(workspace, full=event.is_end)
         captured: Any = Captured(files, store.writer)
         parts: dict[str, Any] = {FILES: captured}
