@@ -92,7 +92,10 @@ def test_stats_with_files_show_what_is_shared(tmp_path: Path) -> None:
         assert 50_000 < row["own_bytes"] < 70_000
         assert row["stored_bytes"] - row["own_bytes"] > 200_000
     shown = run("stats").out
-    assert f"would take {size(data['unshared_bytes'])}\n" in shown
+    assert data["logical_bytes"] == sum(row["logical_bytes"] for row in rows)
+    for row in rows:  # two checkpoints with both files, one of them with a little one
+        assert 0 <= row["logical_bytes"] - (2 * 250_000 + len("more")) < 1000
+    assert f"one by one, have {size(data['logical_bytes'])}\n" in shown
     assert "without files" not in shown
 
 

@@ -171,10 +171,10 @@ class LineVerbs:
     def stats(self) -> dict[str, Any]:
         """Return what there is and what it takes, in all and per key.
 
-        `logical_bytes` is what the states would take one by one, `stored_bytes` what they take as
-        they are, `dedupe_ratio` the one by the other. `unshared_bytes` is what it would take if
-        each checkpoint were stored by itself, with its files, and `own_bytes` of a key what no
-        other key needs.
+        `logical_bytes` is what the checkpoints have, one by one: states as text, and files of
+        workspaces. `stored_bytes` is what they take as they are, `dedupe_ratio` the one by the
+        other. `unshared_bytes` is what it would take if each checkpoint were stored by itself, and
+        `own_bytes` of a key what no other key needs.
 
         Raises:
             StorageError: the medium failed.

@@ -124,6 +124,8 @@ class _Marks:
                     where = f"Entry {entry.seq} of {show(stream)}"
                     roots |= roots_of(open_entry(entry.data, where), where)
                 after = self._read[stream] = page[-1].seq
+                if len(page) < _PAGE:
+                    break
         mark(self.backend, roots, self.seen)
 
 

@@ -5,13 +5,15 @@ Entries of every stream may refer to objects, by the tags of `splitting` in thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional
 
-from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.store.objects import End, Object, open_object
 from agent_checkpoint.store.reading import ObjectSource, fetch_objects, names_in
+
+_AT_ONCE = 16
+"""Objects that are read together to be looked at one by one; each may have 32 MiB."""
 
 
 def roots_of(record: dict[str, Any], where: str) -> set[str]:
@@ -31,11 +33,22 @@ Seen = dict[str, Optional[tuple[str, ...]]]
 """What each object refers to; None of one that was only called an end, and not read."""
 
 
-def mark(source: ObjectSource, roots: Iterable[str], seen: Seen) -> None:
+Fetch = Callable[[ObjectSource, Iterable[str]], Iterator[tuple[str, Object]]]
+
+
+def mark(
+    source: ObjectSource, roots: Iterable[str], seen: Seen, *, fetch: Fetch = fetch_objects
+) -> None:
     """Add to `seen` all that can be reached from the roots, each with what it refers to.
 
     Ends are not read, as long as nothing speaks of them otherwise: a forged object must not keep
     from others what they refer to. What was read already is not read again.
+
+    Args:
+        source: where the objects are.
+        roots: the names to begin with.
+        seen: what was seen so far.
+        fetch: how objects are read; those that it leaves out are not followed.
 
     Raises:
         IntegrityError: an object is missing or damaged, so nobody can tell what it refers to.
@@ -48,7 +61,7 @@ def mark(source: ObjectSource, roots: Iterable[str], seen: Seen) -> None:
         inner = {name for name in wanted if type(name) is not End and seen.get(name) is None}
         seen.update((end, None) for end in ends if end not in seen)
         wanted = []
-        for name, found in fetch_objects(source, inner):
+        for name, found in fetch(source, inner):
             seen[name] = found.refs
             wanted += found.refs
 
@@ -79,18 +92,30 @@ def children_first(roots: Iterable[str], seen: Seen) -> Iterator[str]:
             stack += [(ref, False) for ref in seen.get(name) or () if ref not in done]
 
 
-def read_whole(backend: Backend, names: Iterable[str]) -> Iterator[tuple[str, Object | str]]:
+def read_whole(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object | str]]:
     """Iterate over objects, giving the reason instead of one that is missing or damaged.
 
     Raises:
         StorageError: the medium failed.
     """
-    for name in names:
+    wanted = list(names)
+    for at in range(0, len(wanted), _AT_ONCE):
+        some = wanted[at : at + _AT_ONCE]
         try:
-            found = backend.get_objects([name])
-            if name in found:
-                yield name, open_object(name, found[name])
-            else:
-                yield name, f"The object {name} is missing."
+            found = source.get_objects(some)
         except (IntegrityError, FormatError) as error:
-            yield name, str(error)
+            if len(some) == 1:
+                yield some[0], str(error)
+            else:  # which of them is it?
+                for name in some:
+                    yield from read_whole(source, [name])
+            continue
+        for name in some:
+            if name not in found:
+                yield name, f"The object {name} is missing."
+                continue
+            try:
+                whole: Object | str = open_object(name, found[name])
+            except (IntegrityError, FormatError) as error:
+                whole = str(error)
+            yield name, whole

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
+from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, check_object_id
-from agent_checkpoint.store.json_text import write_json
+from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.objects import RECORD, Object
 from agent_checkpoint.store.reading import OBJECT, ObjectSource, names_in
 from agent_checkpoint.store.splitting import Large
 from agent_checkpoint.store.writing import Writer
@@ -112,6 +114,21 @@ class Kept(Large):
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the part as it is."""
         return self._tree
+
+
+def files_size(found: Object) -> int:
+    """Return the bytes of all files that a snapshot of a workspace stands for, as it says.
+
+    0 of an object that is none, or says nothing.
+    """
+    if found.kind != RECORD:
+        return 0
+    try:
+        record = read_json(found.payload)
+    except IntegrityError:
+        return 0
+    size = record.get("bytes") if isinstance(record, dict) else None
+    return size if type(size) is int and size > 0 else 0
 
 
 def with_references(tree: Any, source: ObjectSource) -> Any:

@@ -6,6 +6,7 @@ Owns no format; changes nothing but by removing what nobody wants kept.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ from agent_checkpoint.errors import UNUSABLE, InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.families import held_checkpoints
-from agent_checkpoint.store.reachability import Seen, children_first, mark, reach
-from agent_checkpoint.store.reading import names_in
+from agent_checkpoint.store.objects import Object
+from agent_checkpoint.store.reachability import Seen, children_first, mark, reach, read_whole
+from agent_checkpoint.store.reading import ObjectSource, names_in
+from agent_checkpoint.store.references import files_size
 from agent_checkpoint.store.retention import Policy
 from agent_checkpoint.store.safety import MOVES, SAFETY
 from agent_checkpoint.store.store import Store, unknown
@@ -26,47 +29,44 @@ _MOST = 1 << 62
 def stats(store: Store) -> dict[str, Any]:
     """Return what there is and what it takes, in all and per key.
 
-    `logical_bytes` is what the states would take one by one, `stored_bytes` what they take as they
-    are, `dedupe_ratio` the one by the other. Objects that several keys share count for each of
-    them, and once in all; `own_bytes` of a key is without these. `unshared_bytes` is what it would
-    take if each checkpoint were stored by itself, with all its files.
+    `logical_bytes` is what the checkpoints have: each state as text, and all files of its
+    workspaces. `stored_bytes` is what they take as they are, `dedupe_ratio` the one by the other.
+    Objects that several keys share count for each of them, and once in all; `own_bytes` of a key is
+    without these. `unshared_bytes` is what it would take if each checkpoint were stored by itself,
+    with all its files.
 
     Raises:
         StorageError: the medium failed.
     """
+    rows = {key: _read_row(store, key) for key in store.list_keys()}
     sizes = {info.id: info.size for info in store.backend.list_objects()}
+    roots = {name for row in rows.values() for name in row.roots}
     seen: Seen = {}
-    rows: dict[str, _Row] = {}
-    for key in store.list_keys():
-        row = rows[key] = _Row()
-        for entry in store.entries(key):
-            row.checkpoints += 1
-            row.entries += len(entry.data)
-            try:
-                checkpoint = read_checkpoint(key, entry.seq, entry.data)
-                row.roots.update(set(names_in(checkpoint.parts.values())))
-            except UNUSABLE:
-                continue  # verify() tells
-            row.logical += checkpoint.size
-        with suppress(*UNUSABLE):  # verify() tells
-            mark(store.backend, row.roots, seen)
-    # An object counts for as many keys as need it: alone for one, it is that key's own.
-    users = Counter(name for row in rows.values() for name in reach(row.roots, seen))
-    whole = _whole_sizes({name for row in rows.values() for name in row.roots}, seen, sizes)
+    files: dict[str, int] = {}  # what snapshots say of themselves
+
+    def readable(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+        for name, found in read_whole(source, names):
+            if not isinstance(found, str):  # else verify() tells
+                files[name] = files_size(found)
+                yield name, found
+
+    mark(store.backend, roots, seen, fetch=readable)
+    order = list(children_first(roots, seen))
+    whole = _sums(order, seen, lambda name, below: sizes.get(name, 0) + below)
+    files = _sums(order, seen, lambda name, below: files.get(name, 0) or below)
+    own = _own_sizes(rows, order, seen, sizes)
     keys: dict[str, dict[str, int]] = {}
     for key, row in rows.items():
         needed = reach(row.roots, seen)
         keys[key] = {
             "checkpoints": row.checkpoints,
-            "logical_bytes": row.logical,
+            "logical_bytes": row.states + row.sum_of(files),
             "stored_bytes": row.entries + sum(sizes.get(name, 0) for name in needed),
-            "own_bytes": row.entries
-            + sum(sizes.get(name, 0) for name in needed if users[name] == 1),
-            "unshared_bytes": row.entries
-            + sum(whole.get(name, 0) * times for name, times in row.roots.items()),
+            "own_bytes": row.entries + own[key],
+            "unshared_bytes": row.entries + row.sum_of(whole),
         }
     stored = sum(row.entries for row in rows.values()) + sum(sizes.values())
-    logical = sum(row.logical for row in rows.values())
+    logical = sum(row["logical_bytes"] for row in keys.values())
     return {
         "checkpoints": sum(row.checkpoints for row in rows.values()),
         "logical_bytes": logical,
@@ -84,19 +84,54 @@ class _Row:
 
     checkpoints: int = 0
     entries: int = 0
-    logical: int = 0
+    states: int = 0
+    """Bytes of the states as text."""
     roots: Counter[str] = field(default_factory=Counter)
-    """The objects that they name, and how many of them do."""
+    """The objects that they name, and how often."""
+
+    def sum_of(self, sizes: dict[str, int]) -> int:
+        """Return the sum of a figure of the objects, each as often as it is named."""
+        return sum(sizes.get(name, 0) * times for name, times in self.roots.items())
 
 
-def _whole_sizes(roots: set[str], seen: Seen, sizes: dict[str, int]) -> dict[str, int]:
-    """Return what each object takes with all that it refers to, as if nothing was shared."""
-    whole: dict[str, int] = {}
-    for name in children_first(roots, seen):
-        refs = sum(whole.get(ref, 0) for ref in seen.get(name) or ())
+def _read_row(store: Store, key: str) -> _Row:
+    row = _Row()
+    for entry in store.entries(key):
+        row.checkpoints += 1
+        row.entries += len(entry.data)
+        with suppress(*UNUSABLE):  # verify() tells
+            checkpoint = read_checkpoint(key, entry.seq, entry.data)
+            row.roots.update(list(names_in(checkpoint.parts.values())))
+            row.states += checkpoint.size
+    return row
+
+
+def _sums(order: Iterable[str], seen: Seen, figure: Callable[[str, int], int]) -> dict[str, int]:
+    """Return a figure of each object, made of its name and of the sum of those it refers to."""
+    sums: dict[str, int] = {}
+    for name in order:
+        below = sum(sums.get(ref, 0) for ref in seen.get(name) or ())
         # A few crafted objects can stand for more than anybody could count.
-        whole[name] = min(sizes.get(name, 0) + refs, _MOST)
-    return whole
+        sums[name] = min(figure(name, below), _MOST)
+    return sums
+
+
+def _own_sizes(
+    rows: dict[str, _Row], order: list[str], seen: Seen, sizes: dict[str, int]
+) -> Counter[str]:
+    """Return the size of the objects that one key alone needs, by key."""
+    owners: dict[str, str | None] = {}  # None: several
+    for key, row in rows.items():
+        for name in row.roots:
+            owners[name] = key if owners.get(name, key) == key else None
+    own: Counter[str] = Counter()
+    for name in reversed(order):  # after all that refer to it
+        owner = owners[name]
+        for ref in seen.get(name) or ():
+            owners[ref] = owner if owners.get(ref, owner) == owner else None
+        if owner is not None:
+            own[owner] += sizes.get(name, 0)
+    return own
 
 
 def _way_back(newest_first: list[Checkpoint]) -> set[int]:

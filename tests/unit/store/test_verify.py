@@ -1,13 +1,22 @@
 """F5: verify names what is affected, and nothing else; stats count; formats are respected."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent_checkpoint import CheckpointManager, FormatError, IntegrityError, Log, MemoryBackend
+from agent_checkpoint import (
+    CheckpointManager,
+    FormatError,
+    IntegrityError,
+    Log,
+    MemoryBackend,
+    Workspace,
+)
 from agent_checkpoint.store.entries import FORMAT, seal_entry
-from agent_checkpoint.store.objects import open_object
+from agent_checkpoint.store.objects import BLOB, RECORD, Object, open_object
+from agent_checkpoint.store.references import files_size
 
 
 def noise(seed: int, size: int = 9000) -> str:
@@ -157,6 +166,40 @@ def test_what_is_shared_counts_for_each_key_and_once_in_all(
     whole = {key: stats["keys"][key]["unshared_bytes"] - entries[key] for key in "abc"}
     assert whole == {"a": 5 * shared, "b": shared + own, "c": 0}
     assert stats["unshared_bytes"] == sum(entries.values()) + sum(whole.values())
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
+def test_files_count_for_each_checkpoint_that_has_them(kind: str, tmp_path: Path) -> None:
+    repo = tmp_path / "repo"
+    (repo / "below" / "deep").mkdir(parents=True)
+    (repo / "large").write_bytes(b"x" * 3_000_000)  # in chunks, most of them equal
+    (repo / "below" / "deep" / "small").write_bytes(b"y" * 1000)
+    (repo / "below" / "again").write_bytes(b"y" * 1000)
+    has = 3_002_000
+    path = None if kind == "memory" else tmp_path / "store"
+    with CheckpointManager(backend=kind, path=path) as manager:
+        manager.save("alone", Workspace(repo))
+        assert 0 <= manager.stats()["logical_bytes"] - has < 2000
+        # A part among others, and one inside of a state that is cut into objects.
+        inside = {"text": "a word " * 500, "files": Workspace(repo)}
+        manager.save("parts", {"files": Workspace(repo), "state": {"n": 1}})
+        manager.save("inside", {"state": {"below": inside}})
+        (repo / "below" / "again").write_bytes(b"z" * 1000)
+        manager.save("parts", {"files": Workspace(repo), "state": {"n": 2}})
+        manager.fork("parts", "fork")
+        stats = manager.stats()
+    expected = {"alone": 1, "parts": 2, "inside": 1, "fork": 1}
+    for key, checkpoints in expected.items():
+        assert 0 <= stats["keys"][key]["logical_bytes"] - checkpoints * has < 6000, key
+    assert stats["logical_bytes"] == sum(row["logical_bytes"] for row in stats["keys"].values())
+    assert stats["dedupe_ratio"] == stats["logical_bytes"] / stats["stored_bytes"] > 5
+
+
+def test_what_a_snapshot_says_of_its_size_is_not_relied_on() -> None:
+    for said in (b'{"bytes":-5}', b'{"bytes":"x"}', b'{"bytes":true}', b"[]", b"{", b"\xff", b"{}"):
+        assert files_size(Object(RECORD, (), said)) == 0
+    assert files_size(Object(BLOB, (), b'{"bytes":7}')) == 0
+    assert files_size(Object(RECORD, (), b'{"bytes":7}')) == 7
 
 
 def test_stats_work_beside_damage(manager: CheckpointManager, backend: MemoryBackend) -> None:

@@ -38,8 +38,8 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
         f"{count(data['objects'], 'object')}"
     )
     out.line(
-        f"{size(data['stored_bytes'])} stored; each checkpoint by itself, with its files, would "
-        f"take {size(data['unshared_bytes'])}"
+        f"{size(data['stored_bytes'])} stored; the states and files of all checkpoints, one by "
+        f"one, have {size(data['logical_bytes'])}"
     )
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]
@@ -47,12 +47,12 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
         limit = None if out.columns is None else 60
         out.line()
         out.table(
-            ["key", "checkpoints", "each by itself", "its own", "shared with other keys"],
+            ["key", "checkpoints", "states and files", "its own", "shared with other keys"],
             [
                 [
                     inert(key, limit),
                     f"{row['checkpoints']:,}",
-                    size(row["unshared_bytes"]),
+                    size(row["logical_bytes"]),
                     size(row["own_bytes"]),
                     size(row["stored_bytes"] - row["own_bytes"]),
                 ]
