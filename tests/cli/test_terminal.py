@@ -1,7 +1,9 @@
 """On a terminal, and elsewhere: colours, questions, progress, and their absence."""
 
+import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -103,6 +105,41 @@ def test_progress_is_not_in_the_output(repo: Path) -> None:
     status, seen = on_terminal("verify", at=repo)
     assert status == 0
     assert "All is well" in seen
+
+
+@pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
+@pytest.mark.parametrize(
+    ("verb", "words"),
+    [("stats", "Counting"), ("gc", "Looking for what is needed"), ("verify", "Verifying")],
+)
+def test_long_work_is_counted_on_a_terminal(repo: Path, verb: str, words: str, term: str) -> None:
+    """TERM=dumb takes the way of an installation without rich, too."""
+    _, seen = on_terminal(verb, at=repo, columns=200, TERM=term)
+    assert re.search(rf"{words}: \d+ checkpoints?, \d+ objects?", seen)
+    assert seen.index(words) < seen.index(f"{words}: ")  # shown before anything was read
+
+
+@pytest.mark.parametrize("verb", ["stats", "gc", "verify"])
+def test_nothing_is_counted_beside_a_pipe(repo: Path, verb: str) -> None:
+    master, slave = pty.openpty()
+    try:
+        command = [sys.executable, "-m", "agent_checkpoint", verb, "--json"]
+        env = {**os.environ, "TERM": "xterm-256color"}
+        done = subprocess.run(
+            command,
+            cwd=repo,
+            stdin=slave,
+            stdout=subprocess.PIPE,
+            stderr=slave,
+            env=env,
+            timeout=60,
+        )
+        assert done.returncode == 0
+        assert json.loads(done.stdout)
+        assert select.select([master], [], [], 0)[0] == []
+    finally:
+        os.close(slave)
+        os.close(master)
 
 
 def test_who_says_no_is_not_told_how_to_say_yes(repo: Path) -> None:

@@ -140,19 +140,32 @@ class Out:
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     @contextmanager
-    def progress(self, words: str, total: int | None = None) -> Iterator[Tell]:
-        """Show how far long work is, on the terminal of the errors; nothing if there is none."""
-        console = _rich_console(sys.stderr) if _is_terminal(sys.stderr) else None
-        if console is None:
+    def progress(self, words: str, total: Callable[[], int] | None = None) -> Iterator[Tell]:
+        """Show how far long work is, on the terminal of the errors.
+
+        Nothing is shown if that is none, or if the output goes elsewhere.
+
+        Args:
+            words: what is being done; shown at once.
+            total: counts how much there is to do, while the words are shown.
+        """
+        if not (self.is_terminal and _is_terminal(sys.stderr)):
             yield lambda done, said: None
+            return
+        console = _rich_console(sys.stderr)
+        if console is None:
+            with _plain_progress(words, self.columns or 80) as tell:
+                yield tell
             return
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
-        if total:
+        if total is not None:
             columns.insert(2, BarColumn(bar_width=24))
         with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(words, total=total)
+            task = bar.add_task(words, total=None)
+            if total is not None:
+                bar.update(task, total=total())
             # Markup is taken out: what is said may have a path in it.
             yield lambda done, said: bar.update(
                 task, completed=done, description=f"{words}: {inert(said)}".replace("[", "\\[")
@@ -185,6 +198,26 @@ class Out:
             table.add_row(*(Text(cell) for cell in row))
         if self._console is not None:
             self._console.print(table)
+
+
+@contextmanager
+def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
+    """Show one line that changes, without the extra `cli`; it is gone at the end."""
+    shown = ""
+
+    def show(text: str) -> None:
+        nonlocal shown
+        text = cut_to(inert(text), columns - 1)
+        space = " " * max(0, width(shown) - width(text))
+        sys.stderr.write(f"\r{text}{space}\r")
+        sys.stderr.flush()
+        shown = text
+
+    show(words)
+    try:
+        yield lambda done, said: show(f"{words}: {said}")
+    finally:
+        show("")
 
 
 def _padded(cell: str, room: int, right: bool) -> str:

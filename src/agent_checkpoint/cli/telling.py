@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, Repacks
-from agent_checkpoint.cli.out import Out, Tell
+from agent_checkpoint.cli.out import Out, Tell, count
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Entry, ObjectInfo
 
-_EVERY = 64
+_PAUSE = 0.1
+"""Seconds between two tellings; the first read is told at once."""
 
 
 class TellingBackend(Backend):
@@ -22,7 +24,8 @@ class TellingBackend(Backend):
     def __init__(self, inner: Backend, tell: Tell) -> None:
         self._inner = inner
         self._tell = tell
-        self._objects = self._told = 0
+        self._checkpoints = self._objects = 0
+        self._told = 0.0
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
@@ -55,10 +58,7 @@ class TellingBackend(Backend):
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
         """Return objects, and count them."""
         found = self._inner.get_objects(ids)
-        self._objects += len(found)
-        if self._objects - self._told >= _EVERY:
-            self._told = self._objects
-            self._tell(self._objects, f"{self._objects:,} objects")
+        self._count(objects=len(found))
         return found
 
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
@@ -90,8 +90,10 @@ class TellingBackend(Backend):
         return self._inner.append(stream, entry, after=after, objects=objects, requires=requires)
 
     def read(self, stream: str, **which: Any) -> list[Entry]:
-        """Pass on."""
-        return self._inner.read(stream, **which)
+        """Return entries, and count those of keys."""
+        found = self._inner.read(stream, **which)
+        self._count(checkpoints=len(found) if stream.startswith("key/") else 0)
+        return found
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
         """Pass on."""
@@ -104,6 +106,15 @@ class TellingBackend(Backend):
     def close(self) -> None:
         """Pass on."""
         self._inner.close()
+
+    def _count(self, *, checkpoints: int = 0, objects: int = 0) -> None:
+        self._checkpoints += checkpoints
+        self._objects += objects
+        now = time.monotonic()
+        if checkpoints + objects and now - self._told >= _PAUSE:
+            self._told = now
+            read = f"{count(self._checkpoints, 'checkpoint')}, {count(self._objects, 'object')}"
+            self._tell(self._objects, read)
 
 
 def place_of(backend: Backend) -> str:
@@ -133,8 +144,7 @@ def telling_manager(
         CheckpointError: it cannot be opened.
     """
     with places.manager(must_exist=must_exist) as manager:
-        total = None
-        if counts_all and out.is_terminal:
-            total = sum(1 for _ in manager.store.backend.list_objects())
+        backend = manager.store.backend
+        total = (lambda: sum(1 for _ in backend.list_objects())) if counts_all else None
         with out.progress(words, total) as tell:
-            yield CheckpointManager(TellingBackend(manager.store.backend, tell))
+            yield CheckpointManager(TellingBackend(backend, tell))

@@ -2,6 +2,7 @@
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -449,3 +450,19 @@ def test_a_fork_of_what_is_pruned_and_collected_meanwhile(backend: HookedBackend
     with pytest.raises(NotFoundError):
         manager.fork("key", "another", first)
     assert manager.verify().ok
+
+
+def test_a_stream_is_read_once_a_look(manager: CheckpointManager, backend: MemoryBackend) -> None:
+    """With 40,000 keys that is most of what gc does, also while nobody can commit."""
+    for n in range(20):
+        manager.save(f"key {n}", state(n, 0))
+    reads: Counter[str] = Counter()
+    read = backend.read
+
+    def counting(stream: str, **which: Any) -> Any:
+        reads[stream] += 1
+        return read(stream, **which)
+
+    backend.read = counting  # type: ignore[method-assign]
+    manager.gc()
+    assert {reads[f"key/key {n}"] for n in range(20)} == {1}
