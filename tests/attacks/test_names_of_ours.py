@@ -313,3 +313,99 @@ def test_a_command_says_which_rules_do_not_count(work: Scene) -> None:
     text = work.command("save")
     assert ".checkpointignore: rules (not all of it counts: line 1" in text
     assert "Incomplete" not in text
+
+
+# -- where restores are staged -------------------------------------------------------------------
+
+
+STAGED = ".agent-checkpoint-restore"
+
+
+def deep(place: Path) -> None:
+    at = place
+    for _ in range(300):
+        at.mkdir()
+        at = at / "d"
+
+
+LEFT = {
+    "a directory in it": lambda place: (place / "directory").mkdir(parents=True),
+    "files as of ours": lambda place: (
+        (place / "files").mkdir(parents=True) or (place / "files" / "0").write_text("theirs")
+    ),
+    "a deep tree": deep,
+    "a journal that is a fifo": lambda place: place.mkdir() or os.mkfifo(place / "journal"),
+    "a forged owner": lambda place: place.mkdir() or (place / "owner").write_text("0" * 64),
+    "a fifo": os.mkfifo,
+    "a file": lambda place: place.write_text("theirs"),
+    "a link": lambda place: place.symlink_to("src"),
+    "a closed directory": lambda place: (place / "x").mkdir(parents=True) or place.chmod(0),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+@pytest.mark.parametrize("watch", [True, False])
+def test_what_stands_where_restores_are_staged_blocks_nothing(
+    place: Path, own: CheckpointManager, kind: str, watch: bool
+) -> None:
+    with Workspace(place, own.store, watch=watch) as ws:
+        tree = ws.snapshot()
+        LEFT[kind](place / STAGED)  # under a workspace that is open
+        (place / "src" / "app.py").write_text("two")
+        ws.snapshot()
+        (notice,) = ws.notices
+        (aside,) = place.glob(f"{STAGED}*")
+        assert aside.name in notice
+        assert "not of a restore that you began" in notice
+    with Workspace(place, own.store, watch=watch) as again:
+        assert again.notices == []
+        again.restore(tree, paths=["src"])
+    assert (place / "src" / "app.py").read_text() == "one"
+    assert os.path.lexists(aside)
+
+
+def test_below_the_root_it_is_data(place: Path, own: CheckpointManager) -> None:
+    (place / "src" / STAGED).mkdir()
+    (place / "src" / STAGED / "journal").write_text("theirs")
+    with Workspace(place, own.store) as ws:
+        tree = ws.snapshot()
+        assert (tree.files, tree.notes, ws.notices) == (2, (), [])
+        shutil.rmtree(place / "src")
+        ws.restore(tree)
+    assert (place / "src" / STAGED / "journal").read_text() == "theirs"
+
+
+def test_what_has_the_name_of_a_file_on_its_way_is_reported(
+    place: Path, own: CheckpointManager
+) -> None:
+    (place / "src" / ".agent-checkpoint-new").write_text("theirs")
+    with Workspace(place, own.store) as ws:
+        (note,) = ws.snapshot().notes
+    assert note[:2] == ("src/.agent-checkpoint-new", "special")
+    assert "restores are staged" in note.text
+
+
+def test_what_belongs_to_another_user_is_left_and_reported(
+    place: Path, own: CheckpointManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / STAGED / "x").mkdir(parents=True)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with Workspace(place, own.store) as ws:
+        tree = ws.snapshot()
+        assert [(note.path, note.kind) for note in tree.notes] == [(STAGED, "special")]
+        assert "another user" in ws.notices[0]
+        assert len(ws.notices) == 1
+        (place / "src" / "app.py").write_text("two")
+        with pytest.raises(WorkspaceError, match="File exists"):
+            ws.restore(tree)
+    assert (place / STAGED / "x").is_dir()
+
+
+def test_the_hook_and_the_command_tell_of_it(work: Scene) -> None:
+    (work.workspace / STAGED / "x").mkdir(parents=True)
+    work.tool(1)
+    assert len(work.history(CLAUDE)) == 1
+    assert "not of a restore that you began" in work.log
+    (work.workspace / STAGED / "y").mkdir(parents=True)
+    assert "not of a restore that you began" in work.command("save")
+    assert len(list(work.workspace.glob(f"{STAGED}.found-*"))) == 2

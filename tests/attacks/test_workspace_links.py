@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.errors import CheckpointError, WorkspaceError
+from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.workspace import renaming
 from tests.attacks.forging_trees import look
 
@@ -356,18 +356,20 @@ OURS = {
 
 @pytest.mark.parametrize("kind", OURS)
 def test_our_own_directory_made_by_somebody_else(ws, outside, manager, kind):
-    """Opened or refused with an error of ours; nothing that it leads to is touched."""
+    """It blocks nothing, is kept by another name, and nothing that it leads to is touched."""
     tree, before = ws.snapshot(), look(ws.path)
     (ws.path / "f").write_bytes(b"changed")
     OURS[kind](ws.path / STAGING, outside)
-    try:
-        with Workspace(ws.path, manager.store) as again:
-            again.restore(tree)
-    except WorkspaceError:
-        assert (ws.path / "f").read_bytes() == b"changed"
-    else:
-        found = {path: what for path, what in look(ws.path).items() if path != STAGING}
-        assert found == before
+    made = sorted(path.relative_to(ws.path / STAGING) for path in (ws.path / STAGING).rglob("*"))
+    with Workspace(ws.path, manager.store) as again:
+        (notice,) = again.notices
+        (aside,) = ws.path.glob(f"{STAGING}*")
+        assert aside.name in notice
+        assert made == sorted(path.relative_to(aside) for path in aside.rglob("*"))
+        assert not [loss for loss in again.snapshot().notes if loss.path == STAGING]
+        again.restore(tree, exclude=[aside.name])
+    found = {path: what for path, what in look(ws.path).items() if STAGING not in path}
+    assert found == before
 
 
 # -- another file system -------------------------------------------------------------------------

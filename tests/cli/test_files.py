@@ -33,7 +33,17 @@ def test_save_tells_that_nothing_has_changed(repo: Path) -> None:
     data = run("save", "--json", at=repo).data
     assert data["new"] is False
     assert data["files"] == 2
-    assert set(data) == {"id", "key", "tree", "files", "bytes", "new", "incomplete", "notes"}
+    assert set(data) == {
+        "id",
+        "key",
+        "tree",
+        "files",
+        "bytes",
+        "new",
+        "incomplete",
+        "notes",
+        "notices",
+    }
 
 
 def test_save_leaves_out_what_it_is_told_to(repo: Path) -> None:

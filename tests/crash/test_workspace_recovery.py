@@ -4,12 +4,14 @@ The restore is rolled forward by the first who opens the workspace or uses it. W
 the kill is left alone: the safety checkpoint does not hold it.
 """
 
+import json
 import shutil
 
 import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.seal import claim
 from agent_checkpoint.workspace import renaming
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.crash.fault_process import OPENS
@@ -334,16 +336,22 @@ def test_a_restore_that_was_never_begun_is_forgotten(place):
     (staging / "files").mkdir(parents=True)
     (staging / "files" / "0").write_bytes(b"staged")
     (staging / "journal.new").write_bytes(b"half a jour")
+    seal = claim(json.dumps(["staging of a restore", str(place.files)]).encode())
+    (staging / "owner").write_text(str(seal))
     assert place.recovered() is None
     check_same(place.seen(), PRESENT)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"tree": 1}', b"\xff" * 100, b"null"])
-def test_a_damaged_journal_is_refused_and_nothing_is_touched(place, text):
+def test_a_damaged_journal_is_set_aside_and_told(place, text):
     place.interrupt()
     (place.files / JOURNAL).write_bytes(text)
-    before = place.seen()
-    with open_manager(place.path) as manager, pytest.raises(WorkspaceError, match="journal"):
-        open_workspace(place.path, manager)
+    before = {path: what for path, what in place.seen().items() if not path.startswith(".agent")}
+    with open_manager(place.path) as manager, open_workspace(place.path, manager) as ws:
+        assert ws.recovered is None
+        assert "its journal is damaged" in ws.notices[0]
+        (aside,) = place.files.glob(".agent-checkpoint-restore.found-*")
+        assert (aside / "journal").read_bytes() == text
+        shutil.rmtree(aside)
     check_same(place.seen(), before)
     assert set(LEFT_OUT) <= before.keys()

@@ -17,14 +17,14 @@ from typing import Callable
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.workspace.snapshots import objects_from, read_record
-from agent_checkpoint.workspace.staging import BESIDE, STAGING
+from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.tree import FILE, FOLDER, read_chunks, read_directory
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.crash.fault_process import say
 
 SPECIAL = ("fifo, device or socket",)
 OUTSIDE = {"precious": ("file", 0o600, b"nobody writes here")}
-OURS = {os.fsdecode(STAGING), os.fsdecode(BESIDE)}
+OURS = {os.fsdecode(STAGING)}
 
 
 def file(data, mode=0o644):

@@ -6,6 +6,7 @@ holds it goes on.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -138,6 +139,9 @@ class _Seen(Work):
             return "it was not you who said where its files are, or on another machine"
         if not Path(said).is_dir():
             return f"there is no directory {show(said, 200)}: it will be made"
-        if (Path(said) / STAGING.decode()).exists():
-            return "a restore was interrupted there; it is finished when the session is opened"
+        if os.path.lexists(Path(said) / STAGING.decode()):
+            return (
+                f"there is a {STAGING.decode()} in it: a restore was interrupted, or somebody else "
+                "made it; that is settled when the session is opened"
+            )
         return None

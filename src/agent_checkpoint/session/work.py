@@ -123,6 +123,8 @@ class Work:
             )
         if self._files is not None and self._files.workspace.recovered is not None:
             found.append("A restore of the files that was interrupted has been finished.")
+        if self._files is not None:
+            found += self._files.workspace.notices
         for words, names in (
             ("Tasks that are new", self.tasks.added),
             ("Tasks of the checkpoint that the code does not name", self.tasks.removed),

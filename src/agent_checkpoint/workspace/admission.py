@@ -24,9 +24,10 @@ _STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 
 
 class Excluded(NamedTuple):
-    """What is never looked at: names of our own, and directories by device and inode."""
+    """What is never looked at: names, one in the root only, and directories by device and inode."""
 
     names: Collection[bytes]
+    in_root: bytes
     places: Collection[tuple[int, int]]
 
 
@@ -59,12 +60,12 @@ class Admission:
             and name not in rules.files(node.path)
         ):
             node.notes[name] = Note(IGNORED, type=stat.S_IFMT(mode))
+        elif name in self._excluded.names or (name == self._excluded.in_root and not node.path):
+            node.notes[name] = Note(SPECIAL, "where restores are staged", stat.S_IFMT(mode))
         elif not (is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             kind = stat.S_IFMT(mode)
             node.notes[name] = Note(SPECIAL, _SPECIALS.get(kind, "no file"), kind)
-        elif name in self._excluded.names or (
-            is_folder and (found.st_dev, found.st_ino) in self._excluded.places
-        ):
+        elif is_folder and (found.st_dev, found.st_ino) in self._excluded.places:
             node.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
         elif found.st_dev != self._device and self._is_pseudo(found.st_dev):
             node.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")

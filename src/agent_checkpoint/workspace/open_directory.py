@@ -94,6 +94,8 @@ class OpenDirectory:
         self._lock = RLock()
         self.recovered: Plan | None = None
         """What was done last to finish a restore that was interrupted here."""
+        self.notices: list[str] = []
+        """What a person should know of the directory: what was found where restores are staged."""
         self.saved_in: tuple[str, ...] = ()
         """Further keys with checkpoints of the directory: what they hold counts as saved."""
         self._finish_restore()
@@ -179,9 +181,12 @@ class OpenDirectory:
         with self._root.held(exclusive=False) as root:
             if not has_staging(root):
                 return
-        plan = self._restoring.recover(self._store)
+        restoring = self._restoring
+        plan = restoring.recover(self._store)
         if plan is not None:
             self.recovered = plan
+        if restoring.notice is not None and restoring.notice not in self.notices:
+            self.notices.append(restoring.notice)
 
     @property
     def _restoring(self) -> Restoring:

@@ -69,7 +69,7 @@ class Restore:
         steps = self._plan.steps
         files = [step for step in steps if _brings_content(step) or self._is_shared(step)]
         self._check_room(files)
-        staging = Staging(self._root)
+        staging = Staging(self._root, journal, is_begun=self._is_begun)
         try:
             if ignores_case(self._root):
                 refuse_collisions(steps)

@@ -39,7 +39,7 @@ from agent_checkpoint.workspace.staging import (
     has_staging,
     left_in_staging,
     read_journal,
-    remove_staging,
+    set_aside,
     slot_of,
 )
 from agent_checkpoint.workspace.taking import Taking
@@ -91,6 +91,8 @@ class Restoring:
         self._take = take
         self._key_in = key_in
         self._saved_in = saved_in
+        self.notice: str | None = None
+        """What has to be said of a directory that stood where restores are staged."""
 
     def preview(self, store: Store, tree: Tree, wish: Wish) -> Plan:
         """Return what a restore would do. Raises as `restore` does."""
@@ -174,7 +176,8 @@ class Restoring:
             try:
                 journal = read_journal(root, os.fspath(self._root.path))
                 if journal is None:
-                    remove_staging(root)  # it was not begun, or is finished by now
+                    if has_staging(root):  # another may have finished it by now
+                        self.notice = set_aside(root, os.fspath(self._root.path))
                     return None
             except OSError as error:
                 raise WorkspaceError(

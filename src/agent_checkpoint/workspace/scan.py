@@ -94,7 +94,7 @@ class Scan:
         self._get = get
         self._contents = contents
         self._rules = rules
-        self._own_names = excluded.names
+        self._own_names = {*excluded.names, excluded.in_root}
         self._watches = watches
         self._device = os.fstat(root).st_dev
         self._by_stamp = True

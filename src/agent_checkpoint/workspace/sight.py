@@ -26,7 +26,7 @@ from agent_checkpoint.workspace.meter import Meter
 from agent_checkpoint.workspace.recheck import Recheck
 from agent_checkpoint.workspace.scan import Scan
 from agent_checkpoint.workspace.snapshots import objects_from
-from agent_checkpoint.workspace.staging import OURS
+from agent_checkpoint.workspace.staging import BESIDES, STAGING
 from agent_checkpoint.workspace.stores import is_store
 from agent_checkpoint.workspace.touched import Touched, WatchError
 
@@ -295,7 +295,7 @@ class Sight:
             objects_from(writer.backend) if writer.backend is not None else _nothing,
             contents,
             rules=self._rules,
-            excluded=Excluded(OURS, places),
+            excluded=Excluded(BESIDES, STAGING, places),
             watches=watcher,
             links=links,
             lost=lost,

@@ -1,7 +1,9 @@
 """The directory in a workspace where a restore is prepared. Owns its files and the journal.
 
 It lies in the workspace because a rename must not leave the file system. As long as it has a
-journal, a restore has begun and has to be finished, by whoever opens the workspace next.
+journal, a restore has begun and has to be finished, by whoever opens the workspace next. Anyone may
+bring along something of that name: what is not sealed by this user for this directory is not ours,
+is neither obeyed nor removed, and blocks nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -36,8 +37,16 @@ ASIDE = b".agent-checkpoint-old"
 TAKEN = b".old"
 """Ends the name of what was taken away, where it could not be exchanged."""
 ASIDE_TAKEN = ASIDE + TAKEN
-OURS = frozenset({STAGING, BESIDE, ASIDE, ASIDE_TAKEN})
-"""Names that are never captured or restored."""
+BESIDES = frozenset({BESIDE, ASIDE, ASIDE_TAKEN})
+"""Names that are never captured or restored, in any directory."""
+_OWNER = b"owner"
+_LONGEST_OWNER = 128
+_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
+"""Errors that say nothing of a file: another process, or later, it can be read."""
+_FOREIGN = frozenset(
+    {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.EPERM, errno.EACCES}
+)
+"""Errors that only entries raise that no restore has made."""
 FEW = 64
 """So many files are synced one by one; for more, the whole file system is."""
 _BATCH = 8
@@ -70,8 +79,13 @@ class Journal(NamedTuple):
 class Staging:
     """What a restore is about to put in place. Holds open the root and its own directory."""
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, journal: Journal, *, is_begun: bool) -> None:
         """Make the directory anew.
+
+        Args:
+            root: the workspace, open.
+            journal: what is to be done.
+            is_begun: whether the directory is there already, with that journal.
 
         Raises:
             OSError: it cannot be made.
@@ -79,15 +93,20 @@ class Staging:
         self._root = root
         self._count = 0
         self._fd = self.files = -1
+        if not is_begun:
+            os.mkdir(STAGING, 0o700, dir_fd=root)
         try:
             remove_staging(root, keep_journal=True)
-            with suppress(FileExistsError):
-                os.mkdir(STAGING, 0o700, dir_fd=root)
             self._fd = open_directory(STAGING, root)
+            with self._new(_OWNER, self._fd) as file:
+                _write(file, (_claimed(journal.root) or "").encode())
             os.mkdir(_STAGED, 0o700, dir_fd=self._fd)
             self.files = open_directory(_STAGED, self._fd)
         except BaseException:
             self.close()
+            if not is_begun:
+                with suppress(OSError):
+                    remove_staging(root)
             raise
 
     def put(self, files: Iterable[tuple[bytes, Item]], get: Get) -> Iterator[None]:
@@ -118,10 +137,7 @@ class Staging:
             OSError: it cannot be written.
         """
         self._settle()
-        try:
-            seal = claim(journal.said)
-        except StateError as error:
-            raise OSError(errno.EIO, str(error)) from error
+        seal = _sealed(journal.said)
         text = json.dumps({**journal._asdict(), "seal": seal}).encode()
         with self._new(_JOURNAL + b".new", self._fd) as file:
             _write(file, text)
@@ -202,28 +218,140 @@ def slot_of(path: bytes) -> bytes:
 
 
 def has_staging(root: int) -> bool:
-    """Tell whether a restore has left something, or is under way. Raises OSError."""
+    """Tell whether something has the name of the directory, whoever made it. Raises OSError."""
     try:
-        found = os.stat(STAGING, dir_fd=root, follow_symlinks=False)
+        os.stat(STAGING, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return stat.S_ISDIR(found.st_mode)
+    return True
 
 
 def read_journal(root: int, path: str) -> Journal | None:
-    """Return the journal of a restore that has begun, or None.
+    """Return the journal of a restore that this user has begun, or None.
 
     Args:
         root: the directory, open.
         path: where it is.
 
     Raises:
-        WorkspaceError: there is one that cannot be read, or that another may have written.
+        WorkspaceError: it cannot be read just now.
     """
     try:
-        staging = open_directory(STAGING, root)
-    except (FileNotFoundError, NotADirectoryError):
+        journal, seal = _read_journal(root)
+        return journal if journal.root == path and is_claimed(journal.said, seal) else None
+    except (Changing, ValueError, KeyError, TypeError, RecursionError):
         return None
+    except (OSError, StateError) as error:
+        if isinstance(error, OSError) and error.errno not in _PASSING:
+            return None
+        raise WorkspaceError(
+            f"A restore may have been interrupted here, and {os.fsdecode(STAGING)}/journal cannot "
+            f"be read now ({error}). The next who opens the workspace goes on."
+        ) from error
+
+
+def set_aside(root: int, path: str) -> str | None:
+    """Make room where there is no journal of this user; return what has to be said of that.
+
+    What a restore of this user has left before it touched anything is removed. Everything else is
+    somebody's data: it gets another name.
+
+    Args:
+        root: the directory, open.
+        path: where it is.
+
+    Raises:
+        OSError: what a restore has left cannot be removed.
+        WorkspaceError: it cannot be told now who made it.
+    """
+    why = "is not of a restore that you began in this directory, and may have come with the files"
+    try:
+        if _is_own(root, path):
+            if _has_journal(root):
+                why = (
+                    "is of a restore that was interrupted here, and its journal is damaged: some "
+                    "files may be as they were before it, and a safety checkpoint holds the others"
+                )
+            else:
+                why = "holds more than a restore has put there"
+                remove_staging(root)
+                return None
+    except OSError as error:
+        if error.errno not in _FOREIGN:
+            raise
+    with suppress(Changing, OSError, ValueError, KeyError, TypeError, RecursionError):
+        safety = show(_read_journal(root)[0].safety_id, 120)
+        why += f". By its journal {safety} holds what was here before"
+    says = f"{os.fsdecode(STAGING)} in {show(path, 1000)} {why}."
+    if os.stat(STAGING, dir_fd=root, follow_symlinks=False).st_uid != os.geteuid():
+        return f"{says} It belongs to another user, is left alone and not captured."
+    aside = STAGING + b".found-" + os.urandom(4).hex().encode()
+    try:
+        os.rename(STAGING, aside, src_dir_fd=root, dst_dir_fd=root)
+    except OSError as error:
+        return f"{says} It cannot be renamed ({error.strerror}), and is not captured."
+    return f"{says} It is {os.fsdecode(aside)} now."
+
+
+def _has_journal(root: int) -> bool:
+    staging = open_directory(STAGING, root)
+    try:
+        return os.fsdecode(_JOURNAL) in os.listdir(staging)
+    finally:
+        os.close(staging)
+
+
+def _is_own(root: int, path: str) -> bool:
+    """Tell whether the directory is one that a restore of this user has made, or is empty.
+
+    Raises:
+        OSError: it cannot be read.
+        WorkspaceError: the secret cannot be read just now.
+    """
+    staging = open_directory(STAGING, root)
+    try:
+        names = set(os.listdir(staging))
+        if not names:
+            return True
+        try:
+            with opened_file(staging, _OWNER) as file:
+                seal = read_all(file.fd, min(file.stat.st_size, _LONGEST_OWNER)).decode("ascii")
+        except (FileNotFoundError, Changing, UnicodeDecodeError):
+            return False
+        # Whoever was killed as the seal was written has written nothing else.
+        return _is_claimed(path, seal) or (not seal and names == {os.fsdecode(_OWNER)})
+    finally:
+        os.close(staging)
+
+
+def _owner_of(path: str) -> bytes:
+    return json.dumps(["staging of a restore", path]).encode()
+
+
+def _claimed(path: str) -> str | None:
+    """Return the seal by which the directory is known. Raises OSError."""
+    return _sealed(_owner_of(path))
+
+
+def _is_claimed(path: str, seal: str) -> bool:
+    try:
+        return is_claimed(_owner_of(path), seal)
+    except StateError as error:
+        raise WorkspaceError(
+            f"It cannot be told now whether {os.fsdecode(STAGING)} is yours ({error}). Try again."
+        ) from error
+
+
+def _sealed(said: bytes) -> str | None:
+    try:
+        return claim(said)
+    except StateError as error:
+        raise OSError(errno.EIO, str(error)) from error
+
+
+def _read_journal(root: int) -> tuple[Journal, object]:
+    """Return what a journal says, and its seal. Raises what reading and parsing raise."""
+    staging = open_directory(STAGING, root)
     try:
         with opened_file(staging, _JOURNAL) as file:
             record = json.loads(read_all(file.fd, min(file.stat.st_size, _LARGEST_JOURNAL)))
@@ -237,41 +365,27 @@ def read_journal(root: int, path: str) -> Journal | None:
             str(record["safety_id"]),
             None if record["seen"] is None else str(record["seen"]),
         )
-        seal = record["seal"]
-    except FileNotFoundError:
-        return None
-    except (Changing, OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise WorkspaceError(
-            f"A restore was interrupted here, and its journal {os.fsdecode(STAGING)}/journal "
-            f"cannot be read ({error!r}). Remove that directory to leave the files as they are."
-        ) from error
+        return journal, record["seal"]
     finally:
         os.close(staging)
-    try:
-        is_ours = journal.root == path and is_claimed(journal.said, seal)
-    except StateError as error:
-        raise WorkspaceError(
-            f"A restore was interrupted here, and cannot be finished now ({error}). The next who "
-            "opens the workspace goes on."
-        ) from error
-    if not is_ours:
-        raise WorkspaceError(
-            f"There is the journal of an interrupted restore here ({os.fsdecode(STAGING)}), and "
-            "nothing proves that it was you who began it in this directory: it may have come with "
-            "the files. Nothing was done. Remove that directory to leave the files as they are; if "
-            f"it was you, {show(journal.safety_id, 120)} holds what was here before."
-        )
-    return journal
 
 
 def remove_staging(root: int, *, keep_journal: bool = False) -> None:
-    """Remove what a restore has left, its journal first unless that is to stay. Raises OSError."""
+    """Remove what a restore has left, its journal first unless that is to stay.
+
+    The name of the owner goes last: what is left if this is interrupted is still known.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
     try:
         staging = open_directory(STAGING, root)
     except FileNotFoundError:
         return
     try:
-        for name in sorted(map(os.fsencode, os.listdir(staging)), reverse=True):
+        names = set(map(os.fsencode, os.listdir(staging)))
+        order = [name for name in (_JOURNAL, _FILES, _STAGED) if name in names]
+        for name in (*order, *sorted(names - {*order, _OWNER}), *(names & {_OWNER})):
             if name in (_FILES, _STAGED):
                 _remove_files(staging, name)
             elif name != _JOURNAL or not keep_journal:

@@ -82,12 +82,13 @@ def run(args: Namespace, places: Places) -> Answer:
         of_others = is_foreign(store, checkpoint)
         with Line(place, store, key, force=args.force, **rules) as line:
             line.saved_in = (checkpoint.key,)
+            notices = line.notices
             with args.out.progress("Looking at files") as tell:
                 told.append(tell)
                 plan = line.restore(tree, dry_run=True, **wish)
             preview = Answer(
                 _data(plan, checkpoint, place, of_others, done=False),
-                lambda out: _show(out, plan, paths, of_others),
+                lambda out: _show(out, plan, paths, of_others, notices),
             )
             if args.dry_run or not plan:
                 return preview
@@ -104,7 +105,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def tell_end(out: Out) -> None:
         if args.yes:
-            _show(out, done, paths, of_others)
+            _show(out, done, paths, of_others, notices)
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
             into = f" --into {quoted(str(place))} --force" if args.into is not None else ""
@@ -129,7 +130,9 @@ def _chosen(
     return chosen
 
 
-def _show(out: Out, plan: Plan, paths: Paths, of_others: bool) -> None:
+def _show(out: Out, plan: Plan, paths: Paths, of_others: bool, notices: list[str]) -> None:
+    for notice in notices:
+        out.line(inert(notice), style="yellow")
     if not plan and not plan.leave:
         out.line("Nothing to do: the files are what they were.")
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan))

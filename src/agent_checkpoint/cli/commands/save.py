@@ -103,12 +103,15 @@ def run(args: Namespace, places: Places) -> Answer:
         "new": is_new,
         "incomplete": tree.incomplete,
         "notes": notes,
+        "notices": workspace.notices,
     }
 
     def show(out: Out) -> None:
         what = f"{count(tree.files, 'file')}, {size(tree.bytes)}"
         words = "Saved" if is_new else "Nothing has changed since"
         out.line(f"{words} @{head.seq}: {inert(place)} ({what})")
+        for notice in workspace.notices:
+            out.line(inert(notice), style="yellow")
         if tree.incomplete:
             out.line("Incomplete: not all of it could be captured.", style="yellow")
         shown = out.limit(_SHOWN)

@@ -181,6 +181,8 @@ class Keeper:
             found = self._workspaces.pop(name, None)
         if found is None:  # which may take its time, if a restore was interrupted
             found = Workspace(root, store, watch=self._watch)
+            for notice in found.notices:
+                tell_failure(notice)
         with self._lock:
             found = self._workspaces.setdefault(name, found)
             self._workspaces.move_to_end(name)
