@@ -184,7 +184,12 @@ def test_too_many_open_files_is_worth_a_retry(backend):
     [
         (errno.ENOSPC, "Free some space; what was saved before is intact.", False),
         (errno.EDQUOT, "Free some of your quota; what was saved before is intact.", False),
-        (errno.EROFS, "The file system is read-only.", False),
+        (
+            errno.EROFS,
+            "Reading works. To save, restore or delete, copy the store to a directory that you "
+            "can write, and use the copy.",
+            False,
+        ),
         (errno.EACCES, "Check who owns the store.", False),
         (errno.EMFILE, "", True),
         (errno.ENOLCK, "", True),

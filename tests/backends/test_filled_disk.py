@@ -23,7 +23,7 @@ from agent_checkpoint import (
 from agent_checkpoint.backends.reserve import SIZE
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import Connections
-from tests.backends.full_disks import KINDS, fill, small_disk
+from tests.backends.full_disks import KINDS, fill, small_disk, use_up_inodes
 
 LAST = 19
 
@@ -93,6 +93,32 @@ def test_reading_pruning_and_collecting_again_and_again(disk, name, fresh):
     manager.save("a", {"n": "new"})
     assert manager.verify().ok
     manager.close()
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["opened when full", "open before"])
+@pytest.mark.parametrize("full", [False, True], ids=["room left", "no room left"])
+def test_without_an_inode(disk, name, fresh, full):
+    manager = make(disk, name)
+    for step in STEPS:
+        if fresh:
+            manager.close()
+        use_up_inodes(disk)
+        if full:
+            fill_what_is_left(disk)
+        if fresh:
+            manager = CheckpointManager(backend=name, path=disk / "store")
+        step(manager)
+    assert set(manager.list_keys()) == {"a", "d"}
+    assert len(manager.history("a")) == 2
+    manager.close()
+
+
+def fill_what_is_left(disk):
+    """Fill the disk by a file that is there already."""
+    file = next((disk / "many").iterdir())
+    if not (disk / "filler").exists():
+        file.rename(disk / "filler")
+    fill(disk)
 
 
 def test_reading_takes_nothing_of_the_disk(disk):

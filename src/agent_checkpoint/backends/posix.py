@@ -26,7 +26,8 @@ _ADVICE = {
     errno.ENOSPC: "Free some space; what was saved before is intact.",
     errno.EDQUOT: "Free some of your quota; what was saved before is intact.",
     errno.EACCES: "Check who owns the store.",
-    errno.EROFS: "The file system is read-only.",
+    errno.EROFS: "Reading works. To save, restore or delete, copy the store to a directory that "
+    "you can write, and use the copy.",
 }
 # Neither follows a link out of the store nor waits for the other end of a pipe.
 _GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
