@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager
+from agent_checkpoint.web.catalog import Catalog
 from agent_checkpoint.web.history import Histories, Point, forks_of
 from agent_checkpoint.web.picture import MOST_LANES, Picture, draw
 from agent_checkpoint.web.side_by_side import side_by_side
@@ -170,7 +171,7 @@ def test_forks_are_found_also_by_way_of_others() -> None:
     manager.fork("b", "c")
     manager.fork("a", "d")
     manager.save("other", {"n": 1})
-    origins = Histories(manager.store).origins()
+    origins = Catalog(manager.store).origins()
     assert sorted(forks_of(origins, "a", 10)[0]) == ["b", "c", "d"]
     assert forks_of(origins, "b", 10) == (["c"], 0)
     assert forks_of(origins, "a", 1)[1] == 2

@@ -157,7 +157,7 @@ def _children(site: Site, checkpoint: Checkpoint) -> list[str]:
     place = (checkpoint.key, checkpoint.seq)
     points = site.histories.line(checkpoint.key).points
     found = [point.id for point in points if place in point.parents]
-    for origin in site.histories.origins().values():
+    for origin in site.catalog.origins().values():
         if origin.parent == place:
             found.append(origin.id)
     return found[:_MOST_CHILDREN]

@@ -68,8 +68,6 @@ class Histories:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lines: dict[str, Line] = {}
-        self._origins: dict[str, Origin] = {}
-        self._read_at = 0.0
         self._lock = Lock()
 
     def line(self, key: str) -> Line:
@@ -109,7 +107,7 @@ class Histories:
                 got.append(entry)
                 if len(got) == page or entry.seq <= after + 1:
                     break
-            points += [_point(key, entry) for entry in got if entry.seq > after]
+            points += [point_of(key, entry) for entry in got if entry.seq > after]
             if len(got) < page or got[-1].seq <= after + 1:
                 return Line(points[::-1], True, time.monotonic())
             before, size = got[-1].seq, sum(len(entry.data) for entry in got)
@@ -117,21 +115,9 @@ class Histories:
             page = max(1, min(_LARGEST_PAGE, page * _AT_ONCE // max(size, 1)))
         return Line(points[::-1], False, time.monotonic())
 
-    def origins(self) -> dict[str, Origin]:
-        """Return where each key of the store begins. Raises StorageError, FormatError."""
-        with self._lock:
-            if time.monotonic() - self._read_at > _STALE:
-                self._origins, self._read_at = {}, time.monotonic()
-            keys = self._store.list_keys()
-            for key in keys:
-                if key not in self._origins:
-                    entry = next(self._store.oldest_first(key, page=1), None)
-                    if entry is not None:
-                        self._origins[key] = _origin(_point(key, entry))
-            return {key: self._origins[key] for key in keys if key in self._origins}
 
-
-def _point(key: str, entry: Entry) -> Point:
+def point_of(key: str, entry: Entry) -> Point:
+    """Return a checkpoint without its state; one that cannot be read says why."""
     try:
         found = read_checkpoint(key, entry.seq, entry.data)
     except UNUSABLE as error:
@@ -160,7 +146,8 @@ def _is_failure(kind: str, label: str) -> bool:
     return label.startswith("task ") and label.endswith(" failed")
 
 
-def _origin(point: Point) -> Origin:
+def origin_of(point: Point) -> Origin:
+    """Return where a key begins, from its first checkpoint."""
     parent = point.parents[0] if point.kind == "fork" and point.parents else None
     if parent is not None and parent[0] == point.key:
         parent = None

@@ -47,30 +47,35 @@ def first_page(site: Site, request: Request) -> Response:
     said = asked(request)
     query = said.get("q", "")
     start = number(said, "from")
-    found = [row for row in heads(site) if query.casefold() in row.key.casefold()]
-    rows = found[start : start + PAGE]
+    wanted = query.casefold()
+    found = [key for key in site.catalog.latest_first() if wanted in key.casefold()]
+    rows = [_row(site, key) for key in found[start : start + PAGE]]
     ledgers: dict[str, Ledger] = {}
-    origins = site.histories.origins()
+    origins = site.catalog.origins()
     for row in rows:
         _complete(site, row, ledgers)
         origin = origins.get(row.key)
         if row.origin is None and origin is not None and origin.parent is not None:
             row.origin = origin.parent[0]
     name = "keys_rows.html" if said.get("piece") else "keys.html"
-    return site.page(name, rows=rows, total=len(found), start=start, page=PAGE, query=query)
+    return site.page(
+        name,
+        rows=rows,
+        total=len(found),
+        start=start,
+        page=PAGE,
+        query=query,
+        unread=site.catalog.unread,
+    )
 
 
-def heads(site: Site) -> list[KeyRow]:
-    """Return all keys with their newest checkpoints, the latest first. Raises StorageError."""
-    rows = []
-    for key in site.store.list_keys():
-        row = KeyRow(key)
-        try:
-            row.head = site.store.head(key)
-        except UNUSABLE as error:
-            row.trouble = str(error)
-        rows.append(row)
-    return sorted(rows, key=lambda row: (row.ts is None, -(row.ts or 0), row.key))
+def _row(site: Site, key: str) -> KeyRow:
+    row = KeyRow(key)
+    try:
+        row.head = site.store.head(key)
+    except UNUSABLE as error:
+        row.trouble = str(error)
+    return row
 
 
 def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:

@@ -13,15 +13,15 @@ from starlette.responses import Response
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.ledger_records import PREFIX
+from agent_checkpoint.web.catalog import newest_in
 from agent_checkpoint.web.site import Site, as_json, asked
-from agent_checkpoint.web.watching import newest_in
 
 
 def news(site: Site, request: Request) -> Response:
     """Tell what changes when there is something new: of one key, or of any."""
     key = asked(request).get("key", "")
     try:
-        version = _version(site, key) if key else site.watch.version()
+        version = _version(site, key) if key else site.catalog.version()
     except CheckpointError:
         version = "trouble"
     return as_json({"version": version, "run": site.guard.run})

@@ -7,6 +7,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.web.catalog import Catalog
 from agent_checkpoint.web.history import Histories, Origin, forks_of
 from agent_checkpoint.web.picture import Picture, draw
 
@@ -31,16 +32,17 @@ class Scene(NamedTuple):
 class Scenes:
     """The pictures of one store; those that were made last are kept."""
 
-    def __init__(self, store: Store, histories: Histories) -> None:
+    def __init__(self, store: Store, histories: Histories, catalog: Catalog) -> None:
         self._store = store
         self._histories = histories
+        self._catalog = catalog
         self._kept: dict[tuple[str, bool], Scene] = {}
         self._lock = Lock()
 
     def scene(self, key: str, *, only_events: bool) -> Scene:
         """Return the picture of a key as it is now. Raises NotFoundError, StorageError."""
         histories = self._histories
-        origins = histories.origins()
+        origins = self._catalog.origins()
         names, left_out = forks_of(origins, key, MOST_FORKS)
         lines = {name: histories.line(name) for name in (key, *names)}
         if not lines[key].points:
@@ -65,7 +67,7 @@ class Scenes:
 
     def newest(self, key: str) -> str:
         """Return what changes with every checkpoint of a key or its forks. Raises StorageError."""
-        names, _ = forks_of(self._histories.origins(), key, MOST_FORKS)
+        names, _ = forks_of(self._catalog.origins(), key, MOST_FORKS)
         seqs = {name: self._store.newest(name) for name in (key, *names)}
         return version_of({**seqs, "": self._histories.oldest(key)})
 

@@ -27,11 +27,11 @@ from agent_checkpoint.records import Checkpoint, parse_checkpoint_id
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web import words
+from agent_checkpoint.web.catalog import Catalog
 from agent_checkpoint.web.guard import LARGEST_BODY, Guard, same
 from agent_checkpoint.web.history import Histories
 from agent_checkpoint.web.scenes import Scenes
 from agent_checkpoint.web.troubles import Troubles
-from agent_checkpoint.web.watching import Watch
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
@@ -81,9 +81,9 @@ class Site:
     def _show(self, manager: CheckpointManager) -> None:
         self.manager = manager
         self.histories = Histories(manager.store)
-        self.scenes = Scenes(manager.store, self.histories)
+        self.catalog = Catalog(manager.store)
+        self.scenes = Scenes(manager.store, self.histories, self.catalog)
         self.troubles = Troubles(manager.store)
-        self.watch = Watch(manager.store)
         self.previews: dict[str, object] = {}
         """What people were shown before they confirm it, by name."""
 

@@ -33,6 +33,7 @@ def timeline_page(site: Site, request: Request) -> Response:
         bins=overview(view.scene.picture, view.troubled),
         is_session=_is_session(site, view.scene.key),
         head=head,
+        unread=site.catalog.unread,
     )
 
 

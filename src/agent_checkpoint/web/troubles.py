@@ -9,8 +9,8 @@ from agent_checkpoint.session.meta import PART, read_meta
 from agent_checkpoint.store.ledger import UNDOING, UNKNOWN, Ledger
 from agent_checkpoint.store.ledger_records import PREFIX
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.web.catalog import newest_in
 from agent_checkpoint.web.picture import Picture
-from agent_checkpoint.web.watching import newest_in
 
 _MOST = 64
 
