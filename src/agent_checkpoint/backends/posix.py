@@ -369,6 +369,11 @@ def remove_folder(folder: Path) -> None:
     folder.rmdir()
 
 
+def private_file(path: str, flags: int) -> int:
+    """Open a file as `open(…, opener=)` does; a new one is private whatever the umask is."""
+    return os.open(path, flags, 0o600)
+
+
 def make_directory(path: Path) -> None:
     """Make a private directory and its parents, durably; one that exists is left as it is.
 

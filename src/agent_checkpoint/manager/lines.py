@@ -152,6 +152,8 @@ class LineVerbs:
     def purge(self, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
         """Remove every checkpoint that holds a leaked secret, and every trace of it in the store.
 
+        The indexes of workspaces, which hold names of files, go as well: they are made anew.
+
         A key whose newest checkpoint holds it goes on with a copy in which the secret is blotted
         out. Archives, copies of the store and live agents are beyond reach; what is compressed or
         encrypted within a state is not found.
@@ -166,7 +168,12 @@ class LineVerbs:
             StorageError: the medium failed, or others use it right now.
         """
         self._background.settle()
-        return purge(self.store, secret, dry_run=dry_run)
+        report = purge(self.store, secret, dry_run=dry_run)
+        if not dry_run:
+            from agent_checkpoint.workspace.premises import drop_caches  # costly to import
+
+            drop_caches()
+        return report
 
     def stats(self) -> dict[str, Any]:
         """Return what there is and what it takes, in all and per key.

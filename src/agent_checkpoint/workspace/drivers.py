@@ -141,10 +141,11 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> Fork:
             os.fsync(fd)  # a power cut must not leave directories that nobody knows
         finally:
             os.close(fd)
-        os.makedirs(private, mode=0o700)
+        make_directory(private.parent)
+        os.mkdir(private, 0o700)
         if target is not None:
             if made:
-                os.mkdir(target)
+                os.mkdir(target, 0o700)
             if not target.is_dir() or os.listdir(target):
                 raise UnsafeWorkspaceError(f"{str(target)!r} is not an empty directory.")
     except BaseException as error:

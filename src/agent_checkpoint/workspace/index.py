@@ -42,6 +42,12 @@ _GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FOLDERS: Mapping[bytes, Folder] = {}
 
 
+def remove_indexes(place: Path) -> None:
+    """Remove all indexes of a directory: they hold the names of files. Raises OSError."""
+    for path in place.iterdir() if place.is_dir() else ():
+        path.unlink(missing_ok=True)
+
+
 def write_index(path: Path, root: Folder) -> None:
     """Write the folders to a file. Raises OSError."""
     folders = list(_in_order(root))

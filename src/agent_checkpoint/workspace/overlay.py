@@ -65,7 +65,9 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
         _make_like(lower, upper)
         # A new one each time: the kernel refuses one that a volatile mount has used.
         fresh = work / os.urandom(4).hex()
-        os.makedirs(fresh, mode=0o700)
+        for place in (work, fresh):
+            with suppress(FileExistsError):
+                os.mkdir(place, 0o700)
         with ExitStack() as opened:
             places = []
             for path in (lower, upper, fresh, target):

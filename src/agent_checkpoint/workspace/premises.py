@@ -8,6 +8,7 @@ from typing import Any
 
 from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.backends.places import data_home
+from agent_checkpoint.backends.posix import os_errors
 from agent_checkpoint.errors import (
     InvalidInputError,
     StorageError,
@@ -29,6 +30,24 @@ def clean_up_forks() -> None:
     from agent_checkpoint.workspace.forks import clean_up_all  # costly to import
 
     clean_up_all()
+
+
+def drop_caches() -> None:
+    """Remove what is kept of files outside of every store: indexes, and bases that no fork uses.
+
+    Raises:
+        StorageError: some of it cannot be removed.
+    """
+    from agent_checkpoint.workspace.bases import clean_up_bases  # costly to import
+    from agent_checkpoint.workspace.index import remove_indexes
+
+    try:
+        home = data_home()
+    except InvalidInputError:
+        return  # there is no place for it
+    with os_errors(f"remove the indexes in {home}"):
+        remove_indexes(home / "index")
+        clean_up_bases(home / "bases")
 
 
 def opened_store(store: Any) -> Store:

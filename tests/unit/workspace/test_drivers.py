@@ -242,12 +242,12 @@ def stop_at(place, name, here, before=False):
 
 stop_at(os, "write", "before the record is written", before=True)
 stop_at(os, "fsync", "with a record")
-real_mkdir = os.makedirs
-def makedirs(path, *arguments, **options):
+real_mkdir = os.mkdir
+def mkdir(path, *arguments, **options):
     real_mkdir(path, *arguments, **options)
     if "-fork-" in Path(path).name:
         reached("with a private directory")
-os.makedirs = makedirs
+os.mkdir = mkdir
 fork = drivers.begin_fork(base / "records", base / "private", base / "fork")
 reached("begun")
 stop_at(overlay, "_mount", "mounted")

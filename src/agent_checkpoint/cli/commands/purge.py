@@ -5,9 +5,12 @@ from __future__ import annotations
 import getpass
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.posix import is_regular, os_errors, read_regular, write_new
 from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.hooks import client
 from agent_checkpoint.cli.out import Answer, Out, count, inert
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.errors import InvalidInputError
@@ -51,6 +54,7 @@ def run(args: Namespace, places: Places) -> Answer:
             return refused(_data(found, done=False))
         with args.out.progress("Purging"):
             done = manager.purge(secret)
+            _forget_in_log(secret.encode() if isinstance(secret, str) else secret)
 
     def show(out: Out) -> None:
         out.line(f"Removed {count(len(done.checkpoints), 'checkpoint')}.", style="green")
@@ -59,6 +63,18 @@ def run(args: Namespace, places: Places) -> Answer:
         out.line("Change the secret where it is valid: copies, archives and agents still have it.")
 
     return Answer(_data(done, done=True), show)
+
+
+def _forget_in_log(secret: bytes) -> None:
+    """Drop the lines of the hook's log that hold the secret. Raises StorageError."""
+    found = client.log_file()
+    for path in () if found is None else (Path(found), Path(f"{found}.1")):
+        with os_errors(f"rewrite {path}"):
+            lines = (read_regular(path) or b"").splitlines(True) if is_regular(path) else []
+            if not any(secret in line for line in lines):
+                continue
+            fresh = write_new(path.parent, b"".join(line for line in lines if secret not in line))
+            fresh.replace(path)
 
 
 def _secret() -> str:

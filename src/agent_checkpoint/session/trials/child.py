@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.posix import private_file
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.arguments import error_words
 from agent_checkpoint.session.trials.outside import JOB, PARCEL, RESULT
@@ -32,7 +33,8 @@ def main() -> int:
     except Exception as error:  # of the user's code as it was loaded
         found = {"error": f"It could not be loaded: {error_words(error)}"}
     draft = private / f"{RESULT}.draft"
-    draft.write_text(json.dumps(found))
+    with open(draft, "w", opener=private_file) as file:
+        file.write(json.dumps(found))
     draft.replace(private / RESULT)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -20,6 +20,7 @@ from threading import Thread
 from threading import enumerate as enumerate_threads
 from typing import Any, NamedTuple
 
+from agent_checkpoint.backends.posix import private_file
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.workspace.apart import is_within_reach, private_place
 from agent_checkpoint.workspace.drivers import begin_fork, end_fork, is_gone
@@ -86,7 +87,7 @@ def _run_elsewhere(job: Job) -> dict[str, Any]:
     try:
         told = {**job.told, "view": None}
         if told["has_files"]:
-            places.files.mkdir()
+            places.files.mkdir(mode=0o700)
             told["files"] = str(places.files)
         return _run(job, told, places.private, None)
     except OSError as error:
@@ -96,10 +97,12 @@ def _run_elsewhere(job: Job) -> dict[str, Any]:
 
 
 def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
-    (private / PARCEL).write_bytes(job.parcel)
-    (private / JOB).write_text(json.dumps({**told, "parent": os.getpid()}))
+    with open(private / PARCEL, "wb", opener=private_file) as file:
+        file.write(job.parcel)
+    with open(private / JOB, "w", opener=private_file) as file:
+        file.write(json.dumps({**told, "parent": os.getpid()}))
     command = [*own_program(_CHILD), str(private)]
-    with (private / OUTPUT).open("wb") as output:
+    with open(private / OUTPUT, "wb", opener=private_file) as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
