@@ -158,6 +158,38 @@ def test_files_that_changed_since_the_preview_are_left_alone(
     assert head_of(acting) == before
 
 
+@pytest.mark.parametrize("when", ["checked", "opened"])
+@pytest.mark.parametrize("what", ["edited", "came"])
+def test_files_that_are_written_while_it_is_confirmed_are_left_alone(
+    acting: Visitor, example: Place, what: str, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was looked at before, what counts is the safety checkpoint of the rollback."""
+    place = previewed(acting, {"id": f"{KEY}@8", "key": KEY})
+    path = example.repo / ("app/auth.py" if what == "edited" else "came.txt")
+    readme = (example.repo / "README.md").read_text()
+
+    class Late(Session):
+        def rollback(self, *args: Any, **options: Any) -> Any:
+            path.write_text("written when all had been checked\n")
+            return super().rollback(*args, **options)
+
+    late = "written when all had been checked\n"
+    with monkeypatch.context() as patch:
+        if when == "opened":
+            patch.setattr(going_back, "Session", Late)
+        else:
+            patch.setattr(going_back, "_check_same", lambda *args: path.write_text(late))
+        answer = confirm(acting, place, effects="warn")
+    assert answer.status_code == 409
+    assert "Files have changed since the preview: nothing was done" in plain(answer.text)
+    assert path.read_text() == "written when all had been checked\n"
+    assert (example.repo / "README.md").read_text() == readme
+    again = previewed(acting, {"id": f"{KEY}@8", "key": KEY})
+    assert confirm(acting, again, effects="warn").status_code == 303
+    assert (example.repo / "app" / "auth.py").read_text() == AUTH
+    assert not (example.repo / "came.txt").exists()
+
+
 def test_nobody_agrees_to_effects_that_were_not_shown(acting: Visitor, example: Place) -> None:
     with Session(KEY, store=acting.manager, every="manual") as session:
         place = previewed(acting, {"id": f"{KEY}@8", "key": KEY})

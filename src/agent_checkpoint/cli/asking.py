@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.out import Answer, Out
+from agent_checkpoint.cli.out import Answer, Out, inert
+from agent_checkpoint.errors import ConflictError
 
 _NOTHING_DONE = "Nothing was done."
 _UNASKED = f"{_NOTHING_DONE} Say --yes to go on without a question."
@@ -32,6 +33,11 @@ def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> 
         return False
     preview(args.out)
     return bool(args.out.confirm(question))
+
+
+def again(args: Namespace, error: ConflictError) -> None:
+    """Say that something else would be done than was agreed to: it is asked once more."""
+    args.out.line(inert(str(error)), style="yellow")
 
 
 def refused(data: Any) -> Answer:

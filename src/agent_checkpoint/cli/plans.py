@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -61,6 +62,15 @@ def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
     ):
         for path in found:
             out.line(f"  {words}: {inert(paths.shown(path))}", style="bold red")
+
+
+def show_since(out: Out, before: Plan | None, done: Plan | None, paths: Paths) -> None:
+    """Show what became of files otherwise than the preview said."""
+    if done is not None:
+        shown = {} if before is None else before.leave
+        fresh = {path: why for path, why in done.leave.items() if path not in shown}
+        _show_left(out, replace(done, leave=fresh), paths)
+        show_meanwhile(out, done, paths)
 
 
 def show_meanwhile(out: Out, plan: Plan, paths: Paths) -> None:

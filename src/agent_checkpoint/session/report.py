@@ -49,6 +49,9 @@ class RollbackReport:
     """What is done to the files."""
     foreign: bool = False
     """Whether the target was imported, or is not proven to be this user's."""
+    files_digest: str | None = None
+    """What tells whether the files are still those that a preview was made of; None if there were
+    none to look at."""
     notices: list[str] = field(default_factory=list)
     """What still stands outside, for the agent to be told."""
 
@@ -59,6 +62,11 @@ class RollbackReport:
     def blocking(self) -> list[Effect]:
         """Those for which a rollback is refused unless somebody says `warn`."""
         return [*self.irreversible, *self.unknown]
+
+    @property
+    def effects(self) -> list[Effect]:
+        """All effects that it passes over."""
+        return [*self.blocking, *self.compensable, *self.replayable, *self.gone]
 
     def sort(self, effects: Iterable[Effect], is_own: Callable[[str], bool]) -> None:
         """Take in the effects since the target.

@@ -40,6 +40,7 @@ from agent_checkpoint.store.references import Kept, ObjectRef
 from agent_checkpoint.store.safety import SAFETY, forget_old_safety
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
+from agent_checkpoint.workspace.plan import PlanChangedError
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.snapshots import Tree
 
@@ -147,16 +148,22 @@ class Rollback:
         if tree is not None and self._session._files is not None:
             workspace = self._session._files.workspace
             plan = workspace.restore(tree, dry_run=True)
+            self.report.files_digest = plan.digest
             # The session's own checkpoint holds all that has not changed since.
             changed = self._session._files.changed_since(self._store, self._session._saving.head)
             plan.unseen = [path for path in plan.unseen if path in changed]
             self.report.files = spared(plan, plan.unseen) if self._keep_unseen else plan
         return self.report
 
-    def run(self, policy: str) -> RollbackReport:
+    def run(self, policy: str, only_if: RollbackReport | None = None) -> RollbackReport:
         """Go back.
 
+        Args:
+            policy: what to do about effects that cannot be undone.
+            only_if: what somebody was shown, and has agreed to.
+
         Raises:
+            PlanChangedError: it is not what was shown; nothing was done.
             RollbackRefusedError: something was done outside that cannot be undone, or an `undo`
                 failed; the report is in it.
             ConflictError: tools are running, or the session was opened elsewhere.
@@ -166,8 +173,14 @@ class Rollback:
         session._check_idle("roll back")
         if self._forgets and policy != "warn" and report.blocking:
             raise RollbackRefusedError(refusal(report), report)
+        if only_if is not None:
+            shown = {effect.id for effect in only_if.effects}
+            if any(effect.id not in shown for effect in report.effects):
+                raise PlanChangedError("What was done outside has")
         with session._saving.lock:
             safety = self._hold()
+            if only_if is not None:
+                self._check_files(only_if)
             if policy == "compensate" and self._forgets:
                 self._compensate()
             self._go(safety)
@@ -189,6 +202,26 @@ class Rollback:
         saved = session._saving.write(draft)
         self.report.safety_id = saved.id
         return saved
+
+    def _check_files(self, shown: RollbackReport) -> None:
+        """See to it that the files are those that were shown, now that a checkpoint holds them.
+
+        What is written from here on is left alone: the checkpoint does not hold it.
+
+        Raises:
+            PlanChangedError: they are others.
+        """
+        tree = tree_in(self._store, self._target) if FILES in self._names else None
+        files = self._session._files
+        if tree is None or files is None:
+            return
+        plan = files.workspace.restore(tree, dry_run=True)
+        if shown.files_digest is None:  # what was not shown may be added to, not replaced
+            is_same = all(step.before is None for step in plan.steps)
+        else:
+            is_same = plan.digest == shown.files_digest
+        if not is_same:
+            raise PlanChangedError
 
     def _compensate(self) -> None:
         report = self.report

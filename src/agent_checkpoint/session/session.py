@@ -130,6 +130,7 @@ class Session(Work):
         parts: Iterable[str] | None = None,
         keep_unseen: bool = False,
         dry_run: bool = False,
+        only_if: RollbackReport | None = None,
     ) -> RollbackReport:
         """Go back to a checkpoint; the present is saved first, and `undo` returns to it.
 
@@ -141,11 +142,13 @@ class Session(Work):
             parts: what goes back, such as `["workspace"]`; everything if not given.
             keep_unseen: leave files alone that came or changed since the last checkpoint.
             dry_run: only tell what would be done.
+            only_if: what `dry_run` told: if files or effects are others by now, nothing is done.
 
         Raises:
             RollbackRefusedError: something cannot be undone; `report` in it says what.
             NotFoundError: there is no such checkpoint.
-            ConflictError: tools are running, or the session was opened elsewhere.
+            ConflictError: tools are running, the session was opened elsewhere, or it is not what
+                `only_if` says.
             StateError: the state of then does not fit; all is as it was.
         """
         self._check_open()
@@ -153,7 +156,7 @@ class Session(Work):
             raise InvalidInputError(f"effects is {', '.join(POLICIES)}, not {show(effects)}.")
         target = find_target(self, to, steps)
         way = Rollback(self, target, parts=parts, keep_unseen=keep_unseen)
-        return way.preview() if dry_run else way.run(effects)
+        return way.preview() if dry_run else way.run(effects, only_if)
 
     def undo(self) -> RollbackReport:
         """Take the last rollback, restore or adopt back. Raises as `rollback` does."""

@@ -7,7 +7,6 @@ session, its files or what was done outside are not what they were.
 from __future__ import annotations
 
 import secrets
-from hashlib import sha256
 from threading import Lock
 from typing import Any
 
@@ -24,12 +23,12 @@ from agent_checkpoint.store.ledger import Effect
 from agent_checkpoint.store.store import unknown
 from agent_checkpoint.web.site import Refused, Site, asked, wanted
 from agent_checkpoint.web.words import link, uncoded
+from agent_checkpoint.workspace.plan import PlanChangedError
 
 POLICIES = ("refuse", "warn")
 """What the page offers; to compensate needs the tools, which are not known here."""
 _MOST_KEPT = 5
 """Each holds a line for every file that would change."""
-_CHANGED = "{} changed since the preview: nothing was done. Look at it again."
 
 
 class Shown:
@@ -48,7 +47,7 @@ class Shown:
         self.lock = Lock()
         """Held while it is confirmed: a form may be sent twice."""
 
-    def look(self, site: Site, *, at_files: bool = True) -> Preview:
+    def look(self, site: Site) -> Preview:
         """Return what a rollback would do now. Raises as `preview_rollback` does."""
         return preview_rollback(
             site.manager,
@@ -56,7 +55,6 @@ class Shown:
             to=self.target.id,
             parts=self.parts,
             keep_unseen=self.keep_unseen,
-            look=at_files,
         )
 
 
@@ -125,13 +123,14 @@ def _confirmed(site: Site, shown: Shown, name: str, policy: str) -> Response:
         _check_same(site, shown)
         session = Session(key, store=site.manager, every="manual", only_at=shown.head.id)
         try:
-            # Only now is it certain that nobody else does anything outside for it.
-            agreed = {effect.id for effect in seen.blocking}
-            present = shown.look(site, at_files=False).report.blocking
-            if any(effect.id not in agreed for effect in present):
-                raise ConflictError(_CHANGED.format("What was done outside has"))
+            # Only now is it certain that nobody else does anything outside for it, and only its
+            # own safety checkpoint tells what the files are that it replaces.
             shown.done = session.rollback(
-                to=target.id, effects=policy, parts=shown.parts, keep_unseen=shown.keep_unseen
+                to=target.id,
+                effects=policy,
+                parts=shown.parts,
+                keep_unseen=shown.keep_unseen,
+                only_if=seen,
             )
         finally:
             session.close()
@@ -145,7 +144,11 @@ def _confirmed(site: Site, shown: Shown, name: str, policy: str) -> Response:
 
 
 def _check_same(site: Site, shown: Shown) -> None:
-    """Make sure that a rollback would do now what a person was shown. Raises ConflictError."""
+    """Look whether a rollback would do what a person was shown, before it takes the session over.
+
+    Raises:
+        ConflictError: it would not.
+    """
     head = site.store.head(shown.key)
     if head is None or head.id != shown.head.id:
         raise ConflictError(
@@ -153,9 +156,10 @@ def _check_same(site: Site, shown: Shown) -> None:
         )
     before, now = shown.preview, shown.look(site)
     if _effects(before.report) != _effects(now.report):
-        raise ConflictError(_CHANGED.format("What was done outside has"))
-    if before.no_files != now.no_files or _files(before.report) != _files(now.report):
-        raise ConflictError(_CHANGED.format("Files have"))
+        raise PlanChangedError("What was done outside has")
+    is_told = before.no_files == now.no_files
+    if not is_told or before.report.files_digest != now.report.files_digest:
+        raise PlanChangedError
 
 
 def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
@@ -167,17 +171,6 @@ def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
         report.gone,
     ]
     return [[(effect.id, effect.status) for effect in effects] for effects in lists]
-
-
-def _files(report: RollbackReport) -> str:
-    """Return a digest of what is done to each file, and of what it is now."""
-    digest = sha256()
-    plan = report.files
-    for step in plan.steps if plan is not None else ():
-        items = [item and (item.type, item.id, item.mode, item.target) for item in step[1:3]]
-        digest.update(repr((step.path, items)).encode())
-    digest.update(repr([] if plan is None else sorted(plan.leave)).encode())
-    return digest.hexdigest()
 
 
 def _kept(site: Site, name: str) -> Shown:

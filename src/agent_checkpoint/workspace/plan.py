@@ -10,8 +10,10 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import NamedTuple
 
+from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.workspace.comparing import Change, Side, differences, is_same
 from agent_checkpoint.workspace.folders import (
     IGNORED,
@@ -47,6 +49,13 @@ _INERT_IN_GIT = frozenset(
 _GIT_OBJECT = re.compile(
     rb"/objects/([0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]{40,64}\.[a-z]+)\Z"
 )
+
+
+class PlanChangedError(ConflictError):
+    """Something else would be done to files than what was shown before."""
+
+    def __init__(self, what: str = "Files have") -> None:
+        super().__init__(f"{what} changed since the preview: nothing was done. Look at it again.")
 
 
 class Step(NamedTuple):
@@ -139,6 +148,16 @@ class Plan:
                 if step.after.type != FOLDER and is_git_setting(step.path):
                     self.git_files.append(os.fsdecode(step.path))
             paths.append(os.fsdecode(step.path))
+
+    @property
+    def digest(self) -> str:
+        """What tells whether another plan does the same to each file, and finds it the same now."""
+        told = sha256()
+        for step in self.steps:
+            items = [item and item._replace(ref="") for item in (step.before, step.after)]
+            told.update(repr((step.path, items)).encode())
+        told.update(repr(sorted(self.leave)).encode())
+        return told.hexdigest()
 
     def __bool__(self) -> bool:
         return bool(self.steps)

@@ -29,7 +29,7 @@ from agent_checkpoint.workspace.folders import UNREADABLE, Folder
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.locking import RootLock
 from agent_checkpoint.workspace.naming import tree_in
-from agent_checkpoint.workspace.plan import Plan, Planner
+from agent_checkpoint.workspace.plan import Plan, PlanChangedError, Planner
 from agent_checkpoint.workspace.restore import CHANGED, Restore
 from agent_checkpoint.workspace.sight import Sight
 from agent_checkpoint.workspace.snapshots import Tree, objects_from, read_record
@@ -100,10 +100,17 @@ class Restoring:
             present = self._sight.look(root, store.writer(), full=True, ahead=True)
             return self._plan(store, Side(present, objects_from(store.backend)), tree, wish)
 
-    def restore(self, store: Store, tree: Tree, wish: Wish) -> Plan:
+    def restore(self, store: Store, tree: Tree, wish: Wish, only_if: Plan | None = None) -> Plan:
         """Make the directory what the tree says; return what was done.
 
+        Args:
+            store: of the tree and of the safety checkpoint.
+            tree: what it says.
+            wish: what of it.
+            only_if: what has to be planned, by what the safety checkpoint holds.
+
         Raises:
+            PlanChangedError: something else would be done; nothing was touched.
             IntegrityError: a part of the tree is missing or damaged; nothing was touched.
             RestoreIncompleteError: some paths could not be restored.
             WorkspaceError: nothing was restored.
@@ -116,6 +123,8 @@ class Restoring:
             saved = store.write(taking.draft(key, store, kind=SAFETY))
             present = Side(taking.folder, objects_from(store.backend))
             plan = self._plan(store, present, tree, wish, seen)
+            if only_if is not None and plan.digest != only_if.digest:
+                raise PlanChangedError
             self._go_through(root, store, plan, wish, Held(taking.tree, saved.id, seen))
             forget_old_safety(store, key)  # not before: the tree may be that of one
             return plan

@@ -121,6 +121,7 @@ class Workspace(OpenDirectory):
         exclude: Iterable[str] = (),
         keep_unseen: bool = False,
         dry_run: bool = False,
+        only_if: Plan | None = None,
     ) -> Plan:
         """Make the directory what it was, all of it or a part; return what was done.
 
@@ -133,8 +134,10 @@ class Workspace(OpenDirectory):
             exclude: patterns of what to leave as it is, such as `.git`.
             keep_unseen: leave alone what has come or changed since the last ordinary checkpoint.
             dry_run: only tell what would be done.
+            only_if: what `dry_run` told: if it is something else by now, nothing is done.
 
         Raises:
+            ConflictError: it is not what `only_if` says.
             InvalidInputError: a path is not within the workspace.
             IntegrityError: a part of the tree is missing or damaged; nothing was touched.
             RestoreIncompleteError: some paths could not be restored; the message names them.
@@ -151,8 +154,9 @@ class Workspace(OpenDirectory):
         with self._ready():
             found = tree_named(self, tree)
             store = self._store_for(found)
-            run = self._restoring.preview if dry_run else self._restoring.restore
-            return run(store, found, wish)
+            if dry_run:
+                return self._restoring.preview(store, found, wish)
+            return self._restoring.restore(store, found, wish, only_if)
 
     def restore_held(
         self,

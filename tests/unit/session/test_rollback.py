@@ -618,6 +618,26 @@ def test_keep_unseen_leaves_alone_what_nobody_has_saved(session):
     assert (place / "2.txt").exists()
 
 
+@pytest.mark.parametrize("keep_unseen", [False, True])
+@pytest.mark.parametrize("name", ["2.txt", "came.txt"])
+def test_only_what_was_previewed_is_done(session, name, keep_unseen):
+    step(session, 1)
+    step(session, 2)
+    place = session.workspace.path
+    (place / "unseen.txt").write_text("seen in the preview")
+    shown = session.rollback(keep_unseen=keep_unseen, dry_run=True)
+    (place / name).write_text("not seen")
+    before, head = files_of(place), session.agent.count
+    with pytest.raises(ConflictError, match="Files have changed since the preview"):
+        session.rollback(shown.target, keep_unseen=keep_unseen, only_if=shown)
+    assert (files_of(place), session.agent.count) == (before, head)
+    shown = session.rollback(shown.target, keep_unseen=keep_unseen, dry_run=True)
+    done = session.rollback(shown.target, keep_unseen=keep_unseen, only_if=shown)
+    assert session.agent.count == 1
+    assert done.id is not None
+    assert (place / "unseen.txt").exists() == keep_unseen
+
+
 def test_what_was_never_saved_is_held_by_the_safety_checkpoint(session):
     step(session, 1)
     place = session.workspace.path

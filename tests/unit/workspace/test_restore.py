@@ -12,6 +12,7 @@ import pytest
 
 from agent_checkpoint import (
     CheckpointManager,
+    ConflictError,
     IntegrityError,
     RestoreIncompleteError,
     Workspace,
@@ -216,6 +217,17 @@ def test_a_safety_checkpoint_is_there_before_anything_is_touched(
     head = ws.store.head(ws.key)
     assert head is not None
     assert head.kind == "safety"
+
+
+def test_only_what_was_previewed_is_done(ws: Workspace, tree: Tree) -> None:
+    (ws.path / "file").write_text("changed")
+    plan = ws.restore(tree, dry_run=True)
+    (ws.path / "new").write_text("not seen")
+    before = describe(ws.path)
+    with pytest.raises(ConflictError, match="changed since the preview"):
+        ws.restore(tree, only_if=plan)
+    assert describe(ws.path) == before
+    assert ws.restore(tree, only_if=ws.restore(tree, dry_run=True)).delete == ["new"]
 
 
 # -- what others do meanwhile --------------------------------------------------------------------

@@ -6,22 +6,23 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.asking import add_json, add_yes, again, agreed, refused
 from agent_checkpoint.cli.out import Answer, Out, Tell, inert
 from agent_checkpoint.cli.ownership import files_belong_to, is_foreign, is_line
 from agent_checkpoint.cli.paths import Paths, holds, paths_words
 from agent_checkpoint.cli.places import Places, existing_directory
-from agent_checkpoint.cli.plans import plan_data, show_plan
+from agent_checkpoint.cli.plans import plan_data, show_plan, show_since
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.claims import newest_readable, why_foreign
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.naming import own_key, tree_in
-from agent_checkpoint.workspace.plan import Plan
+from agent_checkpoint.workspace.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.snapshots import Tree
 
 EXAMPLES = """
@@ -83,29 +84,37 @@ def run(args: Namespace, places: Places) -> Answer:
         with Line(place, store, key, force=args.force, **rules) as line:
             line.saved_in = (checkpoint.key,)
             notices = line.notices
-            with args.out.progress("Looking at files") as tell:
-                told.append(tell)
-                plan = line.restore(tree, dry_run=True, **wish)
-            preview = Answer(
-                _data(plan, checkpoint, place, of_others, done=False),
-                lambda out: _show(out, plan, paths, of_others, notices),
-            )
-            if args.dry_run or not plan:
-                return preview
-            what = _what(chosen, place, checkpoint)
-            if not agreed(args, preview.show, f"Restore {what}?"):
-                return refused(preview.data)
-            with args.out.progress("Restoring") as tell:
-                told.append(tell)
-                done = (
-                    line.go_back(checkpoint, tree, chosen, **wish)
-                    if is_own
-                    else line.restore(tree, **wish)
+            what, done = _what(chosen, place, checkpoint), None
+            while done is None:
+                with args.out.progress("Looking at files") as tell:
+                    told.append(tell)
+                    plan = line.restore(tree, dry_run=True, **wish)
+                data = _data(plan, checkpoint, place, of_others, done=False)
+                show_it = partial(
+                    _show, plan=plan, paths=paths, of_others=of_others, notices=notices
                 )
+                if args.dry_run or not plan:
+                    return Answer(data, show_it)
+                if not agreed(args, show_it, f"Restore {what}?"):
+                    return refused(data)
+                # Who has seen the plan has agreed to that one; who says --yes, to any.
+                wish["only_if"] = None if args.yes else plan
+                try:
+                    with args.out.progress("Restoring") as tell:
+                        told.append(tell)
+                        done = (
+                            line.go_back(checkpoint, tree, chosen, **wish)
+                            if is_own
+                            else line.restore(tree, **wish)
+                        )
+                except PlanChangedError as error:
+                    again(args, error)
 
     def tell_end(out: Out) -> None:
         if args.yes:
             _show(out, done, paths, of_others, notices)
+        else:
+            show_since(out, plan, done, paths)
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
             into = f" --into {quoted(str(place))} --force" if args.into is not None else ""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.asking import add_json, add_yes, again, agreed, refused
 from agent_checkpoint.cli.hooks.events import AGENTS
 from agent_checkpoint.cli.hooks.note import Note, read_note
 from agent_checkpoint.cli.hooks.rewinding import Rewinding, make_good
@@ -16,13 +16,14 @@ from agent_checkpoint.cli.out import Answer, Out, inert, when
 from agent_checkpoint.cli.ownership import keys_of
 from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.places import Places, short_form
-from agent_checkpoint.cli.plans import show_plan
+from agent_checkpoint.cli.plans import show_plan, show_since
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.lookup import find
+from agent_checkpoint.workspace.plan import PlanChangedError
 
 EXAMPLES = """
 agent-checkpoint rewind                  the tool calls of the session here, the newest first
@@ -83,20 +84,28 @@ def run(args: Namespace, places: Places) -> Answer:
             exclude=(".git",) if args.keep_git else (),
         )
         with work:
-            work.preview()
             paths = Paths(Path(note.root), places.directory)
-            data = _data(work, target, finished, done=False)
-            preview = Answer(data, lambda out: _preview(out, work, paths, finished))
-            if args.dry_run:
-                return preview
             question = f"Go back to @{target.seq} in {inert(work.directory)}?"
-            if not agreed(args, preview.show, question):
-                return refused(data)
-            work.run()
+            is_done = False
+            while not is_done:
+                work.preview()
+                plan, data = work.plan, _data(work, target, finished, done=False)
+                preview = Answer(data, lambda out: _preview(out, work, paths, finished))
+                if args.dry_run:
+                    return preview
+                if not agreed(args, preview.show, question):
+                    return refused(data)
+                try:
+                    work.run(None if args.yes else plan)
+                    is_done = True
+                except PlanChangedError as error:
+                    again(args, error)
 
     def tell(out: Out) -> None:
         if args.yes:
             _preview(out, work, paths, finished)
+        else:
+            show_since(out, plan, work.plan, paths)
         out.line(f"Back at @{target.seq}: {inert(target.label)}", style="green")
         if work.kept is not None:
             out.line(

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.asking import add_json, add_yes, again, agreed, refused
 from agent_checkpoint.cli.effect_rows import effect_data, effect_words
 from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.out import Answer, Out, count, inert
 from agent_checkpoint.cli.ownership import works_in
 from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.places import Places, existing_directory
-from agent_checkpoint.cli.plans import plan_data, show_plan
+from agent_checkpoint.cli.plans import plan_data, show_plan, show_since
 from agent_checkpoint.cli.text import quoted
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -24,6 +25,7 @@ from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.rollback import POLICIES
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.tools import REVERSIBLE
+from agent_checkpoint.workspace.plan import PlanChangedError
 
 EXAMPLES = """
 agent-checkpoint rollback                       this directory's session, one step
@@ -86,37 +88,55 @@ def run(args: Namespace, places: Places) -> Answer:
     with places.manager() as manager:
         key = places.key(manager, args.key, sessions=True)
         to = None if args.to is None else places.id_of(manager, args.to, key)
-        seen = preview_rollback(
-            manager,
-            key,
-            to=to,
-            steps=args.steps,
-            parts=parts,
-            keep_unseen=args.keep_unseen,
-            workspace=place,
-        ).report
-        data = _data(key, seen)
         paths = Paths(place or _directory(manager, key), places.directory)
-        if args.dry_run:
-            return Answer(data, lambda out: _show(out, key, seen, paths))
         forgets = parts is None or any(name != "workspace" for name in parts)
-        if forgets and seen.blocking and args.effects != "warn":
-            return Answer(data, lambda out: _show_refusal(out, key, seen), REFUSED)
         question = f"Roll {inert(key, 60)} back? Whoever is running it can save nothing more"
-        if not agreed(args, lambda out: _show(out, key, seen, paths), f"{question}."):
-            return refused(data)
-        session = Session(key, store=manager, workspace=place, every="manual")
-        try:
-            done = session.rollback(
-                seen.target, effects=args.effects, parts=parts, keep_unseen=args.keep_unseen
-            )
-        except RollbackRefusedError as error:
-            report = error.report if isinstance(error.report, RollbackReport) else seen
-            failed = _data(key, report)
-            return Answer(failed, lambda out: _show_refusal(out, key, report), REFUSED)
-        finally:
-            session.close()
-    return Answer(_data(key, done), lambda out: _show_done(out, key, done, paths, whole=args.yes))
+        done = None
+        while done is None:
+            seen = preview_rollback(
+                manager,
+                key,
+                to=to,
+                steps=args.steps,
+                parts=parts,
+                keep_unseen=args.keep_unseen,
+                workspace=place,
+            ).report
+            to, data = seen.target, _data(key, seen)  # asked again, it is still that one
+            show_it = partial(_show, key=key, report=seen, paths=paths)
+            if args.dry_run:
+                return Answer(data, show_it)
+            if forgets and seen.blocking and args.effects != "warn":
+                show_refusal = partial(_show_refusal, key=key, report=seen)
+                return Answer(data, show_refusal, REFUSED)
+            if not agreed(args, show_it, f"{question}."):
+                return refused(data)
+            session = Session(key, store=manager, workspace=place, every="manual")
+            try:
+                done = session.rollback(
+                    seen.target,
+                    effects=args.effects,
+                    parts=parts,
+                    keep_unseen=args.keep_unseen,
+                    only_if=None if args.yes else seen,
+                )
+            except PlanChangedError as error:
+                again(args, error)
+            except RollbackRefusedError as error:
+                report = error.report if isinstance(error.report, RollbackReport) else seen
+                show_refusal = partial(_show_refusal, key=key, report=report)
+                return Answer(_data(key, report), show_refusal, REFUSED)
+            finally:
+                session.close()
+
+    def tell(out: Out) -> None:
+        if args.yes:
+            _show(out, key, done, paths)
+        else:
+            show_since(out, seen.files, done.files, paths)
+        _show_done(out, key, done)
+
+    return Answer(_data(key, done), tell)
 
 
 def _directory(manager: CheckpointManager, key: str) -> Path | None:
@@ -139,9 +159,7 @@ def _load(module: str, places: Places) -> None:
         raise InvalidInputError(f"{show_name(module)} cannot be imported: {why}") from error
 
 
-def _show_done(out: Out, key: str, report: RollbackReport, paths: Paths, *, whole: bool) -> None:
-    if whole:
-        _show(out, key, report, paths)
+def _show_done(out: Out, key: str, report: RollbackReport) -> None:
     out.line(f"{inert(key)} went back to {_place(report.target)}.", style="green")
     out.line("Whoever had it open can save nothing more: start the agent again.")
     for notice in report.notices[: out.limit(_SHOWN)]:

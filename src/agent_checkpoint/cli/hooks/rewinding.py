@@ -47,7 +47,7 @@ from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.wording import count
 from agent_checkpoint.workspace.naming import PART as FILES
 from agent_checkpoint.workspace.naming import tree_in
-from agent_checkpoint.workspace.plan import Plan
+from agent_checkpoint.workspace.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.restoring import Held
 from agent_checkpoint.workspace.workspace import Workspace
 
@@ -122,14 +122,22 @@ class Rewinding:
 
     def preview(self) -> None:
         """Find out what would be done. Raises as `run` does."""
-        if self._tree is not None:
-            self.plan = self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
+        self.plan = self._planned()
         self.words = self._words()
 
-    def run(self) -> None:
+    def _planned(self) -> Plan | None:
+        if self._tree is None:
+            return None
+        return self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
+
+    def run(self, only_if: Plan | None = None) -> None:
         """Go back.
 
+        Args:
+            only_if: what somebody was shown to be done to files, and has agreed to.
+
         Raises:
+            PlanChangedError: it is something else by now; nothing was done.
             RestoreIncompleteError: some files could not be restored; the conversation is as it was.
             ConflictError: another process works on the session.
             CheckpointError: nothing was done.
@@ -139,6 +147,10 @@ class Rewinding:
             try:
                 safety = self._save_present(SAFETY, "before the rewind to", self._decision)
                 self.safety_id = safety.id
+                if only_if is not None:
+                    present = self._planned()
+                    if present is None or present.digest != only_if.digest:
+                        raise PlanChangedError
                 try:
                     underway.begin(self._store, safety)
                 except OSError as error:
