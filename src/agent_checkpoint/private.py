@@ -70,17 +70,33 @@ def check_own(path: Path, *files: Path) -> None:
         OSError: the file system refuses to tell.
     """
     why = replaceable(path)
+    if why is not None:
+        raise _not_used(path, why)
+    check_writers(path, *files)
+
+
+def check_writers(path: Path, *files: Path) -> None:
+    """Refuse them as `check_own` does, without looking at what is above again.
+
+    Raises:
+        InvalidInputError: another user owns one of them or may write it; it says who.
+        OSError: the file system refuses to tell.
+    """
     for each in (path, *files):
         try:
-            why = why or other_writer(each, each.stat())
+            why = other_writer(each, each.stat())
         except (FileNotFoundError, NotADirectoryError):
             continue
-    if why is not None:
-        raise InvalidInputError(
-            f"{path} is not used: {why}. Whoever can write there chooses what you load. If that is "
-            "meant, open it with shared=True, which takes only checkpoints sealed under your "
-            "secret; else name a directory of your own."
-        )
+        if why is not None:
+            raise _not_used(path, why)
+
+
+def _not_used(path: Path, why: str) -> InvalidInputError:
+    return InvalidInputError(
+        f"{path} is not used: {why}. Whoever can write there chooses what you load. If that is "
+        "meant, open it with shared=True, which takes only checkpoints sealed under your "
+        "secret; else name a directory of your own."
+    )
 
 
 def _is_private_group(gid: int) -> bool:

@@ -56,7 +56,7 @@ from agent_checkpoint.backends.posix import (
     write_new,
 )
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
-from agent_checkpoint.private import check_own
+from agent_checkpoint.private import check_own, check_writers
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -106,7 +106,8 @@ class FileBackend(Backend):
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
             self.shared = shared
-            self._check_own()
+            if not shared:
+                check_own(self.path)
         if (self.path / "store.db").exists():
             raise InvalidInputError(f'{self.path} is an SQLite store: say backend="sqlite".')
         self.compression = check_compression(compression)
@@ -358,7 +359,7 @@ class FileBackend(Backend):
 
     def _check_own(self, *folders: Path) -> None:
         if not self.shared:
-            check_own(self.path, *folders)
+            check_writers(self.path, *folders)
 
     def _prepare(self) -> None:
         self._check_own(self._objects)
