@@ -145,11 +145,11 @@ def _end_all(process: subprocess.Popen[bytes], view: str | None) -> None:
 
 def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    output = b""
+    output = ""
     with suppress(FileNotFoundError, ValueError):  # it told nothing, or all of it is taken away
-        output = (private / OUTPUT).read_bytes()
+        output = _end_of(private / OUTPUT)
         found = dict(json.loads((private / RESULT).read_text()))
-    found["output"] = output[-_TAIL:].decode(errors="replace")
+    found["output"] = output
     if end is None and "error" not in found:
         end = _how_it_ended(status)
     if end is not None:
@@ -157,9 +157,30 @@ def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any
     return found
 
 
+def _end_of(path: Path) -> str:
+    """Return the end of what a trial has printed, which may be more than fits into memory."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(size - _TAIL, 0))
+        text = file.read(_TAIL).decode(errors="replace")
+    return text if size <= _TAIL else f"[the last {_TAIL:,} of {size:,} bytes]\n{text}"
+
+
+def _name_of(number: int) -> str:
+    """Return the name of a signal; most of the real-time ones have none in Python."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        first = getattr(signal, "SIGRTMIN", None)
+        last = getattr(signal, "SIGRTMAX", None)
+        if first is not None and last is not None and first <= number <= last:
+            return f"SIGRTMIN+{number - first}"
+        return f"the signal {number}"
+
+
 def _how_it_ended(status: int | None) -> str:
     if status is not None and status < 0:
-        name = signal.Signals(-status).name
+        name = _name_of(-status)
         more = ", as it is when memory runs out" if name == "SIGKILL" else ""
         return f"Its process was killed by {name}{more}."
     return f"Its process ended with the status {status} before the strategy did."

@@ -252,7 +252,7 @@ def test_where_no_view_can_be_had_files_come_from_the_store(session, processes, 
     assert (place / "new-2").read_text() == "2"
 
 
-@pytest.mark.parametrize("how", ["kill", "exit", "vanish", "memory"])
+@pytest.mark.parametrize("how", ["kill", "real time", "exit", "vanish", "memory"])
 def test_one_that_ends_badly_costs_only_itself(session, processes, how):
     outcome = explore(
         session, strategies.leave, [{"how": "well"}, {"how": how}, {"how": "well"}],
@@ -261,6 +261,7 @@ def test_one_that_ends_badly_costs_only_itself(session, processes, how):
     assert [trial.ok for trial in outcome] == [True, False, True]
     words = {
         "kill": "killed by SIGKILL, as it is when memory runs out",
+        "real time": "killed by SIGRTMIN+5.",
         "exit": "SystemExit: enough",
         "vanish": "the status 3",
         "memory": "MemoryError",
@@ -305,6 +306,20 @@ def _sleepers(session):
 def test_what_it_wrote_is_kept(session, processes):
     (trial,) = explore(session, strategies.speak, [{}], executor=processes)
     assert sorted(trial.output.split("\n")) == ["", "and seen", "to be heard"]
+
+
+def test_of_what_is_too_long_the_end_is_read_and_no_more(tmp_path):
+    with (tmp_path / "output").open("wb") as file:
+        file.truncate(1 << 36)  # a hole: nobody has so much memory
+        file.seek(0, os.SEEK_END)
+        file.write("ä".encode() * 3000)
+    (tmp_path / "result").write_text('{"metrics": {"score": 1}}')
+    found = outside._result(tmp_path, 0, None)
+    size = (1 << 36) + 6000
+    assert found["output"] == f"[the last 4,000 of {size:,} bytes]\n" + "ä" * 2000
+    assert found["metrics"] == {"score": 1}
+    (tmp_path / "output").write_text("short")
+    assert outside._result(tmp_path, 0, None)["output"] == "short"
 
 
 def test_a_store_that_is_only_here(place, processes):
