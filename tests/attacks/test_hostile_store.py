@@ -31,7 +31,7 @@ def backend(tmp_path):
     backend = FileBackend(tmp_path / "store")
     backend.append("key/a", b"one")
     backend.append("key/a", b"two")
-    return backend
+    return FileBackend(tmp_path / "store")  # opened anew: it knows nothing of what was there
 
 
 @pytest.fixture
