@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from agent_checkpoint.core.names import ask_class, name_of, register_class
 from agent_checkpoint.core.stateful import META, VERSION_FORM, LoadResult, is_stateful
-from agent_checkpoint.core.trouble import Trouble, troubles
+from agent_checkpoint.core.trouble import Trouble, cause, troubles
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import show
 
@@ -147,7 +147,7 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
                 f"does not exist, but {type(value).__name__}._checkpoint_fields() pins it."
             ).at(f".{name}") from None
         except Exception as error:
-            raise Trouble(f"cannot be read ({error!r}).").at(f".{name}") from error
+            raise Trouble(f"cannot be read ({cause(error)}).").at(f".{name}") from error
     return fields
 
 

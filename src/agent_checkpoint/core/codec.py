@@ -17,7 +17,7 @@ from agent_checkpoint.core.loading import class_of_state, rebuild_state
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.names import canonical
 from agent_checkpoint.core.stateful import StateDict, stores_itself
-from agent_checkpoint.core.trouble import troubles
+from agent_checkpoint.core.trouble import cause, troubles
 from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.store.reading import Reader
@@ -53,7 +53,7 @@ def encode_state(
         except RuntimeError as error:
             # Another thread added to a container while we walked it; the next walk may be luckier.
             if "during iteration" not in str(error) or attempt == _TRIES - 1:
-                raise StateError(f"{path} cannot be captured ({error!r}).") from error
+                raise StateError(f"{path} cannot be captured ({cause(error)}).") from error
     raise AssertionError("unreachable: the loop returns or raises")
 
 
@@ -121,4 +121,4 @@ def _ask(subject: Any, path: str) -> Any:
     except (StateError, RuntimeError):
         raise
     except Exception as error:
-        raise StateError(f"{path} has a state_dict() that failed ({error!r}).") from error
+        raise StateError(f"{path} has a state_dict() that failed ({cause(error)}).") from error

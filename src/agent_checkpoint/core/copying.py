@@ -15,7 +15,7 @@ from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
 from agent_checkpoint.core.encode import state_of
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import StateDict, is_stateful_part, stores_itself
-from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, key_piece
+from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, cause, key_piece
 from agent_checkpoint.core.values import LEAVES
 from agent_checkpoint.store.references import ObjectRef
 
@@ -92,7 +92,7 @@ def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
         except RecursionError:
             raise
         except Exception as error:
-            raise Trouble(f"cannot be assigned ({error}).").at(f".{name}") from error
+            raise Trouble(f"cannot be assigned ({cause(error)}).").at(f".{name}") from error
     return twin
 
 
@@ -142,7 +142,7 @@ def _copy(value: Any, depth: int, descend: Descend, anchor: Any = None) -> Any:
         return copy.deepcopy(value)
     except Exception as error:
         trouble = Trouble(
-            f"cannot be copied ({type(error).__name__}). Keep it in an attribute with a leading "
+            f"cannot be copied ({cause(error)}). Keep it in an attribute with a leading "
             "underscore, or leave it out of _checkpoint_fields()."
         )
         trouble.pieces = blame(value, copy.deepcopy)

@@ -15,7 +15,7 @@ from agent_checkpoint.core.encode import FACTORIES
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.pickles import decode_pickle
 from agent_checkpoint.core.stateful import CLASS, StateDict
-from agent_checkpoint.core.trouble import Trouble, key_piece, troubles
+from agent_checkpoint.core.trouble import Trouble, cause, key_piece, troubles
 from agent_checkpoint.core.types import type_named
 from agent_checkpoint.core.values import DECODERS
 from agent_checkpoint.errors import IntegrityError
@@ -179,7 +179,7 @@ class _Decoder:
         except IntegrityError as error:
             raise Trouble(f"cannot be read. {error}", IntegrityError) from None
         except Exception as error:
-            raise Trouble(f"is damaged: not a {tag} ({type(error).__name__}).") from error
+            raise Trouble(f"is damaged: not a {tag} ({cause(error)}).") from error
         raise Trouble(f"has the tag {show(tag)}, which this version does not know.")
 
     def outside(self, tag: str, payload: Any) -> Any:
@@ -208,8 +208,8 @@ class _Decoder:
             return structure.decode(fields)
         except Exception as error:
             raise Trouble(
-                f"does not fit the type {show(name)} as it is now ({error}). Register it with an "
-                "encode and a decode that know the old form."
+                f"does not fit the type {show(name)} as it is now ({cause(error)}). Register it "
+                "with an encode and a decode that know the old form."
             ) from error
 
     def state(self, payload: Any) -> Any:

@@ -33,7 +33,7 @@ from agent_checkpoint.core.stateful import (
     stores_itself,
 )
 from agent_checkpoint.core.structures import BEYOND_FIELDS, has_hidden_content
-from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, key_piece, troubles
+from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, cause, key_piece, troubles
 from agent_checkpoint.core.types import type_of
 from agent_checkpoint.core.values import LEAVES, encode_float, encode_int, encode_text
 from agent_checkpoint.errors import StateError
@@ -217,7 +217,7 @@ class _Encoder:
             try:
                 fields = structure.encode(value)
             except Exception as error:
-                raise Trouble(f"cannot be encoded as {name} ({error!r}).") from error
+                raise Trouble(f"cannot be encoded as {name} ({cause(error)}).") from error
             if fields is not BEYOND_FIELDS:
                 return {f"$type:{name}": self.value(fields, depth + 1)}
         if is_array(value):
@@ -314,7 +314,7 @@ def _ask(value: Any) -> Any:
     except RuntimeError:
         raise  # perhaps another thread changed a container: the caller tries again
     except Exception as error:
-        raise Trouble(f"has a state_dict() that failed ({error!r}).") from error
+        raise Trouble(f"has a state_dict() that failed ({cause(error)}).") from error
 
 
 _HANDLERS: dict[type, Callable[[_Encoder, Any, int], JsonValue]] = {

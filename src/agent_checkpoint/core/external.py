@@ -15,6 +15,7 @@ from typing import Any
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.core.codec import decode_part
 from agent_checkpoint.core.encode import encode
+from agent_checkpoint.core.trouble import cause
 from agent_checkpoint.errors import InvalidInputError, StateError, StateMismatchError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.objects import RECORD, make_object
@@ -90,8 +91,7 @@ class External:
             with suppress(Exception):  # the first error is the one that tells
                 self._restore(before)
             raise StateError(
-                f"The snapshot {show(state['handle'])} of {self.name!r} cannot be restored "
-                f"({error!r})."
+                f"The snapshot of {self.name!r} cannot be restored ({cause(error)})."
             ) from error
         return before
 
@@ -119,7 +119,9 @@ class External:
         try:
             return (self._take(),)
         except Exception as error:
-            raise StateError(f"No snapshot of {self.name!r} could be taken ({error!r}).") from error
+            raise StateError(
+                f"No snapshot of {self.name!r} could be taken ({cause(error)})."
+            ) from error
 
     def _packed(self, handle: Any) -> tuple[str, bytes]:
         """Return the name and the content of the object that a checkpoint has for a handle."""

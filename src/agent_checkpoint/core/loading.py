@@ -34,7 +34,7 @@ from agent_checkpoint.core.stateful import (
     is_stateful_part,
     stores_itself,
 )
-from agent_checkpoint.core.trouble import Trouble, key_piece, troubles
+from agent_checkpoint.core.trouble import Trouble, cause, key_piece, troubles
 from agent_checkpoint.errors import StateError, StateMismatchError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.references import ObjectRef
@@ -120,7 +120,7 @@ def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> 
     except StateError as error:
         raise Trouble(f"cannot be rebuilt: {error}", type(error)) from error
     except Exception as error:
-        raise Trouble(f"cannot be rebuilt as {cls.__name__} ({error!r}).") from error
+        raise Trouble(f"cannot be rebuilt as {cls.__name__} ({cause(error)}).") from error
 
 
 def class_of_state(name: str, types: Mapping[str, type]) -> type[Checkpointable]:

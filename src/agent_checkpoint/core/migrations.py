@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.core.names import canonical
 from agent_checkpoint.core.stateful import CLASS, VERSION, VERSION_FORM, StateDict
-from agent_checkpoint.core.trouble import Trouble
+from agent_checkpoint.core.trouble import Trouble, cause
 from agent_checkpoint.errors import InvalidInputError, MigrationError
 from agent_checkpoint.records import show
 
@@ -129,7 +129,7 @@ def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
     except Exception as error:
         raise Trouble(
             f"is a state of {class_name} that cannot be copied, as a migration needs "
-            f"({type(error).__name__}).",
+            f"({cause(error)}).",
             MigrationError,
         ) from error
     return StateDict(fields, types=state.types) if isinstance(state, StateDict) else fields
@@ -141,7 +141,7 @@ def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[
     except Exception as error:
         raise Trouble(
             f"was not migrated: the step of {class_name} from {step.start} failed "
-            f"({type(error).__name__}: {error}).",
+            f"({cause(error)}).",
             MigrationError,
         ) from error
     result = state if result is None else result

@@ -9,7 +9,7 @@ import binascii
 import pickle
 from typing import Any
 
-from agent_checkpoint.core.trouble import Trouble, blame
+from agent_checkpoint.core.trouble import Trouble, blame, cause
 from agent_checkpoint.core.values import decode_bytes, encode_bytes
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
@@ -60,14 +60,14 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
         return pickle.loads(data)  # noqa: S301 - the seal was checked, or the caller vouched for it
     except Exception as error:
         raise Trouble(
-            f"does not unpickle here ({type(error).__name__}: {error}). Is its class still where "
+            f"does not unpickle here ({cause(error)}). Is its class still where "
             "it was? Types that are registered with register_type() need no pickle."
         ) from error
 
 
 def _unpicklable(value: Any, error: Exception) -> Trouble:
     reason = (
-        f"cannot be captured ({type(error).__name__}). Keep it in an attribute with a leading "
+        f"cannot be captured ({cause(error)}). Keep it in an attribute with a leading "
         "underscore, leave it out of _checkpoint_fields(), or register_type() its class."
     )
     trouble = Trouble(reason)

@@ -12,6 +12,8 @@ from enum import Enum
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
+from agent_checkpoint.errors import StateError
+
 _ATTRS = "__attrs_attrs__"
 
 BEYOND_FIELDS = object()
@@ -81,7 +83,7 @@ def _encode_enum(value: Enum) -> Any:
 def _decode_enum(cls: type[Enum], data: Any) -> Any:
     if isinstance(data, str):
         if data not in cls.__members__:
-            raise ValueError(f"{cls.__name__} has no member {data!r}")
+            raise StateError(f"{cls.__name__} has no such member")
         return cls.__members__[data]
     return cls(data["value"])
 
@@ -115,7 +117,7 @@ def _check_attrs(cls: type, extra: set[str]) -> None:
     # Slots that attrs made itself are for cached properties, which are computed again.
     cached = {name for base in cls.__mro__ if hasattr(base, _ATTRS) for name in _slots(base)}
     if extra - cached:
-        raise ValueError(f"neither fields nor pickled by attrs: {', '.join(sorted(extra))}")
+        raise StateError(f"neither fields nor pickled by attrs: {', '.join(sorted(extra))}")
 
 
 def _build(cls: Any, data: Mapping[str, Any]) -> Any:
@@ -187,7 +189,7 @@ def _keeps_extra(cls: Any) -> bool:
 
 def _check_names(cls: type, data: Any, known: Any) -> None:
     if not isinstance(data, Mapping):
-        raise ValueError("not fields by name")
+        raise StateError("not fields by name")
     unknown = sorted(set(data) - set(known))
     if unknown:
-        raise ValueError(f"{cls.__name__} has no field {', '.join(unknown)}")
+        raise StateError(f"{cls.__name__} has no field {', '.join(unknown)}")

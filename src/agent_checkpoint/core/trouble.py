@@ -155,3 +155,11 @@ def children(value: Any) -> Iterator[tuple[str, Any]] | None:
     if not hasattr(value, "__dict__"):
         return None
     return ((f".{name}", item) for name, item in list(vars(value).items()))
+
+
+def cause(error: BaseException) -> str:
+    """Return what a message says of the error behind it: nothing that could quote a value.
+
+    The text of an error that is not ours may hold anything. It stays in the chained exception.
+    """
+    return str(error) if isinstance(error, CheckpointError) else type(error).__name__

@@ -130,7 +130,7 @@ def _refuse(session: Session) -> None:
     try:
         session.rollback(to=f"{KEY}@2")
     except RollbackRefusedError as refused:
-        for line in str(refused).splitlines():
+        for line in (str(refused).partition("\n")[0], *str(refused.report).splitlines()):
             _say("\n  ".join(textwrap.wrap(line, 88, subsequent_indent="  ")))
 
 

@@ -204,7 +204,7 @@ def check_text(value: object, what: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidInputError(f"{what} has lone surrogates: {show(value)}.") from None
+        raise InvalidInputError(f"{what} has lone surrogates.") from None
     return value
 
 

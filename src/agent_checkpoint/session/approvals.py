@@ -259,7 +259,7 @@ def void_unusable(ledger: Ledger, request: Request, epoch: Epoch, why: Checkpoin
 def denied(request: Request) -> ApprovalDeniedError:
     """Return the error that tells an agent that a call was refused."""
     why = f": {request.reason}" if request.reason else ""
-    return ApprovalDeniedError(f"{request.words} was denied{why}.", request.reason or "")
+    return ApprovalDeniedError(f"{request.title} was denied{why}.", request.reason or "")
 
 
 def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from agent_checkpoint.session.deed import Call, Question
 from agent_checkpoint.session.fitting import settled
 from agent_checkpoint.session.tools import check_same_tool
 from agent_checkpoint.store.ledger import APPROVED, DENIED, PENDING, Request
+from agent_checkpoint.store.ledger_account import title_of
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
@@ -36,13 +37,13 @@ def agreed(session: Work, call: Call) -> Request | None:
         words = in_words(tool.name, call.arguments)
         if settled(tool.approve(Question(tool.name, dict(call.arguments), call.task, words))):
             return None
-        raise ApprovalDeniedError(f"{words} was denied by the tool's approve= function.")
+        raise ApprovalDeniedError(f"{tool.name} was denied by the tool's approve= function.")
     ledger = session._ledger
     ledger.refresh()
     identity, digest = str(call.identity), str(call.digest)
     request = call.request or find_request(ledger, session.key, identity, digest)
     if request is not None:
-        check_same_tool(tool, request, request.words)
+        check_same_tool(tool, request, request.title)
     status = None if request is None else request.status
     if request is None:
         _suspend(session, call, new_request_id(), is_new=True)
@@ -79,4 +80,4 @@ def _suspend(session: Work, call: Call, request_id: str, *, is_new: bool) -> Non
             at=saved,
             part=call.part,
         )
-    raise Suspended(request_id, in_words(tool.name, call.arguments))
+    raise Suspended(request_id, title_of(tool.name, str(call.digest)))

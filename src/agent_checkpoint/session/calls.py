@@ -195,7 +195,7 @@ class Calls:
             call.decision = session._effects.look(tool, identity, digest, call)
         request = None
         if call.decision is None and tool.approve is not False:
-            session._effects.check_allowed(tool, call.arguments)  # before a person is asked
+            session._effects.check_allowed(tool)  # before a person is asked
             request = agreed(session, call)
         if tool.is_outside and call.decision is None:
             call.decision = session._effects.decide(

@@ -117,7 +117,7 @@ class Effects(Outcomes):
         found = self.look(tool, identity, digest, call)
         if found is not None:
             return found
-        self.check_allowed(tool, arguments)
+        self.check_allowed(tool)
         effect_id = secrets.token_hex(8)
 
         def guard() -> None:
@@ -125,7 +125,7 @@ class Effects(Outcomes):
             taken = [effect for name in names for effect in self._in_the_way(name, digest)]
             if taken:
                 raise EffectConflictError(
-                    f"{taken[-1].words} was {_done(taken[-1])} by the session "
+                    f"{taken[-1].title} was {_done(taken[-1])} by the session "
                     f"{show(taken[-1].session)}: it is not done twice."
                 )
             if request is not None:
@@ -164,12 +164,12 @@ class Effects(Outcomes):
             raise
         return Decision(self.ledger.effects[effect_id], False)
 
-    def check_allowed(self, tool: Tool, arguments: Mapping[str, Any]) -> None:
+    def check_allowed(self, tool: Tool) -> None:
         """See to it that a fork does nothing that it may not. Raises EffectError."""
         if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
             raise EffectError(
                 f"{show(self.meta.key)} is a fork, and forks may not do what cannot be undone: "
-                f"{in_words(tool.name, arguments)}. Do it in the session that it was forked from, "
+                f"{tool.name}. Do it in the session that it was forked from, "
                 'or fork with effects="allow".'
             )
 
@@ -177,18 +177,18 @@ class Effects(Outcomes):
         """Return what to do if such an effect is there already, else None. Raises as `decide`."""
         self.ledger.refresh()
         for effect in reversed(self._in_the_way(identity, digest)):
-            check_same_tool(tool, effect, effect.words)
+            check_same_tool(tool, effect, effect.title)
             if not self.is_ours(effect):
                 raise EffectConflictError(
-                    f"{effect.words} was {_done(effect)} by the session {show(effect.session)}, a "
+                    f"{effect.title} was {_done(effect)} by the session {show(effect.session)}, a "
                     "relative of this one: it is not done twice. Go on in that session, or do "
                     "something else."
                 )
             if effect.id in self._under_way:
-                raise EffectConflictError(f"{effect.words} is being done at this moment.")
+                raise EffectConflictError(f"{effect.title} is being done at this moment.")
             if effect.digest != digest:
                 raise EffectConflictError(
-                    f"{effect.words} was {_done(effect)} before under the same key, with other "
+                    f"{effect.title} was {_done(effect)} before under the same key, with other "
                     "arguments. Do it with those, to get its result, or under another key."
                 )
             if effect.status == COMMITTED:
@@ -218,7 +218,7 @@ class Effects(Outcomes):
             self._under_way[effect.id] = call
             return Decision(effect, False)
         raise EffectUnknownError(
-            f"{effect.words} was begun before, and nobody knows whether it happened. Find out, and "
+            f"{effect.title} was begun before, and nobody knows whether it happened. Find out, and "
             f"say so: session.resolve({effect.id!r}, happened=True or False)."
         )
 

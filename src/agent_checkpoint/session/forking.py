@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.checkpointable import Checkpointable
 from agent_checkpoint.core.external import External
+from agent_checkpoint.core.trouble import cause
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -237,8 +238,8 @@ def _twin(part: Any, name: str) -> Any:
         return copy.deepcopy(part)
     except Exception as error:
         raise StateError(
-            f"{name} cannot be copied for a fork ({error!r}). Pass agent=, a function that makes "
-            "a new one."
+            f"{name} cannot be copied for a fork ({cause(error)}). Pass agent=, a function that "
+            "makes a new one."
         ) from error
 
 

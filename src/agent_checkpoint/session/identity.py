@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from agent_checkpoint.core.trouble import cause
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.session.arguments import fingerprint
 from agent_checkpoint.session.fitting import fitted
@@ -84,6 +85,6 @@ def _key(tool: Tool, key: Any, arguments: Mapping[str, Any]) -> Any:
         return fitted(key, tool.offered(arguments))
     except Exception as error:
         raise InvalidInputError(
-            f"key= of the tool {tool.name} failed ({error!r}). It gets the arguments of the call "
-            "by their names, without self."
+            f"key= of the tool {tool.name} failed ({cause(error)}). It gets the arguments of the "
+            "call by their names, without self."
         ) from error

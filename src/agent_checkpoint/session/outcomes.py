@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from agent_checkpoint.core.trouble import cause
 from agent_checkpoint.errors import (
     EffectConflictError,
     EffectError,
@@ -69,7 +70,7 @@ class Outcomes:
         self._become(COMMITTED, effect, described=described, parts={"result": tree})
         if effect.status != COMMITTED:
             raise EffectConflictError(
-                f"{effect.words} was done, and another holder of the session has undone it before "
+                f"{effect.title} was done, and another holder of the session has undone it before "
                 f"that, so it says: it is {effect.status}. Look whether it stands."
             )
 
@@ -109,7 +110,7 @@ class Outcomes:
             outcome = self._ask(tool, tool.verify, effect)
         except Exception as error:
             raise EffectUnknownError(
-                f"{effect.words} was begun before, and its verify= failed ({error!r}): nobody "
+                f"{effect.title} was begun before, and its verify= failed ({cause(error)}): nobody "
                 "knows whether it happened."
             ) from error
         if outcome is None:
@@ -132,7 +133,7 @@ class Outcomes:
             if effect is None:
                 raise NotFoundError(f"There is no effect {show(effect_id)}.")
             if effect.status not in (UNKNOWN, UNDOING):
-                raise EffectError(f"{effect.words} is known to be {effect.status} already.")
+                raise EffectError(f"{effect.title} is known to be {effect.status} already.")
 
         self.ledger.refresh()
         known = getattr(self.ledger.effects.get(effect_id), "parts", {})
@@ -156,14 +157,14 @@ class Outcomes:
         """
         tool = tool_of(effect)
         if tool is None or tool.undo is None:
-            raise EffectError(f"{effect.words} cannot be undone here: no tool has an undo= for it.")
+            raise EffectError(f"{effect.title} cannot be undone here: no tool has an undo= for it.")
         if not self._become(UNDOING, effect):
-            raise EffectError(f"{effect.words} cannot be undone: it is {effect.status}.")
+            raise EffectError(f"{effect.title} cannot be undone: it is {effect.status}.")
         try:
             result = None if effect.described else self.result(effect)
             self._ask(tool, tool.undo, effect, result=result)
         except Exception as error:
-            raise EffectError(f"undo= of {effect.words} failed: {error!r}.") from error
+            raise EffectError(f"undo= of {effect.title} failed: {cause(error)}.") from error
         self._become(UNDONE, effect)
 
     def _ask(self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any) -> Any:
@@ -185,8 +186,8 @@ class Outcomes:
         """
         if effect.described:
             raise EffectError(
-                f"{effect.words} was done, and what it returned could not be kept: "
-                f"{decoded(self.ledger, effect.parts, 'result')}. Let the tool return plain data."
+                f"{effect.title} was done, and what it returned could not be kept. Let the "
+                "tool return plain data."
             )
         return decoded(self.ledger, effect.parts, "result") if "result" in effect.parts else None
 

@@ -88,6 +88,14 @@ class RollbackReport:
                 self.irreversible.append(effect)
 
     def __str__(self) -> str:
+        told = self._told(_row)
+        return f"{told}\nThe compensation stopped: {self.failure}" if self.failure else told
+
+    def outline(self) -> str:
+        """Return the same without arguments of calls, for the text of an error."""
+        return self._told(_short_row)
+
+    def _told(self, row: Callable[[Effect], str]) -> str:
         verbs = (
             ("has adopted", "would adopt") if self.adopts else ("went back to", "would go back to")
         )
@@ -102,12 +110,10 @@ class RollbackReport:
             ("Stands, and gives its result again when it is asked for:", self.replayable),
         ]
         for heading, effects in lists:
-            rows = [_row(effect) for effect in effects]
+            rows = [row(effect) for effect in effects]
             if rows:
                 more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
                 lines += [heading, *rows[:_SHOWN], *more]
-        if self.failure:
-            lines.append(f"The compensation stopped: {self.failure}")
         if self.void:
             lines.append(f"Requests for approval that are void now: {', '.join(self.void)}.")
         if self.files is not None:
@@ -132,7 +138,8 @@ def refusal(report: RollbackReport) -> str:
         )
     return (
         f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
-        f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n{report}'
+        f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n'
+        f"{report.outline()}"
     )
 
 
@@ -194,8 +201,16 @@ def gone_notice(effect: Effect) -> str:
 
 
 def _row(effect: Effect) -> str:
+    return f"  {effect.words} {_about(effect)}"
+
+
+def _short_row(effect: Effect) -> str:
+    return f"  {effect.title} {_about(effect)}"
+
+
+def _about(effect: Effect) -> str:
     more = ", its undo was begun" if effect.status == UNDOING else ""
-    return f"  {effect.words} ({effect.kind}, {_when(effect.ts)}{more})"
+    return f"({effect.kind}, {_when(effect.ts)}{more})"
 
 
 def _when(ts: float) -> str:

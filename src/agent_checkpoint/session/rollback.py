@@ -25,6 +25,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, Draft, again, show
 from agent_checkpoint.session.approvals import void
+from agent_checkpoint.session.arguments import error_words
 from agent_checkpoint.session.files import spared
 from agent_checkpoint.session.meta import PART, Meta, is_foreign, read_meta
 from agent_checkpoint.session.report import (
@@ -229,7 +230,8 @@ class Rollback:
             try:
                 self._session._effects.undo(effect)
             except EffectError as error:
-                report.failure = str(error)
+                why = error.__cause__  # what it says is for the report, not for the error's text
+                report.failure = str(error) if why is None else f"{error} ({error_words(why)})"
                 report.unknown = [effect]
                 report.gone = list(report.compensated)
                 report.notices = self._notices(self._since())
@@ -237,7 +239,7 @@ class Rollback:
                 raise RollbackRefusedError(
                     f"The session has not gone back: {error} {len(report.compensated)} of "
                     f"{len(report.compensable)} effects were undone before that, the newest "
-                    f"first.\n{report}",
+                    f"first.\n{report.outline()}",
                     report,
                 ) from error
             report.compensated.append(effect)

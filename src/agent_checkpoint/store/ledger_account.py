@@ -59,7 +59,12 @@ class Effect:
     """Whether it was done after all, when it had been declared not done."""
 
     def __repr__(self) -> str:
-        return f"<Effect {self.id}: {self.words}, {self.status}>"
+        return f"<Effect {self.id}: {self.title}, {self.status}>"
+
+    @property
+    def title(self) -> str:
+        """Which one it is, without the arguments: messages and logs hold no payload."""
+        return title_of(self.tool, self.digest)
 
     @property
     def stands(self) -> bool:
@@ -96,7 +101,12 @@ class Request:
     part: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Request {self.id}: {self.words}, {self.status}>"
+        return f"<Request {self.id}: {self.title}, {self.status}>"
+
+    @property
+    def title(self) -> str:
+        """Which one it is, without the arguments: messages and logs hold no payload."""
+        return title_of(self.tool, self.digest)
 
     @property
     def told(self) -> str:
@@ -115,6 +125,11 @@ class Request:
     def is_open(self) -> bool:
         """Whether it still waits for an answer."""
         return self.status == PENDING and not self.is_expired
+
+
+def title_of(tool: str, digest: str) -> str:
+    """Return which call it is: the tool, and the beginning of the digest of the arguments."""
+    return f"{tool} [{digest[:8]}]"
 
 
 class Epoch(NamedTuple):

@@ -18,7 +18,7 @@ class TestAtomicLoad:
     def test_a_failing_assignment_leaves_the_agent_as_it_was(self) -> None:
         agent = Guarded()
         mine = agent.a = ["mine"]
-        with pytest.raises(StateError, match=r"agent\.b cannot be assigned \(b is negative\)"):
+        with pytest.raises(StateError, match=r"agent\.b cannot be assigned \(ValueError\)"):
             agent.load_state_dict({"a": ["new"], "b": -1, "c": 2})
         assert vars(agent) == {"a": ["mine"], "b": 1, "c": 1}
         assert agent.a is mine
@@ -115,7 +115,7 @@ class TestAtomicLoad:
     def test_a_rebuilt_object_that_refuses_leaves_the_agent_as_it_was(self) -> None:
         agent = Holder(1)
         nested = StateDict({"b": -1, "__class__": "Guarded"})
-        with pytest.raises(StateError, match=r"agent\.part\[0\] cannot be rebuilt.*b is negative"):
+        with pytest.raises(StateError, match=r"agent\.part\[0\] cannot be rebuilt.*b cannot be"):
             agent.load_state_dict({"part": [nested]})
         assert agent.part == 1
 
@@ -143,6 +143,6 @@ class TestAtomicLoad:
                 super().__setattr__(name, value)
 
         agent = Ratchet()
-        with pytest.raises(StateError, match="b is negative"):
+        with pytest.raises(StateError, match=r"\.b cannot be assigned"):
             agent.load_state_dict({"c": 5, "a": 5, "b": -1})
         assert agent.c == 1

@@ -173,9 +173,7 @@ class TestRefused:
 
     def test_a_step_that_fails_is_named_with_its_error(self) -> None:
         register_migration("Migrant", from_version="1.0", fn=lambda state: state["absent"])
-        with pytest.raises(
-            MigrationError, match=r"from 1\.0 failed \(KeyError: 'absent'\)"
-        ) as error:
+        with pytest.raises(MigrationError, match=r"from 1\.0 failed \(KeyError\)") as error:
             traced(old())
         assert isinstance(error.value.__cause__, KeyError)
 

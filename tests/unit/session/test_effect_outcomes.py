@@ -69,7 +69,7 @@ def test_without_verify_nobody_knows(manager: CheckpointManager, kind: str, brea
         assert statuses(session) == ["unknown"]
         before = list(outside.done)
         for _ in range(2):
-            with pytest.raises(EffectUnknownError, match=r"charge\(order='a', cents=5\).*resolve"):
+            with pytest.raises(EffectUnknownError, match=r"charge \[[0-9a-f]{8}\] .*resolve"):
                 outside.charge("a")
         assert outside.done == before
         assert ["nobody knows" in notice for notice in session.notices] == [True]
@@ -151,7 +151,7 @@ def test_verify_that_fails_leaves_it_unknown(manager: CheckpointManager) -> None
         with pytest.raises(TimeoutError):
             outside.charge("a")
         assert statuses(session) == ["unknown"]
-        with pytest.raises(EffectUnknownError, match=r"verify= failed.*down"):
+        with pytest.raises(EffectUnknownError, match=r"verify= failed \(OSError\)"):
             outside.charge("a")
     with Session("work", store=manager) as session:  # opening asks again, and goes on without
         assert statuses(session) == ["unknown"]
@@ -435,7 +435,7 @@ def half_undone(manager: CheckpointManager) -> "tuple[Outside, Session]":
         raise OSError("no connection")
 
     outside = Outside("reversible", breaks="", undo=undo)
-    with pytest.raises(RollbackRefusedError, match="no connection"):
+    with pytest.raises(RollbackRefusedError, match=r"undo= of charge .* failed: OSError"):
         compensated(manager, outside)
     return outside, Session("work", store=manager)
 

@@ -59,7 +59,7 @@ def test_what_the_parent_did_after_it_is_in_the_way(manager: CheckpointManager, 
         outside.mail("ann")
     manager.fork("work", "branch", checkpoint_id=point)
     with Session("branch", store=manager) as branch:
-        with pytest.raises(EffectConflictError, match=r"mail\(to='ann'.*'work', a\s+relative"):
+        with pytest.raises(EffectConflictError, match=r"mail \[.*'work', a\s+relative"):
             outside.mail("ann")
         assert branch.effects == []
     assert outside.done == ["ann"]
@@ -142,7 +142,7 @@ def test_a_fork_adds_nothing_that_cannot_be_undone(manager: CheckpointManager) -
     manager.fork("work", "branch")
     for _ in range(2):
         with Session("branch", store=manager) as branch:
-            with pytest.raises(EffectError, match=r"'branch' is a fork.*mail\(to='ann'"):
+            with pytest.raises(EffectError, match=r"'branch' is a fork.*mail\."):
                 outside.mail("ann")
             assert statuses(branch) == []
     with Session("work", store=manager):

@@ -131,7 +131,7 @@ def test_the_same_key_with_other_arguments_is_a_conflict(
     outside = Outside(kind)
     with Session("work", store=manager) as session:
         outside.mail("ann", "one")
-        with pytest.raises(EffectConflictError, match=r"mail.*body='one'.*other\s+arguments"):
+        with pytest.raises(EffectConflictError, match=r"mail \[.*other\s+arguments"):
             outside.mail("ann", "two")
         assert outside.mail("bob", "two") == "mail 2 to bob"
         assert statuses(session) == ["committed", "committed"]
@@ -213,7 +213,7 @@ def test_a_result_that_cannot_be_kept_is_told_and_not_made_up(manager: Checkpoin
         assert statuses(session) == ["committed"]
     with (
         Session("work", store=manager),
-        pytest.raises(EffectError, match=r"was done, and what it returned could not be kept.*lock"),
+        pytest.raises(EffectError, match=r"was done, and what it returned could not be kept"),
     ):
         act()
     assert called == [1]
@@ -333,7 +333,7 @@ def test_with_a_key_arguments_that_come_out_otherwise_are_caught(
         start = session.save()
         outside.mail("ann", "Dear Ann")
         session.rollback(to=start, effects="warn")
-        with pytest.raises(EffectConflictError, match="Dear Ann"):
+        with pytest.raises(EffectConflictError, match="other arguments"):
             outside.mail("ann", "Hello Ann")
     assert outside.done == ["ann"]
 

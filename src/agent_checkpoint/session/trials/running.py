@@ -83,7 +83,8 @@ def _number(name: Any, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidInputError(
-            f"A strategy returns a number, or numbers by name; {show(name)} is {show(value)}."
+            f"A strategy returns a number, or numbers by name; {show(name)} is a "
+            f"{type(value).__name__}."
         ) from None
 
 
