@@ -409,3 +409,25 @@ def test_the_hook_and_the_command_tell_of_it(work: Scene) -> None:
     (work.workspace / STAGED / "y").mkdir(parents=True)
     assert "not of a restore that you began" in work.command("save")
     assert len(list(work.workspace.glob(f"{STAGED}.found-*"))) == 2
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_a_file_with_a_time_past_2262_is_captured(
+    place: Path, own: CheckpointManager, watch: bool
+) -> None:
+    seconds = 10_413_792_000  # the year 2300
+    os.utime(place / "src" / "app.py", (seconds, seconds))
+    if (place / "src" / "app.py").stat().st_mtime != seconds:
+        pytest.skip("the file system has no such time")
+    with Workspace(place, own.store, watch=watch) as ws:
+        tree = ws.snapshot()
+        assert tree.files == 1
+        assert ws.snapshot(full=True) == tree
+        (place / "src" / "app.py").write_text("two")
+        os.utime(place / "src" / "app.py", (seconds, seconds))
+        assert ws.snapshot(full=True).id != tree.id
+        ws.restore(tree)
+    assert (place / "src" / "app.py").read_text() == "one"

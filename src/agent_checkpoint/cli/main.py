@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from agent_checkpoint.cli.registry import Listed
 
 FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
+_ENCODING = "_AGENT_CHECKPOINT_ENCODING"
+"""Set by a process for the one that takes its place: in which encoding to write."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that was typed; return the exit status."""
     _open_all()
+    if arguments is None:
+        _speak_utf8()
     try:
         chosen = parse(list(sys.argv[1:] if arguments is None else arguments))
         return WRONG if chosen.command is None else _run(chosen)
@@ -41,6 +45,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+
+
+def _speak_utf8() -> None:
+    """Have names of files and arguments be UTF-8, as stores have them, whatever the locale is.
+
+    Python reads them by the locale once, when it starts: in another one it has to start again. What
+    is written stays in the encoding of the locale, which the terminal is taken to have.
+    """
+    encoding = os.environ.pop(_ENCODING, None)
+    if encoding is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError, ValueError, LookupError, OSError):
+                stream.reconfigure(  # type: ignore[union-attr]
+                    encoding=encoding, errors="backslashreplace"
+                )
+    elif sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.environ[_ENCODING] = str(getattr(sys.stdout, "encoding", None) or "ascii")
+        command = [sys.executable, "-X", "utf8", "-m", "agent_checkpoint", *sys.argv[1:]]
+        with suppress(OSError):  # then it goes on as it is
+            os.execv(sys.executable, command)  # noqa: S606 - this very program
+        del os.environ[_ENCODING]
 
 
 def _open_all() -> None:

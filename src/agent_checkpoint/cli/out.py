@@ -128,7 +128,7 @@ class Out:
 
     def json(self, data: Any) -> None:
         """Write data for a program."""
-        self._stream.write(json_text(data) + "\n")
+        self._stream.write(json_text(data, ascii_only=not self.has_signs) + "\n")
 
     def confirm(self, question: str) -> bool:
         """Ask a person; nobody there means no."""

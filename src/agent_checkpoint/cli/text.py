@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_checkpoint.wording import count as count
 from agent_checkpoint.wording import size as size
+from agent_checkpoint.wording import written_out
 
 LONGEST = 300
 """Of one value in a line for people. JSON has all of it."""
@@ -20,11 +21,7 @@ LONGEST = 300
 
 def safe(text: str) -> str:
     """Return text that shows as itself: control characters are written out, lines stay lines."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char in "\n\t" or char.isprintable() else _written(char) for char in text
-    )
+    return written_out(text, "\n\t", _written)
 
 
 def inert(value: object, limit: int | None = None) -> str:
@@ -33,22 +30,19 @@ def inert(value: object, limit: int | None = None) -> str:
     size = len(text)
     if limit is not None and size > limit:
         text = text[:limit]
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else _escaped(char) for char in text)
+    text = written_out(text, "", _escaped)
     if limit is not None and size > limit:
         text += f"… ({size:,} characters)"
     return text
 
 
-def json_text(data: Any) -> str:
+def json_text(data: Any, *, ascii_only: bool = False) -> str:
     """Return data as JSON in which no character can do anything to a terminal."""
     import json
 
-    text = json.dumps(data, indent=2, ensure_ascii=False, default=str)
-    if text.replace("\n", "").isprintable():
-        return text
-    # All of these stand within strings: JSON itself is made of printable characters.
-    return re.sub(r"[^\n -~]", lambda match: _in_json(match[0]), text)
+    text = json.dumps(data, indent=2, ensure_ascii=ascii_only, default=str)
+    # All that is written out stands within strings: JSON itself is made of printable characters.
+    return written_out(text, "\n", _in_json)
 
 
 def brief(value: Any, limit: int = LONGEST) -> str:
@@ -126,17 +120,13 @@ def quoted(text: str) -> str:
     """Return a word as a shell takes it, for commands that are shown to be typed."""
     if re.fullmatch(r"[\w@%+=:,./~-]+", text, re.ASCII) and not text.startswith("~"):
         return text
-    if text.isprintable():
+    if written_out(text, "", _in_shell) == text:
         return "'" + text.replace("'", "'\\''") + "'"
-    inner = "".join(_in_shell(char) for char in text)
+    inner = written_out(text.replace("\\", "\\\\").replace("'", "\\'"), "", _in_shell)
     return f"$'{inner}'"
 
 
 def _in_shell(char: str) -> str:
-    if char in "\\'":
-        return "\\" + char
-    if char.isprintable():
-        return char
     return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))
 
 
@@ -151,8 +141,6 @@ def _written(char: str) -> str:
 
 
 def _in_json(char: str) -> str:
-    if char.isprintable():
-        return char
     code = ord(char)
     if code < 0x10000:
         return f"\\u{code:04x}"

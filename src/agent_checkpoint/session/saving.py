@@ -6,7 +6,6 @@ head is not the one it knows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from threading import RLock
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.subjects import capture, make_draft
 from agent_checkpoint.records import Checkpoint, Draft, show
 from agent_checkpoint.session.meta import PART, Meta
+from agent_checkpoint.store.entries import now_ns
 from agent_checkpoint.store.references import Kept
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _begun(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:
     return Checkpoint(
         draft.key,
         after,
-        time.time_ns(),
+        now_ns(),
         draft.kind,
         draft.label,
         draft.tags,

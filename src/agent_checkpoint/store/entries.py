@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent_checkpoint.errors import (
     FormatError,
     IntegrityError,
     InvalidInputError,
+    StorageError,
     UntrustedDataError,
 )
 from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, show
@@ -31,6 +33,23 @@ MAX_READABLE = 1 << 28
 
 _HASH_MEMBER = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*')
 _LONGEST_HASH_MEMBER = 100
+
+
+def now_ns() -> int:
+    """Return the present time, for a record.
+
+    Raises:
+        StorageError: the clock says a time that no record can have.
+    """
+    try:
+        found = time.time_ns()
+    except OverflowError:
+        found = -1
+    if not 0 <= found < 1 << 63:
+        raise StorageError(
+            "The clock of this machine is before 1970 or after 2262. Nothing was saved: set it."
+        )
+    return found
 
 
 def seal_entry(record: dict[str, JsonValue], *, indent: bool = False) -> bytes:

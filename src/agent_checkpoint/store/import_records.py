@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.entries import open_entry, seal_entry
+from agent_checkpoint.store.entries import now_ns, open_entry, seal_entry
 from agent_checkpoint.store.sealed_streams import Foreign, append_entry, read_entries
 
 IMPORT_STREAM = "meta/import"
@@ -26,7 +25,7 @@ class Import(NamedTuple):
 
 def begin_import(backend: Backend, key: str, token: str, process: str) -> Import:
     """Say that what carries the token does not exist yet. Raises StorageError."""
-    ts_ns = time.time_ns()
+    ts_ns = now_ns()
     record: dict[str, JsonValue] = {
         "key": key,
         "token": token,

@@ -6,13 +6,13 @@ that each who adds something has seen all before it. What the records mean is no
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any
 
 from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.store.entries import now_ns
 from agent_checkpoint.store.ledger_account import (
     APPROVED,
     BEFORE,
@@ -124,7 +124,7 @@ class Ledger(Account):
                     self.check(fence)
                 if guard is not None:
                     guard()
-                entry: dict[str, JsonValue] = {"type": what, "ts_ns": time.time_ns(), **record}
+                entry: dict[str, JsonValue] = {"type": what, "ts_ns": now_ns(), **record}
                 wrong = wrong_members({**entry, "parts": {}})
                 if wrong:  # it could not be read again
                     raise InvalidInputError(f"It cannot be recorded: {_told(entry, wrong)}.")

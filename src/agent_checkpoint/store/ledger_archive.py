@@ -5,13 +5,12 @@ Owns the frame of a record, and what becomes of a ledger that is there already; 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
-from agent_checkpoint.store.entries import open_entry
+from agent_checkpoint.store.entries import now_ns, open_entry
 from agent_checkpoint.store.ledger_account import check_records
 from agent_checkpoint.store.ledger_records import OF_ANY, PREFIX, LedgerStream, check_record
 from agent_checkpoint.store.reading import ObjectSource, Reader, names_in, whole
@@ -117,7 +116,7 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
         parts = {name: with_references(tree, store.backend) for name, tree in parts.items()}
         last = stream.append(plain, parts, after=last)
     if not is_there:
-        stream.append({"type": "imported", "ts_ns": time.time_ns()}, {}, after=last)
+        stream.append({"type": "imported", "ts_ns": now_ns()}, {}, after=last)
 
 
 def _check_numbers(records: list[LedgerRecord]) -> None:

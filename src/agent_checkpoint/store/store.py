@@ -5,7 +5,6 @@ A checkpoint exists when its one stream entry exists; nothing is ever changed in
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from agent_checkpoint.records import (
 from agent_checkpoint.store.cache import Cache
 from agent_checkpoint.store.codecs import Codecs
 from agent_checkpoint.store.entries import (
+    now_ns,
     read_checkpoint,
     write_checkpoint,
     write_readable,
@@ -116,7 +116,7 @@ class Store:
         self.format.check(writing=True)
         if parents is None:
             parents = self._readable_head(draft.key)
-        ts_ns = time.time_ns() if ts_ns is None else ts_ns
+        ts_ns = now_ns() if ts_ns is None else ts_ns
         try:
             seq, parts, size = self._append(draft, ts_ns, parents, after, adopted)
         except RecursionError:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.entries import open_entry, seal_entry
+from agent_checkpoint.store.entries import now_ns, open_entry, seal_entry
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 from agent_checkpoint.store.store import Store
 
@@ -16,7 +15,7 @@ _STREAM = "meta/purged"
 
 def bury(store: Store, ids: Sequence[str]) -> None:
     """Leave a tombstone for checkpoints that are about to be purged. Raises StorageError."""
-    record: dict[str, JsonValue] = {"ts_ns": time.time_ns(), "checkpoints": list(ids)}
+    record: dict[str, JsonValue] = {"ts_ns": now_ns(), "checkpoints": list(ids)}
     append_entry(store.backend, _STREAM, seal_entry(record, indent=store.backend.readable))
 
 

@@ -11,8 +11,6 @@ import math
 import os
 import re
 import time
-import unicodedata
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -21,25 +19,20 @@ from markupsafe import Markup
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.wording import count as count
+from agent_checkpoint.wording import is_plain, written_out
 from agent_checkpoint.wording import size as size
-
-_REORDERING = frozenset({"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"})
-_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""They count as printable, and nothing is seen of them."""
-_VARIANTS = ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef")
-"""What chooses the form of the character before, and often none at all."""
 
 
 def shown(text: object) -> str:
     """Return a text of several lines in which every character can be seen for what it is."""
-    return _written_out(str(text), "\n\t", _named)
+    return written_out(str(text), "\n\t", _named)
 
 
 def on_one_line(text: object, most: int = 200) -> str:
     """Return a text on one line, cut if it is long."""
     whole = str(text)
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
-    line = _written_out(cut, "\n\t", _named)
+    line = written_out(cut, "\n\t", _named)
     if "\n" in line or "\t" in line:  # a text of several lines, and no name
         return line.replace("\n", " ").replace("\t", " ")
     # A browser shows no space at an end, and one for several.
@@ -59,7 +52,7 @@ def exact(text: object, most: int = 2000) -> Markup:
 def json_text(value: Any) -> str:
     """Return a value as JSON to be edited, in which every character can be seen for what it is."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
-    return _written_out(text, "\n", _named_in_json)
+    return written_out(text, "\n", _named_in_json)
 
 
 def when(ts: float | None, now: float | None = None) -> str:
@@ -134,7 +127,7 @@ def uncoded(text: str) -> str:
 def attachment(name: str) -> str:
     """Return the header by which a browser saves something under a name (RFC 6266)."""
     safe = "".join(
-        char if _is_plain(char, " ") and char not in '/\\:*?"<>|;' else "_" for char in name
+        char if is_plain(char, " ") and char not in '/\\:*?"<>|;' else "_" for char in name
     ).rstrip(". ")
     plain = "".join(char if char.isascii() else "_" for char in safe).replace("%", "_") or "file"
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe or 'file', safe='')}"
@@ -145,24 +138,6 @@ def _bytes(value: object) -> bytes:
         return os.fsencode(str(value))
     except UnicodeEncodeError:
         return str(value).encode("utf-8", "surrogatepass")  # no text that anything has
-
-
-def _written_out(text: str, kept: str, name: Callable[[str], str]) -> str:
-    if text.isascii() and text.isprintable():
-        return text
-    pairs = zip(" " + text, text)
-    return "".join(
-        char if char in kept or _is_plain(char, of) else name(char) for of, char in pairs
-    )
-
-
-def _is_plain(char: str, of: str) -> bool:
-    """Tell whether a character is seen for what it is, after another one."""
-    if not char.isprintable() or char in _BLANK:
-        return False
-    if any(low <= char <= high for low, high in _VARIANTS):
-        return char == "\ufe0f" and unicodedata.category(of) == "So"  # as of most emoji
-    return unicodedata.bidirectional(char) not in _REORDERING
 
 
 def _named_in_json(char: str) -> str:

@@ -56,7 +56,15 @@ def stamp_of(stat: stat_result) -> bytes:
     mode = stat.st_mode
     if mode & _TYPE == S_IFDIR:  # what is in it is looked at anyway
         return _pack(0, 0, 0, stat.st_ino, mode)
-    return _pack(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, mode & 0xFFFFFFFF)
+    size, ino, mode = stat.st_size, stat.st_ino, mode & 0xFFFFFFFF
+    try:
+        return _pack(size, stat.st_mtime_ns, stat.st_ctime_ns, ino, mode)
+    except struct.error:  # a time past the year 2262, or long ago
+        return _pack(size, _wrapped(stat.st_mtime_ns), _wrapped(stat.st_ctime_ns), ino, mode)
+
+
+def _wrapped(ns: int) -> int:
+    return (ns + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def is_copied(before: bytes, now: bytes) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol
 
 from agent_checkpoint.workspace.beneath import DIRECTORY, directory_below
-from agent_checkpoint.workspace.folders import STAMP, STORE, Handle, Note, Row
+from agent_checkpoint.workspace.folders import STAMP, STORE, Handle, Note, Row, stamp_of
 from agent_checkpoint.workspace.links import Links
 from agent_checkpoint.workspace.touched import Touched
 
@@ -117,9 +118,12 @@ class Recheck(Generic[Handle]):
                     continue
                 if seen.st_nlink > 1:
                     self.links.add(seen, _encoded(path), os.fsencode(entry.name))
-                found[entry.name] = pack(
-                    seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, mode
-                )
+                try:
+                    found[entry.name] = pack(
+                        seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, mode
+                    )
+                except struct.error:
+                    found[entry.name] = stamp_of(seen)
         texts, stamps, notes, below = self._known.row(handle)
         if len(found) == len(texts) and not notes:
             try:
