@@ -102,6 +102,10 @@ class ApprovalDeniedError(EffectError):
 class WorkspaceError(CheckpointError):
     """A directory cannot be captured or restored."""
 
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
 
 class UnsafeWorkspaceError(WorkspaceError):
     """The directory or the tree is one that must not be touched."""

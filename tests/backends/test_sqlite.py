@@ -201,11 +201,9 @@ def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
     assert network_file_system(Path("/mnt/with space/store")) is None
 
 
-def test_a_database_that_stays_busy_is_a_retryable_error(backend, monkeypatch):
+def test_a_database_that_stays_busy_is_a_retryable_error(tmp_path):
+    backend = SQLiteBackend(tmp_path / "store", lock_timeout=0.01)
     backend.append("key/k", b"1")
-    monkeypatch.setattr("agent_checkpoint.backends.sqlite_connections._BUSY_SECONDS", 0.0)
-    monkeypatch.setattr("agent_checkpoint.backends.sqlite_connections._TIMEOUT", 0.01)
-    backend.close()
     other = sqlite3.connect(backend.path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
@@ -215,6 +213,7 @@ def test_a_database_that_stays_busy_is_a_retryable_error(backend, monkeypatch):
         other.close()
     assert caught.value.retryable
     assert backend.append("key/k", b"2") == 2
+    backend.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -16,7 +16,7 @@ import errno
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,6 +40,7 @@ from agent_checkpoint.backends.posix import (
     Identity,
     check_held,
     check_path,
+    check_seconds,
     is_regular,
     link_new,
     locked,
@@ -55,6 +56,7 @@ from agent_checkpoint.backends.posix import (
     url_of,
     write_new,
 )
+from agent_checkpoint.backends.waiting import LOCK_SECONDS
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
 from agent_checkpoint.private import check_own, check_writers
 from agent_checkpoint.records import (
@@ -85,6 +87,7 @@ class FileBackend(Backend):
         max_bytes: int | None = None,
         compression: str | None = None,
         shared: bool = False,
+        lock_timeout: float = LOCK_SECONDS,
     ) -> None:
         """Use the directory `path`, which is made at the first write, within the `Limits`.
 
@@ -94,6 +97,8 @@ class FileBackend(Backend):
             max_bytes: as for `Limits`.
             compression: as in `Backend`, of a new store.
             shared: whether it may be another user's, or one that others may write.
+            lock_timeout: as of the SQLite backend: for how many seconds to wait for a process that
+                does not go on.
 
         Raises:
             InvalidInputError: the path exists and is not a directory, cannot be one, or is not this
@@ -113,6 +118,7 @@ class FileBackend(Backend):
         self.compression = check_compression(compression)
         self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"
+        self._lock_timeout = check_seconds(lock_timeout)
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
         self._pin = Pin(self._objects)  # made with the store, and never removed
@@ -137,7 +143,7 @@ class FileBackend(Backend):
         self._limits.check(objects)
         with os_errors(f"write objects to {self.path}"):
             self._prepare()
-            with locked(self._lock_file, exclusive=False) as lock:
+            with self._locked(exclusive=False) as lock:
                 self._write_objects(objects)
                 self._check(lock)
 
@@ -183,7 +189,7 @@ class FileBackend(Backend):
             if not self._pin.is_there():
                 return
             self._prepare()
-            with locked(self._lock_file, exclusive=True) as lock:
+            with self._locked(exclusive=True) as lock:
                 doomed = [name for name in ids if is_object_id(name)]
                 self._check(lock)
                 sweep(self._tmp)
@@ -218,7 +224,7 @@ class FileBackend(Backend):
         self._limits.check(objects)
         with os_errors(f"replace objects of {self.path}"):
             self._prepare()
-            with locked(self._lock_file, exclusive=True) as lock:
+            with self._locked(exclusive=True) as lock:
                 self._check(lock)
                 for name, data in objects.items():
                     target = self._object_file(name)
@@ -247,7 +253,7 @@ class FileBackend(Backend):
             self._limits.check(objects, entry)
         with os_errors(f"append to {show(stream)} in {self.path}"):
             self._prepare()
-            with locked(self._lock_file, exclusive=False) as lock:
+            with self._locked(exclusive=False) as lock:
                 missing = self.missing_objects(requires)
                 if missing:
                     raise MissingObjectsError(missing)
@@ -317,7 +323,7 @@ class FileBackend(Backend):
             if not folder.is_dir():
                 return
             self._prepare()
-            with locked(self._lock_file, exclusive=True) as lock:
+            with self._locked(exclusive=True) as lock:
                 self._check(lock)
                 sweep(self._tmp)
                 present = numbers(folder)
@@ -367,6 +373,9 @@ class FileBackend(Backend):
         make_own_directory(self._tmp)
         make_own_directory(self._objects)
         self._pin.is_there()
+
+    def _locked(self, *, exclusive: bool) -> AbstractContextManager[Identity]:
+        return locked(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
 
     def _check(self, lock: Identity) -> None:
         """Make sure that the store at the path is this one, and locked. Raises StorageError."""

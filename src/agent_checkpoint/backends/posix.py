@@ -11,11 +11,11 @@ import fcntl
 import os
 import re
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from agent_checkpoint.backends.waiting import LOCK_SECONDS, take_lock
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.private import other_writer
 from agent_checkpoint.records import show
@@ -32,7 +32,6 @@ _ADVICE = {
 # Neither follows a link out of the store nor waits for the other end of a pipe.
 _GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GATE_WAIT = 2.0  # seconds
-_GATE_PAUSE = 0.005
 _NEW_NAME = re.compile(r"[0-9a-f]{24}")
 
 Identity = tuple[int, int]
@@ -79,6 +78,14 @@ def check_path(path: object) -> Path:
         raise InvalidInputError(f"{show(text)} is not a path: it has lone surrogates.") from None
     except RuntimeError as error:  # ~name of nobody
         raise InvalidInputError(f"{show(text)} is not a path: {error}") from None
+
+
+def check_seconds(seconds: object) -> float:
+    """Return a time to wait for a lock, if it is one. Raises InvalidInputError."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < float("inf"):  # type: ignore[operator]
+        raise InvalidInputError(f"lock_timeout counts seconds, not {show(seconds)}.")
+    return float(seconds)  # type: ignore[arg-type]
 
 
 @contextmanager
@@ -130,7 +137,9 @@ def disk_room(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def locked(lock_file: Path, *, exclusive: bool) -> Iterator[Identity]:
+def locked(
+    lock_file: Path, *, exclusive: bool, seconds: float = LOCK_SECONDS
+) -> Iterator[Identity]:
     """Hold the lock: shared by savers, exclusive for what deletes. Released also by a crash.
 
     The kernel lets a new saver share the lock while a deleter waits for it, so that many savers
@@ -138,31 +147,47 @@ def locked(lock_file: Path, *, exclusive: bool) -> Iterator[Identity]:
     file beside the first, and savers wait a while before it.
 
     Raises:
+        StorageError: another process holds it for longer than `seconds`; the message names it.
         OSError: the file system refuses, or a lock file is a link or not a file.
     """
     gate = lock_file.with_name(".gate")
     if exclusive:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(held(gate))
-            except OSError as error:
-                if not is_full(error):  # without an inode for a gate it may only take longer
-                    raise
-            yield stack.enter_context(held(lock_file))
+        with _gated(gate, seconds), held(lock_file, seconds) as identity:
+            yield identity
     else:
         _pass_gate(gate)
-        with _flock(lock_file, fcntl.LOCK_SH) as identity:
+        with _flock(lock_file, fcntl.LOCK_SH, seconds) as identity:
             yield identity
 
 
 @contextmanager
-def held(lock_file: Path) -> Iterator[Identity]:
+def held(lock_file: Path, seconds: float = LOCK_SECONDS) -> Iterator[Identity]:
     """Hold a lock alone, and give which file it is. Released also by a crash.
 
     Raises:
+        StorageError: another process holds it for longer than `seconds`; the message names it.
         OSError: the file system refuses, or the lock file is a link or not a file.
     """
-    with _flock(lock_file, fcntl.LOCK_EX) as identity:
+    with _flock(lock_file, fcntl.LOCK_EX, seconds) as identity:
+        yield identity
+
+
+@contextmanager
+def in_turn(lock_file: Path, seconds: float) -> Iterator[Identity]:
+    """Hold a lock alone, as `held` does, after those who have waited for it before.
+
+    There is no queue at a lock that is asked for again and again: whoever has just let go of it
+    would take it again at once. So only the holder of the gate asks for it, which lets go of the
+    gate as soon as it has the lock.
+
+    Raises:
+        StorageError: others hold either for longer than `seconds`; the message names them.
+        OSError: the file system refuses, or a lock file is a link or not a file.
+    """
+    with ExitStack() as stack:
+        with _gated(lock_file.with_name(".gate"), seconds):
+            lock = _flock(lock_file, fcntl.LOCK_EX, seconds, is_next=True)
+            identity = stack.enter_context(lock)
         yield identity
 
 
@@ -182,17 +207,18 @@ def check_held(lock_file: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def writers_kept_out(lock_file: Path) -> Iterator[None]:
+def writers_kept_out(lock_file: Path, seconds: float) -> Iterator[None]:
     """Hold a lock shared, for who only reads: needs no space, no inode and no right to write.
 
     Without a lock file nobody has written here yet.
 
     Raises:
+        StorageError: a writer holds it for too long; the message names it.
         OSError: the file system refuses; or a writer came while there was nothing to lock.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(_flock(lock_file, fcntl.LOCK_SH, os.O_RDONLY))
+            stack.enter_context(_flock(lock_file, fcntl.LOCK_SH, seconds, flags=os.O_RDONLY))
         except FileNotFoundError:
             yield
             if lock_file.exists():
@@ -202,14 +228,38 @@ def writers_kept_out(lock_file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _flock(path: Path, how: int, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[Identity]:
+def _gated(gate: Path, seconds: float) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(gate, seconds))
+        except OSError as error:
+            if not is_full(error):  # without an inode for a gate it may only take longer
+                raise
+        yield
+
+
+@contextmanager
+def _flock(
+    path: Path,
+    how: int,
+    seconds: float,
+    *,
+    flags: int = os.O_RDWR | os.O_CREAT,
+    is_next: bool = False,
+) -> Iterator[Identity]:
     # Each use opens the file anew, because a lock belongs to the open file: that makes it work
     # between threads as well as between processes. It is taken off before the file is closed: a
     # process that another thread forked meanwhile has the file open too, and must not keep it.
     while True:
         fd = _open_lock(path, flags)
         try:
-            fcntl.flock(fd, how)
+            holders = take_lock(fd, how, seconds, is_next=is_next)
+            if holders is not None:
+                raise StorageError(
+                    f"Nothing was done: {path} is locked by {holders}, for longer than "
+                    f"{seconds:g} s. Let that end or go on, then try again.",
+                    retryable=True,
+                )
             try:
                 found = os.fstat(fd)
                 identity = found.st_dev, found.st_ino
@@ -243,20 +293,15 @@ def _open_lock(path: Path, flags: int) -> int:
 
 def _pass_gate(gate: Path) -> None:
     # Only for a while: a deleter that waits for a stopped process must not stop all savers too.
-    end = time.monotonic() + _GATE_WAIT
-    while True:
-        try:
-            # There is no gate before the first deletion.
-            with (
-                suppress(FileNotFoundError),
-                _flock(gate, fcntl.LOCK_SH | fcntl.LOCK_NB, os.O_RDWR),
-            ):
-                pass
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                return
-        time.sleep(_GATE_PAUSE)
+    try:
+        fd = _open_lock(gate, os.O_RDWR)
+    except FileNotFoundError:  # there is no gate before the first deletion
+        return
+    try:
+        take_lock(fd, fcntl.LOCK_SH, _GATE_WAIT, or_busy=False)
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 def write_new(directory: Path, data: bytes) -> Path:

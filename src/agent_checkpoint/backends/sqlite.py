@@ -30,6 +30,7 @@ from agent_checkpoint.backends.limits import Limits, is_record
 from agent_checkpoint.backends.mounts import network_file_system
 from agent_checkpoint.backends.posix import (
     check_path,
+    check_seconds,
     link_new,
     make_own_directory,
     os_errors,
@@ -58,6 +59,7 @@ from agent_checkpoint.backends.sqlite_rows import (
     stream_names,
 )
 from agent_checkpoint.backends.sqlite_space import Space
+from agent_checkpoint.backends.waiting import LOCK_SECONDS
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
 from agent_checkpoint.private import check_own
 from agent_checkpoint.records import (
@@ -87,6 +89,7 @@ class SQLiteBackend(Backend):
         max_bytes: int | None = None,
         compression: str | None = None,
         shared: bool = False,
+        lock_timeout: float = LOCK_SECONDS,
     ) -> None:
         """Use the directory `path`, which is made at the first write.
 
@@ -98,6 +101,8 @@ class SQLiteBackend(Backend):
             max_bytes: as for `Limits`.
             compression: as in `Backend`, of a new store.
             shared: whether it may be another user's, or one that others may write.
+            lock_timeout: for how many seconds to wait for a writer that does not go on; one that is
+                seen to run, such as a collection, is waited for ten times as long.
 
         Raises:
             InvalidInputError: the path is not a directory, is on a network file system, or is not
@@ -127,6 +132,7 @@ class SQLiteBackend(Backend):
             durability,
             Reserve(self.path / ".reserve"),
             self._check_own,
+            check_seconds(lock_timeout),
         )
         self._space = Space(self._connections)
         self._is_made = False

@@ -29,6 +29,7 @@ from agent_checkpoint.backends.posix import (
     free_bytes,
     held,
     identity_of,
+    in_turn,
     is_full,
     os_errors,
     share_with_owners,
@@ -36,6 +37,7 @@ from agent_checkpoint.backends.posix import (
     writers_kept_out,
 )
 from agent_checkpoint.backends.reserve import Reserve
+from agent_checkpoint.backends.waiting import holders_of, in_words
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
 
 SCHEMA_VERSION = 1
@@ -54,8 +56,8 @@ PAGE_BYTES = 8192
 LOG_BYTES = 1 << 20
 """When the log has this many bytes SQLite moves it into the database, and cuts it to that size."""
 
-_BUSY_SECONDS = 60.0
 _TIMEOUT = 10.0
+_BUSY_PAUSE = 0.05
 _LITTLE = 64 << 10  # bytes free: the disk is as good as full
 _abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
 
@@ -88,10 +90,12 @@ class Connections:
         durability: str,
         reserve: Reserve,
         check_own: Callable[[], None],
+        lock_timeout: float,
     ) -> None:
         """Connect to nothing yet; `check_own` refuses a database that others may have written."""
         self.database = database
         self._check_own = check_own
+        self.lock_timeout = lock_timeout
         self.lock_file = lock_file
         self.reserve = reserve
         self.durability = durability
@@ -152,10 +156,14 @@ class Connections:
         there again, as far as there is room.
 
         Raises:
-            StorageError: the medium failed, or the store is gone.
+            StorageError: the medium failed, the store is gone, or another process holds the lock
+                for too long.
         """
         self.is_there()  # else a lock file would be made where no store is
-        with os_errors(f"write to {self.database}"), held(self.lock_file) as self._lock:
+        with (
+            os_errors(f"write to {self.database}"),
+            in_turn(self.lock_file, self.lock_timeout) as self._lock,
+        ):
             self._create()
             self._can_share = True
             self._writer = get_ident()
@@ -194,7 +202,7 @@ class Connections:
     def _begun(self, durability: str) -> Iterator[sqlite3.Connection]:
         with self._lent() as opened, _as_durable(opened.db, durability, self.durability):
             db = opened.db
-            _begin(db)
+            _begin(db, self.lock_timeout)
             try:
                 db.execute(_WRITES_NOTHING)
                 yield db
@@ -345,14 +353,14 @@ class Connections:
             self._can_share = False  # also not when a deletion has made room: it would take of that
             return self._open_for_writer()
         with os_errors(f"read {self.database}"), ExitStack() as lock:
-            lock.enter_context(writers_kept_out(self.lock_file))
+            lock.enter_context(writers_kept_out(self.lock_file, self.lock_timeout))
             # Without a log all is in the database, and nobody else changes that now.
             if not self._log_bytes():
                 opened = self._connect("mode=ro&immutable=1", shared=False)
                 locks.push(lock.pop_all())
                 return opened
         try:
-            locks.enter_context(held(self.lock_file))
+            locks.enter_context(held(self.lock_file, self.lock_timeout))
         except OSError as error:
             raise StorageError(
                 f"Cannot read {self.database}: a program that died has left a log, "
@@ -384,7 +392,7 @@ class Connections:
             db = sqlite3.connect(
                 _uri(self.database, how),
                 uri=True,
-                timeout=_TIMEOUT,
+                timeout=min(_TIMEOUT, self.lock_timeout),
                 isolation_level=None,
                 check_same_thread=False,
                 factory=_Connection,
@@ -503,9 +511,20 @@ def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None
         if not busy and _says_full(text, database):
             text = text if "full" in text else f"{text}, the disk is full"
             advice = "Free some space; what was saved before is intact."
+        if busy:
+            advice = f"It is in use by {_users(database)}. Let that end or go on, then try again."
         raise StorageError(
             f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy
         ) from error
+
+
+def _users(database: Path) -> str:
+    """Return in words who keeps others from writing to a database, or from opening it."""
+    files = []
+    for end in ("", "-shm"):
+        with suppress(OSError):
+            files.append(os.stat(f"{database}{end}"))
+    return in_words(holders_of(*files, writing=True))
 
 
 def was_full(error: StorageError, database: Path) -> bool:
@@ -523,18 +542,16 @@ def _says_full(text: str, database: Path) -> bool:
     return False
 
 
-def _begin(db: sqlite3.Connection) -> None:
+def _begin(db: sqlite3.Connection, seconds: float) -> None:
     """Begin to write; the lock file keeps writers out, but a checkpoint may be under way."""
-    deadline = time.monotonic() + _BUSY_SECONDS
+    deadline = time.monotonic() + seconds
     while True:
         try:
             db.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
-            from random import uniform  # slow to load, and seldom wanted
-
-            time.sleep(uniform(0.01, 0.1))  # noqa: S311 - jitter, not a secret
+            time.sleep(_BUSY_PAUSE)
         else:
             return
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_checkpoint.backends.posix import make_directory
+from agent_checkpoint.backends.waiting import LOCK_SECONDS, take_lock
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.private import other_writer
 from agent_checkpoint.workspace.beneath import open_root
@@ -72,16 +73,20 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
                 lock = os.open(place / "lock", _LOCK, 0o600)
             except FileNotFoundError:
                 continue  # it was removed just now
-            fcntl.flock(lock, fcntl.LOCK_SH)  # whoever makes it has it alone
-            if _is_in_place(lock, place / "lock"):
-                break
+            try:
+                _take(lock, fcntl.LOCK_SH, place)  # whoever makes it has it alone
+                if _is_in_place(lock, place / "lock"):
+                    break
+            except BaseException:
+                os.close(lock)
+                raise
             os.close(lock)
     except OSError as error:
         raise WorkspaceError(f"{place} cannot be made ({error.strerror or error}).") from error
     try:
         folder = read_index(place / "index")
         if folder is None:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _take(lock, fcntl.LOCK_EX, place)
             folder = read_index(place / "index") or _make(place, tree, look)
             fcntl.flock(lock, fcntl.LOCK_SH)
         return Base(place, lock, folder)
@@ -121,6 +126,16 @@ def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
         raise WorkspaceError(f"{place} is not the tree {tree.id} that was written there.")
     write_index(place / "index", folder)
     return folder
+
+
+def _take(lock: int, how: int, place: Path) -> None:
+    holders = take_lock(lock, how, LOCK_SECONDS)
+    if holders is not None:
+        raise WorkspaceError(
+            f"{place} is locked by {holders}, for longer than {LOCK_SECONDS:g} s. Let that end or "
+            "go on, then try again.",
+            retryable=True,
+        )
 
 
 def _remove_if_unused(place: Path, lock: int) -> None:

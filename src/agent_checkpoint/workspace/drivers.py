@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent_checkpoint.backends.posix import make_directory
+from agent_checkpoint.backends.waiting import LOCK_SECONDS, take_lock
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.copying import can_reflink
 from agent_checkpoint.workspace.overlay import NAME, Changes, call, changes, remove_tree, unmount
@@ -197,7 +198,9 @@ def clean_up(records: Path) -> list[str]:
     except OSError as error:
         return [str(_failure(f"read {str(records)!r}", error))]
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX)  # two at once would stumble over each other
+        holders = take_lock(fd, fcntl.LOCK_EX, LOCK_SECONDS)  # two would stumble over each other
+        if holders is not None:
+            return [f"{str(records)!r} is locked by {holders}: nothing was cleaned up."]
         for name in sorted(os.listdir(fd)):
             token, suffix = os.path.splitext(name)
             if suffix == ".json" and _TOKEN.fullmatch(token):

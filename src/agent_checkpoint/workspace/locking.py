@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from agent_checkpoint.backends.waiting import LOCK_SECONDS, take_lock
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.records import show
 from agent_checkpoint.workspace.beneath import open_root
-
-_PATIENCE = 60.0
-_BREATH = 0.02
 
 
 class RootLock:
@@ -26,7 +22,7 @@ class RootLock:
         self._fd = -1
 
     @contextmanager
-    def held(self, *, exclusive: bool, patience: float = _PATIENCE) -> Iterator[int]:
+    def held(self, *, exclusive: bool, patience: float = LOCK_SECONDS) -> Iterator[int]:
         """Give the root directory, open, while others neither restore nor, if exclusive, look.
 
         Raises:
@@ -54,17 +50,13 @@ class RootLock:
             os.close(fd)
 
     def _lock(self, fd: int, kind: int, patience: float) -> None:
-        until = time.monotonic() + patience
-        while True:
-            try:
-                fcntl.flock(fd, kind | fcntl.LOCK_NB)
-                return
-            except OSError as error:
-                if error.errno not in (errno.EWOULDBLOCK, errno.EINTR):
-                    return  # there are file systems without such locks, and snapshots all the same
-                if time.monotonic() > until:
-                    raise WorkspaceError(
-                        f"Another process has been working on {show(str(self.path))} for "
-                        f"{patience:.0f} seconds: wait for it and try again."
-                    ) from error
-            time.sleep(_BREATH)
+        try:
+            holders = take_lock(fd, kind, patience)
+        except OSError:
+            return  # there are file systems without such locks, and snapshots all the same
+        if holders is not None:
+            raise WorkspaceError(
+                f"The workspace {show(str(self.path))} is locked by {holders}, for longer than "
+                f"{patience:g} s. Let that end or go on, then try again.",
+                retryable=True,
+            )

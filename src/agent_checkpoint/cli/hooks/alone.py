@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from agent_checkpoint.backends.waiting import holders_of, in_words
 from agent_checkpoint.cli.hooks.client import open_state
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import show
@@ -71,8 +72,12 @@ def _wait_for(directory: int, name: str, key: str, patience: float) -> int:
         if lock is not None:
             return lock
         if time.monotonic() > until:
+            files = []
+            with suppress(FileNotFoundError):
+                files.append(os.stat(name, dir_fd=directory))
             raise ConflictError(
-                f"Nothing was done: another process has been saving or rewinding {show(key)} for "
-                f"more than {patience:.1f} s."
+                f"Nothing was done: {show(key)} is being saved or rewound by "
+                f"{in_words(holders_of(*files))}, for longer "
+                f"than {patience:g} s. Let that end or go on, then try again."
             )
         time.sleep(_BREATH)
