@@ -123,12 +123,19 @@ def test_the_store_is_not_measured_at_every_write(tmp_path, monkeypatch):
     measured = []
     usual = limits_module._measure
     monkeypatch.setattr(
-        limits_module, "_measure", lambda path: measured.append(path) or usual(path)
+        limits_module, "_measure", lambda *where: measured.append(where) or usual(*where)
     )
     limits = Limits(tmp_path, min_free=0, max_bytes=1_000_000)
     for _ in range(600):
         limits.check({}, b"x")
     assert 1 < len(measured) < 5
+
+
+def test_the_reserve_of_a_small_store_does_not_count(tmp_path):
+    manager = CheckpointManager(backend="sqlite", path=tmp_path / "store", max_bytes=1_000_000)
+    manager.save("a", {"x": 1})
+    assert (tmp_path / "store" / ".reserve").stat().st_size > 1_000_000
+    manager.save("a", {"x": 2})
 
 
 def test_limits_change_nothing_else(tmp_path):

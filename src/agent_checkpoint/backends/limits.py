@@ -34,7 +34,14 @@ def is_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
 class Limits:
     """Asked before each write; reading, deleting and small records are never limited."""
 
-    def __init__(self, path: Path, *, min_free: int | None, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        min_free: int | None,
+        max_bytes: int | None,
+        reserve: Path | None = None,
+    ) -> None:
         """Limit the store in the directory `path`.
 
         Args:
@@ -42,6 +49,7 @@ class Limits:
             min_free: how many bytes of the file system to leave free; 0 for no such limit, None for
                 16 MiB or a fiftieth of it, whichever is less.
             max_bytes: how many bytes all files of the store may have together; None for any.
+            reserve: a file of the store that does not count: it holds no data.
 
         Raises:
             InvalidInputError: a limit is not a number of bytes.
@@ -53,6 +61,7 @@ class Limits:
         self.path = path
         self.min_free = min_free
         self.max_bytes = max_bytes
+        self._reserve = reserve
         # Threads count without a lock, which a fork could leave held for ever: what they lose is
         # found when it is measured again.
         self._size = 0
@@ -84,7 +93,7 @@ class Limits:
 
     def _check_size(self, incoming: int, most: int) -> None:
         if self._until_measured <= 0 or self._size + incoming > most:
-            self._size = _measure(self.path)
+            self._size = _measure(self.path, self._reserve)
             self._until_measured = _MEASURE_EVERY
         if self._size + incoming > most:
             raise StorageError(
@@ -96,12 +105,13 @@ class Limits:
         self._until_measured -= 1
 
 
-def _measure(folder: Path) -> int:
+def _measure(folder: Path, besides: Path | None) -> int:
     total = 0
     for item in scan(folder):
+        path = Path(item.path)
         if item.is_dir(follow_symlinks=False):
-            total += _measure(Path(item.path))
-        else:
+            total += _measure(path, besides)
+        elif path != besides:
             with suppress(FileNotFoundError):  # it was deleted meanwhile
                 total += item.stat(follow_symlinks=False).st_size
     return total

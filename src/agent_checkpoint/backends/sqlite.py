@@ -124,13 +124,16 @@ class SQLiteBackend(Backend):
                 "Use a local directory, a PostgreSQL or object store, or the file backend."
             )
         self.compression = check_compression(compression)
-        self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
+        reserve = Reserve(self.path / ".reserve")
+        self._limits = Limits(
+            self.path, min_free=min_free, max_bytes=max_bytes, reserve=reserve.path
+        )
         self._tmp = self.path / ".tmp"
         self._connections = Connections(
             self.path / "store.db",
             self.path / ".lock",
             durability,
-            Reserve(self.path / ".reserve"),
+            reserve,
             self._check_own,
             check_seconds(lock_timeout),
         )
