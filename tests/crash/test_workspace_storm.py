@@ -78,15 +78,13 @@ class Writer:
 
     def create(self, name, token):
         (self.files / name).parent.mkdir(exist_ok=True, parents=True)
-        with open(self.files / name, "xb", buffering=0) as new:
-            new.write(token)
+        # At the end: another may have found the new file and written to it already.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+        self._write(os.open(self.files / name, flags, 0o644), token)
 
     def append(self, name, token):
-        fd = os.open(self.files / name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
-        try:
-            assert os.write(fd, token) == len(token)
-        finally:
-            os.close(fd)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+        self._write(os.open(self.files / name, flags), token)
 
     def overwrite(self, name, token):
         """Write where nothing was written yet; the size stays what it is."""
@@ -119,6 +117,12 @@ class Writer:
         one, other = (self._theirs(self.chosen.choice(FOLDERS)) for _ in range(2))
         exchange(one, other)
         raise OSError
+
+    def _write(self, fd, token):
+        try:
+            assert os.write(fd, token) == len(token)
+        finally:
+            os.close(fd)
 
     def _mine(self):
         return Entry(b"%d-%d" % (self.number, self.count), self.bin)

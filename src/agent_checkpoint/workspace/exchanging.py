@@ -258,6 +258,7 @@ class Exchanging:
                 slot.unlink()
                 continue
             found = known.get(name[:_SLOT])
+            self._wait_for_writers(found.path if found else _UNNAMED, slot)
             if found is None:
                 self._keep(_UNNAMED, slot, self._root)
             elif any(is_item(item, slot) for item in (found.before, found.after)):

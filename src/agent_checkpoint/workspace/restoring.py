@@ -197,7 +197,7 @@ class Restoring:
             get = objects_from(store.backend)
             tree = read_record(journal.tree, store.backend)
             safety = read_record(journal.safety, store.backend)
-            kept = _rescued(root, Side(safety.root.ref, get), Side(tree.root.ref, tree.get))
+            rescued = _rescued(root, Side(safety.root.ref, get), Side(tree.root.ref, tree.get))
             sight = self._sight.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
             present = sight.look(root, store.writer(), full=True, ahead=True)
             _refuse_shortage(present)
@@ -211,7 +211,8 @@ class Restoring:
                 exclude=Rules.of(journal.exclude),
             )
             plan = planner.plan()
-            plan.safety, plan.safety_id, plan.kept = safety, journal.safety_id, kept
+            plan.safety, plan.safety_id = safety, journal.safety_id
+            plan.kept, plan.open = rescued.kept, rescued.open
             self._carry_out(root, store, plan, journal, sight, is_begun=True)
             return plan
 
@@ -309,10 +310,10 @@ class Restoring:
         )
 
 
-def _rescued(root: int, safety: Side, tree: Side) -> dict[str, str]:
-    """Return to the workspace what an interrupted restore had taken out and nothing else holds.
+def _rescued(root: int, safety: Side, tree: Side) -> Exchanging:
+    """Give back to the workspace what an interrupted restore had taken out and nothing else holds.
 
-    Returns where a version is kept whose place is taken, by path.
+    Returns what knows of versions that are kept elsewhere.
 
     Raises:
         WorkspaceError: it cannot be returned; it stays where it is.
@@ -332,7 +333,7 @@ def _rescued(root: int, safety: Side, tree: Side) -> dict[str, str]:
             f"A restore was interrupted here, and cannot be finished now ({error}). The next who "
             "opens the workspace goes on."
         ) from error
-    return entries.kept
+    return entries
 
 
 def _refuse_shortage(present: Folder) -> None:
