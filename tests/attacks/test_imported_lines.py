@@ -302,3 +302,29 @@ def test_a_line_that_version_0_1_imported_and_continued_is_not(
             Line(mine, manager.store, key_of(mine)).snapshot()
     assert "imported" in run("restore", "@1", "--yes", at=mine).err
     assert not (mine / HOOK).exists()
+
+
+# -- keys that look like a checkpoint of another key -----------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["@1", "~0", "id"])
+def test_an_imported_key_does_not_hide_a_checkpoint(tmp_path: Path, mine: Path, form: str) -> None:
+    saved = run("save", "--json", at=mine).data
+    text = saved["id"] if form == "id" else saved["key"] + form
+    with CheckpointManager(backend="sqlite", path=tmp_path / "theirs") as theirs:
+        theirs.save(text, {"x": "evil"})
+        theirs.export_archive(tmp_path / "evil.ckpt", text)
+    with opened() as manager:
+        manager.import_archive(tmp_path / "evil.ckpt")
+        assert manager.state_dict(text) == {"x": "evil"}  # it was asked for as a key
+        if form != "id":
+            with pytest.raises(InvalidInputError, match="imported"):
+                Workspace(mine, manager.store, watch=False).restore(text)
+        assert manager.store.head(saved["key"]).id == saved["id"]
+        assert manager.history(saved["key"], n=1)[0]["id"] == saved["id"]
+    (mine / "app.py").write_text("later\n")
+    if form != "id":
+        assert "imported" in run("restore", text, "--yes", at=mine).err
+    typed = text if form == "id" else form.replace("~", "@~")
+    assert run("restore", typed, "--yes", at=mine).status == 0
+    assert (mine / "app.py").read_text() == "mine\n"

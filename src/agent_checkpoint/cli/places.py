@@ -131,8 +131,10 @@ class Places:
         """
         from agent_checkpoint.store.lookup import find
 
+        is_short = said is not None and short_form(said) is not None
+        key = self.key(manager, None) if is_short else None
         try:
-            return find(manager.store, self.id_of(manager, said))
+            return find(manager.store, self.id_of(manager, said, key), key=key)
         except NotFoundError as error:
             hint = _meant(said or "")
             raise NotFoundError(f"{error} {hint}") if hint else error from None

@@ -240,7 +240,7 @@ class LineVerbs:
             if checkpoint_id is None:
                 return head
         if checkpoint_id is None:
-            return find(self.store, key)
+            return self.store.head(key) or find(self.store, key)
         return find(self.store, checkpoint_id, key=key)
 
     def _fetch(

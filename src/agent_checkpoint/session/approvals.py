@@ -119,12 +119,22 @@ class Approvals:
         ledger.append("answered", guard=guard, request=approval_id, **answer)
 
     def _find(self, approval_id: str) -> tuple[Ledger, Request]:
+        """Return the request of an id, and its ledger; an open one if several have the id.
+
+        An imported ledger can repeat the ids of others, but none of its requests is open.
+        """
         trouble: CheckpointError | None = None
+        closed: tuple[Ledger, Request] | None = None
         for _, ledger in self._ledgers():
             if not isinstance(ledger, Ledger):
                 trouble = ledger
             elif approval_id in ledger.requests:
-                return ledger, ledger.requests[approval_id]
+                found = ledger, ledger.requests[approval_id]
+                if found[1].is_open:
+                    return found
+                closed = closed or found
+        if closed is not None:
+            return closed
         if trouble is not None:  # it may be in there
             raise trouble
         raise NotFoundError(f"There is no request {show(approval_id)} in this store.")

@@ -61,37 +61,43 @@ class Meta:
     """Some of the paths that others had changed when the session was opened."""
     host: str = ""
     """Where the directory is. It is sealed and not written: of another host it is not ours."""
-    is_imported: bool = False
-    """Whether it came with an archive: then a seal of ours vouches for nothing beside it."""
+    token: str | None = None
+    """The import that the checkpoint came with. It is sealed too, and not written: what an archive
+    has is sealed under another one, or none, and vouches for nothing."""
 
     @classmethod
     def new(cls, key: str) -> Meta:
         """Return the notes of a session that begins; its ledger is of its own."""
         return cls(key, f"{key[:200]}.{secrets.token_hex(6)}")
 
-    def bind(self, workspace: str | None, host: str) -> None:
-        """Note the directory, with a proof of who says so."""
-        self.workspace, self.host, self.is_imported = workspace, host, False
+    def bind(self, workspace: str | None, host: str, token: str | None = None) -> None:
+        """Note the directory, with a proof of who says so; for a checkpoint with that token."""
+        self.workspace, self.host, self.token = workspace, host, token
         # Where there can be no secret, it has to be named at each opening.
         self.seal = None if workspace is None else claim(self._said())
 
     @property
     def is_bound(self) -> bool:
         """Whether it was this user who said which directory it is: anybody can write a note."""
-        if self.workspace is None or self.is_imported:
-            return False
-        return is_claimed(self._said(), self.seal)
+        return self.workspace is not None and is_claimed(self._said(), self.seal)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether it came with an archive, and this user has not bound it since."""
+        return self.token is not None and not self.is_bound
 
     def _said(self) -> bytes:
         said = ["workspace of a session", self.family, self.workspace]
-        return json.dumps([*said, self.host] if self.host else said).encode()
+        if self.host or self.token:
+            said.append(self.host)
+        return json.dumps([*said, self.token] if self.token else said).encode()
 
     def dump(self) -> dict[str, Any]:
         """Return the part, ready to be written; what says nothing is left out."""
         said = {name: value for name, value in vars(self).items() if value not in ([], None)}
         part = {name: list(item) if isinstance(item, list) else item for name, item in said.items()}
-        for name in ("counts", "host", "is_imported"):
-            part.pop(name)
+        for name in ("counts", "host", "token"):
+            part.pop(name, None)
         return {**part, "counts": self.counts.frozen()} if self.counts else part
 
     @property
@@ -123,6 +129,7 @@ class Meta:
             standing=list(self.standing),
             gone=list(self.gone),
             irreversible=False,
+            token=self.token,
         )
 
     def forget_counts(self, task: str) -> None:
@@ -149,8 +156,7 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
     if wrong or "key" not in known or "family" not in known:
         raise IntegrityError(f"The checkpoint {show(checkpoint.id, 120)} has a damaged session.")
     known["counts"] = Counts(known.get("counts", ()))
-    is_imported = checkpoint.token is not None
-    return Meta(**known, host=host_of(store.backend), is_imported=is_imported)
+    return Meta(**known, host=host_of(store.backend), token=checkpoint.token)
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:

@@ -119,9 +119,11 @@ class Opening:
         meta = noted or Meta.new(session.key)
         if meta.key != session.key:
             meta = meta.fork(session.key, head.parents[0] if head.kind == "fork" else None)
+        meta.token = head.token  # also if it has no notes, or those of another
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)
         self._check_bound(meta, given)
+        self._check_elsewhere(meta, head)
         place = place_of(given, meta.workspace, rebind=self._rebind, has_files=tree is not None)
         self._have_files(place, workspace)  # which finishes a restore that was interrupted
         self._is_empty = place is not None and is_empty(place)
@@ -136,13 +138,15 @@ class Opening:
             )
         there = None if place is None or not session._keeps_place else str(place)
         if meta.workspace != there or not meta.is_bound:
-            meta.bind(there, host_of(self._store.backend))
+            meta.bind(there, host_of(self._store.backend), head.token)
         meta.in_flight, meta.drift, meta.keep_unseen = [], [], None
         session._meta = meta
         session._saving = Saving(session.manager, meta, head)
         self._load(head)  # if that fails, who holds the session may go on
         # From here on it must be known where its ledger and its files are, whatever happens.
         opened = self._open_again(head, has_new_notes=known != _notes(meta))
+        if meta.token is not None:  # what is saved from here on is this user's
+            meta.bind(there, host_of(self._store.backend))
         self._make_known(opened)
         session.resumed = True
         if head.token is not None:
@@ -184,6 +188,22 @@ class Opening:
                 f"{why}. Pass an empty directory, or rebind=True if the session is yours."
             )
 
+    def _check_elsewhere(self, meta: Meta, head: Checkpoint) -> None:
+        """Refuse to restore what others say is held elsewhere: a handle may name an image to run.
+
+        Raises:
+            InvalidInputError: the session was imported and has such a part.
+        """
+        if not meta.is_imported or self._rebind:
+            return
+        live = self._session._live_parts()
+        for name, part in live.items():
+            if isinstance(part, External) and name in head.parts:
+                raise InvalidInputError(
+                    f"The session {show(self._session.key)} says which snapshot {show(name)} is, "
+                    f"but {IMPORTED}. Pass rebind=True if the session is yours."
+                )
+
     def _go_on(self, safety: Checkpoint, move: Checkpoint) -> None:
         """Carry out what a crash has interrupted. What cannot be is told: it must be opened."""
         way = Rollback(self._session, move)
@@ -196,10 +216,14 @@ class Opening:
             )
 
     def _open_again(self, head: Checkpoint, *, has_new_notes: bool) -> Checkpoint:
-        """Append the opening: whoever held the session before can save nothing from now on."""
+        """Append the opening: whoever held the session before can save nothing from now on.
+
+        It has the content of the head, and so the mark of an import.
+        """
         saving = self._session._saving
         if has_new_notes:
-            return saving.write(saving.draft({}, kind="open"), parents=(head.id,))
+            draft = saving.draft({}, kind="open")._replace(token=head.token)
+            return saving.write(draft, parents=(head.id,))
         draft = again(head, head.key, "open")._replace(label=None)
         return saving.write(draft, parents=(head.id,))
 

@@ -103,6 +103,8 @@ def _is_taken_back(checkpoint: Checkpoint, by: Checkpoint) -> bool:
 def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
     """Return the safety checkpoint and the move after it, if that was not carried out to its end.
 
+    What an archive says was interrupted was so elsewhere, if at all.
+
     Raises:
         CheckpointError: the history cannot be read.
     """
@@ -112,7 +114,8 @@ def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
             return (checkpoint, move) if checkpoint.kind == SAFETY else None
         if checkpoint.kind == "open":
             continue
-        if checkpoint.kind not in MOVES or checkpoint.id in session._ledger.finished:
+        is_done = checkpoint.id in session._ledger.finished
+        if is_done or checkpoint.token is not None or checkpoint.kind not in MOVES:
             return None
         move = checkpoint
     return None

@@ -55,7 +55,8 @@ def steadily(store: Store, look: Callable[[], Sequence[Checkpoint]], use: Callab
 def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
     """Return the checkpoint that an id, a key or a short form names.
 
-    An existing key wins over a short form.
+    An existing key wins over a short form, unless it was imported: an archive can have any key, and
+    must not hide what a person means by `job@3`.
 
     Args:
         store: where to look.
@@ -64,7 +65,7 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
 
     Raises:
         NotFoundError: there is no such checkpoint, or it belongs to another key.
-        InvalidInputError: the text is not an id.
+        InvalidInputError: the text is not an id, or may mean an imported key or a checkpoint.
     """
     if not isinstance(text, str) or not text:
         raise InvalidInputError(f"A checkpoint id is non-empty text, not {show(text)}.")
@@ -146,10 +147,25 @@ def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | N
     place = parse_checkpoint_id(text)
     if place is not None and place.key == key:
         return place.key, _at(store, place)
-    if _may_be_key(text):
-        head = store.head(text)
-        if head is not None:
-            return text, head
+    head = store.head(text) if _may_be_key(text) else None
+    if head is None:
+        return _find_in(store, text)
+    if head.token is not None and key != text:
+        owner, other = _find_in(store, text)
+        is_own = other is not None and other.token is None
+        if owner == key or (is_own and place is not None):  # an id says it all
+            return owner, other
+        if other is not None and is_own:
+            raise InvalidInputError(
+                f"{show(text)} is a key that was imported from an archive, and would be "
+                f"{other.id}, too: name that id, or {head.id}."
+            )
+    return text, head
+
+
+def _find_in(store: Store, text: str) -> tuple[str, Checkpoint | None]:
+    """Return what an id or a short form names, whatever keys there are."""
+    place = parse_checkpoint_id(text)
     if place is not None and _may_be_key(place.key):
         return place.key, _at(store, place)
     short = _SHORT.fullmatch(text)

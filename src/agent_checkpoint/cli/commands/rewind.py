@@ -145,7 +145,7 @@ def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
 def _target(said: str, places: Places, manager: CheckpointManager, key: str) -> Checkpoint:
     short = short_form(said)
     if short is not None:
-        return find(manager.store, key + short)
+        return find(manager.store, key + short, key=key)
     try:
         return places.checkpoint(manager, said)
     except NotFoundError:

@@ -1,0 +1,166 @@
+"""Sessions and ledgers that came with an archive: they decide nothing for this user's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_checkpoint import (
+    Approvals,
+    CheckpointManager,
+    External,
+    InvalidInputError,
+    Session,
+    Suspended,
+    Workspace,
+    tool,
+)
+from agent_checkpoint.records import Draft
+from tests.attacks.test_imported_lines import HOOK, plant
+
+
+@tool(effect="irreversible", key=lambda what: what, approve=True)
+def deploy(what: str) -> str:
+    return what
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    place = tmp_path / "mine"
+    place.mkdir()
+    (place / "app.py").write_text("mine\n")
+    return place
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    place = tmp_path / "theirs"
+    place.mkdir()
+    plant(place)
+    return place
+
+
+def sent(tmp_path: Path, key: str, make: Any) -> CheckpointManager:
+    """Return a store of the user into which somebody's archive of a key was imported."""
+    with CheckpointManager(backend="sqlite", path=tmp_path / "a") as manager:
+        make(manager)
+        manager.export_archive(tmp_path / "evil.ckpt", key)
+    manager = CheckpointManager(backend="sqlite", path=tmp_path / "b")
+    manager.import_archive(tmp_path / "evil.ckpt")
+    return manager
+
+
+@pytest.mark.parametrize("how", ["no session", "another name", "forked here"])
+def test_no_import_takes_over_a_directory_by_its_notes(
+    tmp_path: Path, mine: Path, theirs: Path, how: str
+) -> None:
+    def make(manager: CheckpointManager) -> None:
+        if how == "no session":
+            manager.save("nightly", {"workspace": Workspace(theirs, manager.store)})
+            return
+        name = "other" if how == "another name" else "nightly"
+        Session(name, workspace=theirs, store=manager).close()
+        if how == "another name":
+            manager.fork("other", "nightly")
+
+    with sent(tmp_path, "nightly", make) as manager:
+        key = "nightly"
+        if how == "forked here":
+            manager.fork("nightly", "again")
+            key = "again"
+        for on_drift in ("keep", "restore"):
+            with pytest.raises(InvalidInputError, match="does not take over"):
+                Session(key, workspace=mine, store=manager, on_drift=on_drift)
+    assert (mine / "app.py").read_text() == "mine\n"
+    assert not (mine / HOOK).exists()
+
+
+def test_no_rollback_of_others_is_carried_out(tmp_path: Path, mine: Path, theirs: Path) -> None:
+    def make(manager: CheckpointManager) -> None:
+        with Session("nightly", workspace=theirs, store=manager) as session:
+            session.save()
+        store = manager.store
+        first = store.head("nightly")
+        assert first is not None
+        store.write(Draft("nightly", first.parts, "safety", source=first))
+        store.write(Draft("nightly", first.parts, "rollback", source=first), parents=(first.id,))
+
+    with sent(tmp_path, "nightly", make) as manager:
+        Session("nightly", workspace=mine, store=manager, rebind=True).close()
+    assert (mine / "app.py").read_text() == "mine\n"
+    assert not (mine / HOOK).exists()
+
+
+def test_a_request_that_was_imported_is_not_in_the_way_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CheckpointManager(backend="sqlite", path=tmp_path / "b") as manager:
+        with pytest.raises(Suspended) as waiting, Session("zz", store=manager):
+            deploy("v1")
+        name = waiting.value.approval_id
+        with CheckpointManager(backend="sqlite", path=tmp_path / "a") as other:
+            monkeypatch.setattr("agent_checkpoint.session.asking.new_request_id", lambda: name)
+            with pytest.raises(Suspended), Session("aa", store=other):
+                deploy("evil")
+            other.export_archive(tmp_path / "evil.ckpt", "aa")
+        manager.import_archive(tmp_path / "evil.ckpt")
+        approvals = Approvals(manager.store)
+        assert approvals.arguments(name) == {"what": "v1"}
+        approvals.approve(name)
+        with Session("zz", store=manager):
+            assert deploy("v1") == "v1"
+
+
+def test_to_open_a_session_does_not_make_its_files_the_users_own(
+    tmp_path: Path, mine: Path, theirs: Path
+) -> None:
+    def make(manager: CheckpointManager) -> None:
+        Session("nightly", workspace=theirs, store=manager).close()
+
+    with sent(tmp_path, "nightly", make) as manager:
+        Session("nightly", workspace=mine, store=manager, rebind=True).close()
+        for entry in manager.history("nightly"):
+            with Session("nightly", store=manager) as session:
+                report = session.rollback(to=entry["id"], dry_run=True)
+            assert report.files is not None
+            assert report.foreign or not report.files.executable
+        branch = manager.fork("nightly", "aside", checkpoint_id="nightly@1")
+        assert branch
+        Session("aside", workspace=tmp_path / "new", store=manager).close()
+        head = manager.store.newest_first("aside")
+        assert all(item.token for item in head if item.kind in ("fork", "open"))
+
+
+def test_a_session_that_was_just_opened_is_bound_for_the_next(
+    tmp_path: Path, mine: Path, theirs: Path
+) -> None:
+    def make(manager: CheckpointManager) -> None:
+        Session("nightly", workspace=theirs, store=manager).close()
+
+    with sent(tmp_path, "nightly", make) as manager:
+        Session("nightly", workspace=mine, store=manager, rebind=True)  # and killed
+        seqs = [item.seq for item in manager.store.newest_first("nightly") if not item.token]
+        manager.store.remove("nightly", seqs)
+        head = manager.store.head("nightly")
+        assert head is not None
+        assert (head.kind, bool(head.token)) == ("open", True)
+        with Session("nightly", store=manager) as session:
+            assert session.workspace is not None
+            assert session.workspace.path == mine
+
+
+def test_no_snapshot_elsewhere_is_restored_unasked(tmp_path: Path) -> None:
+    restored: list[object] = []
+
+    def machine() -> External:
+        return External("vm", take=lambda: "evil", restore=restored.append)
+
+    def make(manager: CheckpointManager) -> None:
+        Session("nightly", store=manager, parts={"vm": machine()}).close()
+
+    with sent(tmp_path, "nightly", make) as manager:
+        with pytest.raises(InvalidInputError, match="rebind=True"):
+            Session("nightly", store=manager, parts={"vm": machine()})
+        assert not restored
+        Session("nightly", store=manager, parts={"vm": machine()}, rebind=True).close()
+        assert restored == ["evil"]
