@@ -6,6 +6,8 @@ of its names is first used, so that importing the package costs next to nothing.
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost 10 ms
 if TYPE_CHECKING:
     from typing import Any
@@ -112,7 +114,13 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"{__name__}.{module}"), name)
+    if "threading" in sys.modules:  # else there is no other thread, which might fork meanwhile
+        from agent_checkpoint.backends.forking import not_forked
+
+        with not_forked():
+            value = getattr(import_module(f"{__name__}.{module}"), name)
+    else:
+        value = getattr(import_module(f"{__name__}.{module}"), name)
     globals()[name] = value
     return value
 

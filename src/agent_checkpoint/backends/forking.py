@@ -1,12 +1,17 @@
-"""Keeps forks and the use of SQLite connections apart. Owns the gate; knows no connection.
+"""Keeps forks apart from open SQLite connections and from imports. Owns the gate between them.
 
 A child that is forked while a connection is open inherits SQLite's notes of its parent's locks:
 each then takes the other for gone, and one of them may delete the log that the other writes to. So
 a fork waits until nothing is in use, and whoever has connections open closes them before it.
+
+A child that is forked while another thread imports a module inherits the lock of that module, and
+would wait for ever if it imported the same. So whatever is imported at its first use, in a save or
+a load, is imported behind the gate.
 """
 
 from __future__ import annotations
 
+import atexit  # noqa: F401 - `weakref.finalize` imports it at its first use
 import os
 import threading
 from collections.abc import Iterator

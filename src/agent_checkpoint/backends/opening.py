@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import show
 
@@ -79,7 +80,8 @@ def open_named(
 def as_shared(store: str) -> str:
     """Return the URL that opens a store, named by its path or URL, as one that others may write."""
     if "://" not in store:
-        from agent_checkpoint.backends.posix import check_path, url_of
+        with not_forked():
+            from agent_checkpoint.backends.posix import check_path, url_of
 
         return url_of("sqlite", check_path(store).absolute(), shared=True)
     if store.partition("?")[2].split("&").count("shared=1"):
@@ -123,12 +125,14 @@ def open_backend(
         _refuse(name, _said(durability=durability))
         if path is None:
             raise InvalidInputError('The file backend needs a directory: path="checkpoints".')
-        from agent_checkpoint.backends.file import FileBackend
+        with not_forked():
+            from agent_checkpoint.backends.file import FileBackend
 
         return FileBackend(path, **options)
     if name == "sqlite":
-        from agent_checkpoint.backends.places import default_store
-        from agent_checkpoint.backends.sqlite import SQLiteBackend
+        with not_forked():
+            from agent_checkpoint.backends.places import default_store
+            from agent_checkpoint.backends.sqlite import SQLiteBackend
 
         place = default_store() if path is None else path
         return SQLiteBackend(place, **_said(durability=durability), **options)
@@ -161,13 +165,15 @@ def open_url(url: str) -> Backend:
 
 
 def _open_memory(url: str) -> Backend:
-    from agent_checkpoint.backends.memory import MemoryBackend
+    with not_forked():
+        from agent_checkpoint.backends.memory import MemoryBackend
 
     return MemoryBackend()
 
 
 def _open_directory(url: str) -> Backend:
-    from urllib.parse import unquote, urlsplit  # slow to load
+    with not_forked():
+        from urllib.parse import unquote, urlsplit  # slow to load
 
     scheme = url.partition(":")[0]
     try:
@@ -224,7 +230,8 @@ _BUILT_IN: dict[str, Callable[[str], Backend]] = {
 
 
 def _registered(scheme: str) -> Callable[[str], Backend] | None:
-    from importlib.metadata import entry_points  # costly, and needed for foreign schemes only
+    with not_forked():
+        from importlib.metadata import entry_points  # costly, and needed for foreign schemes only
 
     found = entry_points()
     if hasattr(found, "select"):

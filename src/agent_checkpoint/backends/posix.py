@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.backends.waiting import LOCK_SECONDS, take_lock
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.private import other_writer
@@ -53,7 +54,8 @@ def identity_of(path: str | os.PathLike[str]) -> Identity | None:
 
 def url_of(scheme: str, path: Path, *, shared: bool = False) -> str:
     """Return the store URL of a directory."""
-    from urllib.parse import quote  # slow to load, and seldom wanted
+    with not_forked():
+        from urllib.parse import quote  # slow to load, and seldom wanted
 
     return f"{scheme}://{quote(str(path))}{'?shared=1' if shared else ''}"
 

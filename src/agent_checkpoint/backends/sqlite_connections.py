@@ -441,7 +441,7 @@ class Connections:
             share_with_owners(fd, fresh.parent)
         finally:
             os.close(fd)
-        with translated(self.database, self._distrust):
+        with not_forked(), translated(self.database, self._distrust):
             db = sqlite3.connect(fresh, isolation_level=None)
             try:
                 db.execute(f"PRAGMA page_size={PAGE_BYTES}")

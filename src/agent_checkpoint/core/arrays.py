@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.core.values import decode_bytes, encode_bytes
 from agent_checkpoint.records import JsonValue
 
@@ -75,7 +76,8 @@ def decode_array(data: Any) -> Any:
     Raises:
         ValueError: bytes, type and shape do not fit together.
     """
-    import numpy
+    with not_forked():
+        import numpy
 
     dtype = numpy.lib.format.descr_to_dtype(_as_descr(data["dtype"]))
     flat = numpy.frombuffer(decode_bytes(data["data"]), dtype=dtype)

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agent_checkpoint.backends.forking import not_forked
+
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
@@ -19,7 +21,8 @@ T = TypeVar("T")
 
 async def wait_for(future: Future[T]) -> T:
     """Wait for a future of another thread without blocking the event loop; returns its result."""
-    from asyncio import wrap_future
+    with not_forked():
+        from asyncio import wrap_future
 
     return await wrap_future(future)
 
@@ -34,7 +37,10 @@ def in_thread(
 
     @functools.wraps(verb)
     async def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        from asyncio import to_thread  # asyncio is slow to import, and many programs have no use
+        with not_forked():
+            from asyncio import (
+                to_thread,  # asyncio is slow to import, and many programs have no use
+            )
 
         return await to_thread(verb, self, *args, **kwargs)
 
@@ -48,7 +54,8 @@ async def to_its_end(step: Callable[..., Any], *args: Any) -> tuple[Any, BaseExc
 
     A step that writes cannot be stopped half-way. Raises what it raises.
     """
-    import asyncio  # slow to import, and many programs have no use
+    with not_forked():
+        import asyncio  # slow to import, and many programs have no use
 
     work = asyncio.ensure_future(asyncio.to_thread(step, *args))
     stopped: BaseException | None = None

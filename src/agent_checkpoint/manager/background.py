@@ -14,6 +14,7 @@ from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class BackgroundWriter:
         Raises:
             CheckpointError: an earlier write failed and nobody was told yet.
         """
-        from concurrent.futures import Future  # slow to load
+        with not_forked():
+            from concurrent.futures import Future  # slow to load
 
         outcome: Future[str] = Future()
         outcome.set_running_or_notify_cancel()

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.aio import in_thread
@@ -170,7 +171,8 @@ class LineVerbs:
         self._background.settle()
         report = purge(self.store, secret, dry_run=dry_run)
         if not dry_run:
-            from agent_checkpoint.workspace.premises import drop_caches  # costly to import
+            with not_forked():
+                from agent_checkpoint.workspace.premises import drop_caches  # costly to import
 
             drop_caches()
         return report

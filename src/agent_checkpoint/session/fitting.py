@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.forking import not_forked
+
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
@@ -74,7 +76,8 @@ def wants_owner(function: Callable[..., Any]) -> bool:
 @contextmanager
 def awaiting_here() -> Iterator[None]:
     """Have what is started within, in other threads, await on this event loop."""
-    import asyncio
+    with not_forked():
+        import asyncio
 
     token = _loop.set(asyncio.get_running_loop())
     try:
@@ -90,8 +93,9 @@ def settled(value: Any) -> Any:
     """
     if not inspect.isawaitable(value):
         return value
-    import asyncio
-    from threading import Thread
+    with not_forked():
+        import asyncio
+        from threading import Thread
 
     async def wait() -> Any:
         return await value
@@ -119,7 +123,8 @@ def settled(value: Any) -> Any:
 
 def _runs_here(loop: AbstractEventLoop) -> bool:
     """Tell whether this is the thread of a loop, which must not wait for itself."""
-    import asyncio
+    with not_forked():
+        import asyncio
 
     try:
         return asyncio.get_running_loop() is loop

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -191,7 +192,8 @@ class Session(Work):
             StateError: the agent cannot be copied.
             WorkspaceError: the files cannot be forked.
         """
-        from agent_checkpoint.session.forking import Forking  # which is built on this
+        with not_forked():
+            from agent_checkpoint.session.forking import Forking  # which is built on this
 
         self._check_open()
         label = f"fork {name}"
@@ -212,8 +214,9 @@ class Session(Work):
             InvalidInputError: it is no fork of this session.
             NotFoundError: it, or the moment of the fork, is not kept any more.
         """
-        from agent_checkpoint.session.adopting import adoption  # needed by few
-        from agent_checkpoint.session.trials.outcome import Trial
+        with not_forked():
+            from agent_checkpoint.session.adopting import adoption  # needed by few
+            from agent_checkpoint.session.trials.outcome import Trial
 
         self._check_open()
         live = branch if isinstance(branch, Session) and branch._is_open else None

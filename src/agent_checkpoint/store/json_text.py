@@ -15,6 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
 
@@ -31,7 +32,8 @@ class _Later:
 
     def __getattr__(self, name: str) -> Any:
         global orjson
-        orjson = import_module("orjson")
+        with not_forked():
+            orjson = import_module("orjson")
         return getattr(orjson, name)
 
 

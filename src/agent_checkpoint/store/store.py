@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import (
     UNUSABLE,
     InvalidInputError,
@@ -365,7 +366,8 @@ class Store:
 
 def unknown(key: str, store: Store) -> NotFoundError:
     """Return the error for a key or id that is not there, with the names that come close."""
-    from difflib import get_close_matches  # slow to import, and wanted only here
+    with not_forked():
+        from difflib import get_close_matches  # slow to import, and wanted only here
 
     close = get_close_matches(key, store.list_keys(), n=3)
     hint = (

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.workspace.folders import READ_AGAIN, stamp_of
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -182,7 +183,8 @@ def is_open_for_writing(fd: int) -> bool:
     """Ask the kernel, by way of a lease that is given back at once; False if it cannot tell."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
-    from signal import SIGURG  # slow to load, and seldom wanted
+    with not_forked():
+        from signal import SIGURG  # slow to load, and seldom wanted
 
     try:
         # Whoever opens it at this very moment has this sent to us; the usual signal would kill.

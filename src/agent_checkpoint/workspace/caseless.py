@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.records import show
 from agent_checkpoint.workspace.plan import Step
@@ -30,7 +31,8 @@ def refuse_collisions(steps: Iterable[Step]) -> None:
     Raises:
         WorkspaceError: there are two such names.
     """
-    import unicodedata
+    with not_forked():
+        import unicodedata
 
     made: dict[str, bytes] = {}
     for step in steps:

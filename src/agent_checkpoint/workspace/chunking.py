@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
+from agent_checkpoint.backends.forking import not_forked
+
 CHUNKED_FROM = 1_000_000
 """A file with more bytes than this is stored in chunks."""
 _CHUNK = 1 << 20
@@ -30,10 +32,11 @@ def cut(fd: int) -> Iterator[bytes]:
 
 @lru_cache(maxsize=1)
 def _is_installed() -> bool:
-    from importlib.util import find_spec
-
     try:  # its version without the extension would take minutes
-        return find_spec("pyfastcdc.cy") is not None
+        with not_forked():
+            from importlib.util import find_spec
+
+            return find_spec("pyfastcdc.cy") is not None
     except ImportError:
         return False
 
@@ -42,9 +45,11 @@ def _cutter() -> Any:
     """Return what cuts one file by its content, if that is installed."""
     if not _is_installed():
         return None
-    from importlib import import_module  # by name, since whoever checks types may not have it
+    with not_forked():
+        from importlib import import_module  # by name, since whoever checks types may not have it
 
-    return import_module("pyfastcdc.cy").FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
+        found = import_module("pyfastcdc.cy")
+    return found.FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
 
 
 class _Stream:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.store.objects import BLOB, End, Packed, make_object
 from agent_checkpoint.store.writing import Writer
 from agent_checkpoint.workspace.beneath import (
@@ -149,7 +150,10 @@ class Contents:
         if self._writer.backend is None:
             return
         if self._storing is None:
-            from agent_checkpoint.workspace.storing import Storing  # slow to load, seldom wanted
+            with not_forked():
+                from agent_checkpoint.workspace.storing import (
+                    Storing,  # slow to load, seldom wanted
+                )
 
             self._storing = Storing(self._writer)
         objects, self._objects, self._size = self._objects, {}, 0

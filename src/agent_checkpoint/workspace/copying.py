@@ -17,6 +17,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.workspace.stores import is_store
 
@@ -72,7 +73,8 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
 
 def can_reflink(directory: Path) -> bool:
     """Tell whether files in a directory can share their blocks, by doing it with a small one."""
-    from tempfile import TemporaryFile  # slow to load: the program in view.py has no use for it
+    with not_forked():
+        from tempfile import TemporaryFile  # slow to load: the program in view.py has no use for it
 
     data = b"x" * 4096  # less might stand in the inode itself
     try:
@@ -264,7 +266,8 @@ class _Copy:
 
     def _hand_over(self, fd: int, new: int, found: os.stat_result) -> None:
         if self._helper is None:
-            from concurrent.futures import ThreadPoolExecutor  # slow to load as well
+            with not_forked():
+                from concurrent.futures import ThreadPoolExecutor  # slow to load as well
 
             self._helper = ThreadPoolExecutor(1, "agent-checkpoint-copy")
         job = (self._at, os.dup(fd), os.dup(new), found)

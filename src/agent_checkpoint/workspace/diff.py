@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.comparing import Change, Side, differences
 from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, Get, Item
@@ -106,7 +107,8 @@ class _Texts:
         if texts[0] is None or texts[1] is None:
             yield f"{old} and {new} differ: {_size(before)}, {_size(after)}"
             return
-        from difflib import unified_diff  # slow to import, and wanted only here
+        with not_forked():
+            from difflib import unified_diff  # slow to import, and wanted only here
 
         for line in unified_diff(texts[0], texts[1], old, new, n=self._context, lineterm="\n"):
             yield from _ended(line)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.folders import Folder
@@ -190,7 +191,8 @@ class OpenDirectory:
 
     @property
     def _restoring(self) -> Restoring:
-        from agent_checkpoint.workspace.restoring import Restoring  # slow to load
+        with not_forked():
+            from agent_checkpoint.workspace.restoring import Restoring  # slow to load
 
         return Restoring(self._root, self._sight, self._take, self._key_in, self.saved_in)
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.backends.opening import open_named
 from agent_checkpoint.backends.places import data_home
 from agent_checkpoint.backends.posix import os_errors
@@ -27,7 +28,8 @@ def clean_up_forks() -> None:
             return
     except (OSError, InvalidInputError, StorageError):
         return  # nobody ever made one here, or they are another user's
-    from agent_checkpoint.workspace.forks import clean_up_all  # costly to import
+    with not_forked():
+        from agent_checkpoint.workspace.forks import clean_up_all  # costly to import
 
     clean_up_all()
 
@@ -38,8 +40,9 @@ def drop_caches() -> None:
     Raises:
         StorageError: some of it cannot be removed.
     """
-    from agent_checkpoint.workspace.bases import clean_up_bases  # costly to import
-    from agent_checkpoint.workspace.index import remove_indexes
+    with not_forked():
+        from agent_checkpoint.workspace.bases import clean_up_bases  # costly to import
+        from agent_checkpoint.workspace.index import remove_indexes
 
     try:
         home = data_home()

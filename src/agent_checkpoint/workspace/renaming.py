@@ -13,6 +13,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from agent_checkpoint.backends.forking import not_forked
+
 _NOREPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
 _NUMBERS = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
 """Of the system call, for C libraries that have no function for it."""
@@ -117,7 +119,8 @@ def _look_and_rename(source: Entry, target: Entry) -> None:
 
 
 def _rename(source: Entry, target: Entry, flags: int) -> None:
-    import ctypes  # slow to load, and only restores need it
+    with not_forked():
+        import ctypes  # slow to load, and only restores need it
 
     if _call()(source.fd, source.name, target.fd, target.name, flags) != 0:
         number = ctypes.get_errno()
@@ -127,7 +130,8 @@ def _rename(source: Entry, target: Entry, flags: int) -> None:
 @cache
 def _call() -> Call:
     """Return the function of the C library, or one that says that there is none."""
-    import ctypes
+    with not_forked():
+        import ctypes
 
     # Without a signature, ctypes passes bytes and small numbers as C does: no types are built.
     library = ctypes.CDLL(None, use_errno=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.writing import Writer
@@ -214,7 +215,8 @@ class Sight:
 
     def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
         if self._watch and self._watcher is None:
-            from agent_checkpoint.workspace.watch import Watcher  # slow to load
+            with not_forked():
+                from agent_checkpoint.workspace.watch import Watcher  # slow to load
 
             try:
                 self._watcher = Watcher()

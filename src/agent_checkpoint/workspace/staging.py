@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import IntegrityError, StateError, WorkspaceError
 from agent_checkpoint.records import show
 from agent_checkpoint.seal import claim, is_claimed
@@ -399,7 +400,8 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
 def sync_file_system(fd: int) -> None:
     """Have everything written on the file system of an open file. Raises OSError."""
     try:
-        import ctypes  # slow to load, and seldom wanted
+        with not_forked():
+            import ctypes  # slow to load, and seldom wanted
 
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     except (OSError, AttributeError):  # not Linux

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import (
     InvalidInputError,
     StateMismatchError,
@@ -70,8 +71,9 @@ class Workspace(OpenDirectory):
             WorkspaceError: the directory cannot be read.
             StorageError: the store failed.
         """
-        from agent_checkpoint.workspace.comparing import Side
-        from agent_checkpoint.workspace.diff import compare  # slow to load
+        with not_forked():
+            from agent_checkpoint.workspace.comparing import Side
+            from agent_checkpoint.workspace.diff import compare  # slow to load
 
         before = tree_named(self, tree)
         if other is not None:
@@ -143,7 +145,8 @@ class Workspace(OpenDirectory):
             RestoreIncompleteError: some paths could not be restored; the message names them.
             WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
         """
-        from agent_checkpoint.workspace.restoring import Wish  # slow to load
+        with not_forked():
+            from agent_checkpoint.workspace.restoring import Wish  # slow to load
 
         if isinstance(paths, (str, os.PathLike)):
             raise InvalidInputError(f"paths is a list of paths, such as [{str(paths)!r}].")
@@ -176,7 +179,8 @@ class Workspace(OpenDirectory):
 
         Raises as `restore` does.
         """
-        from agent_checkpoint.workspace.restoring import Wish  # slow to load
+        with not_forked():
+            from agent_checkpoint.workspace.restoring import Wish  # slow to load
 
         if self._held is not None:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
@@ -204,7 +208,8 @@ class Workspace(OpenDirectory):
             WorkspaceError: the driver does not work here, or the directory cannot be read.
             StorageError: the store failed.
         """
-        from agent_checkpoint.workspace.forks import make_fork  # which is built on this class
+        with not_forked():
+            from agent_checkpoint.workspace.forks import make_fork  # which is built on this class
 
         with self._lock:
             fork = make_fork(self, path, None if tree is None else tree_named(self, tree), driver)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.session.meta import PART
@@ -47,8 +48,9 @@ class Look:
 
     def files(self, head: str) -> WorkspaceDiff | None:
         """Return what changed in the files; None if there are none. Raises CheckpointError."""
-        from agent_checkpoint.workspace.comparing import Side
-        from agent_checkpoint.workspace.diff import compare  # slow to load
+        with not_forked():
+            from agent_checkpoint.workspace.comparing import Side
+            from agent_checkpoint.workspace.diff import compare  # slow to load
 
         end = find(self._store, head)
         before, after = (tree_in(self._store, item) for item in (self._point, end))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from agent_checkpoint.backends.forking import not_forked
 from agent_checkpoint.errors import InvalidInputError
 
 
@@ -26,7 +27,8 @@ def pack(content: Mapping[str, Any]) -> bytes:
         InvalidInputError: something cannot be taken along.
     """
     try:
-        import cloudpickle
+        with not_forked():
+            import cloudpickle
     except ImportError:
         dumps, main = pickle.dumps, _main_program()
         hint = ", or install cloudpickle"
@@ -60,7 +62,8 @@ def unpack(parcel: bytes) -> Any:
     # In that order: what is found first there must be found first here.
     sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
     if main:
-        from multiprocessing import spawn
+        with not_forked():
+            from multiprocessing import spawn
 
         spawn.prepare(main)
     return pickle.loads(content)  # noqa: S301 - see above
@@ -73,7 +76,8 @@ def _import_path() -> list[str]:
 
 def _main_program() -> dict[str, Any]:
     """Return what loads the main program in another process; nothing if there is no file of it."""
-    from multiprocessing import spawn
+    with not_forked():
+        from multiprocessing import spawn
 
     found = spawn.get_preparation_data("trial")
     return {name: found[name] for name in found if name.startswith("init_main_from")}
