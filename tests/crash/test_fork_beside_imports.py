@@ -47,29 +47,29 @@ def test_loading_an_array_imports_numpy_behind_the_gate(tmp_path):
     assert run("-m", "tests.crash.first_use", "load", store, tmp_path) == []
 
 
-# A thread saves; the import that it needs waits until the main thread is about to fork. The child
-# needs the same module.
+# A thread saves; the import that it needs goes on a second after the main thread begins to fork. A
+# fork that does not wait for it comes before that, and its child hangs at the same import.
 BLOCKED = """
 import os, signal, sys, threading
 from agent_checkpoint import CheckpointManager
 manager = CheckpointManager(sys.argv[1])
 manager.save("first", {"n": 1})
-importing, forking = threading.Event(), threading.Event()
+importing, goes_on = threading.Event(), threading.Event()
 
 class Slow:
     def find_spec(self, name, path=None, target=None):
         if name == "concurrent.futures" and not importing.is_set():
             importing.set()
-            assert forking.wait(60)
+            assert goes_on.wait(60)
 
 sys.meta_path.insert(0, Slow())
 thread = threading.Thread(target=lambda: manager.save_in_background("key", {"n": 1}).result())
 thread.start()
 assert importing.wait(60)
-os.register_at_fork(before=forking.set)  # the last to be registered is the first to be called
+threading.Timer(1, goes_on.set).start()
 child = os.fork()
 if not child:
-    signal.alarm(60)
+    signal.alarm(20)
     manager.save_in_background("key", {"n": 2}).result()
     os._exit(0)
 thread.join()
