@@ -124,11 +124,15 @@ class FormatError(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The medium failed; the driver's own error is the cause."""
+    """The medium failed; the driver's own error is the cause.
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
+    `no_room` tells that there is no room left for what was to be written.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = False, no_room: bool = False) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.no_room = no_room
 
 
 UNUSABLE = (IntegrityError, FormatError, UntrustedDataError)

@@ -178,13 +178,12 @@ def test_a_holder_that_never_ends_is_named_too(tmp_path):
 def test_a_lock_that_a_child_has_from_a_process_that_ended(tmp_path):
     """The kernel knows the lock by the process that took it."""
     program = (
-        "import os, sys, time, pathlib\n"
-        "from agent_checkpoint.backends.posix import held\n"
-        "with held(pathlib.Path(sys.argv[1])):\n"
-        "    if os.fork():\n"
-        "        os._exit(0)\n"
-        "    print(os.getppid(), flush=True)\n"
-        "    sys.stdin.read()\n"
+        "import fcntl, os, sys\n"  # not by `held`, whose files a child does not keep
+        "fcntl.flock(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), fcntl.LOCK_EX)\n"
+        "if os.fork():\n"
+        "    os._exit(0)\n"
+        "print(os.getppid(), flush=True)\n"
+        "sys.stdin.read()\n"
     )
     lock = tmp_path / ".lock"
     command = [sys.executable, "-c", program, str(lock)]

@@ -195,6 +195,7 @@ class FileBackend(Backend):
                 sweep(self._tmp)
                 for name in doomed:
                     refuse_link(self._object_file(name).parent)
+                    self._check(lock)  # each time: else a saver may be about to need it
                     self._object_file(name).unlink(missing_ok=True)
 
     def find_objects(self, first: bytes, position: Any = None) -> Looked:

@@ -1,4 +1,4 @@
-"""Keeps forks apart from open SQLite connections and from imports. Owns the gate between them.
+"""Keeps forks apart from SQLite connections, locks and imports. Owns the gate between them.
 
 A child that is forked while a connection is open inherits SQLite's notes of its parent's locks:
 each then takes the other for gone, and one of them may delete the log that the other writes to. So
@@ -7,15 +7,19 @@ a fork waits until nothing is in use, and whoever has connections open closes th
 A child that is forked while another thread imports a module inherits the lock of that module, and
 would wait for ever if it imported the same. So whatever is imported at its first use, in a save or
 a load, is imported behind the gate.
+
+A lock of `flock` belongs to the open file, which a child has as well: it would keep the lock of a
+parent that is killed, from itself too. So a child closes the lock files of its parent.
 """
 
 from __future__ import annotations
 
 import atexit  # noqa: F401 - `weakref.finalize` imports it at its first use
+import fcntl
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 from weakref import WeakSet
 
@@ -38,6 +42,7 @@ class _Gate:
 
 _gate = _Gate()
 _closed_before: WeakSet[Closes] = WeakSet()
+_lock_files: set[int] = set()
 
 
 def close_before_fork(pool: Closes) -> None:
@@ -62,6 +67,28 @@ def not_forked() -> Iterator[None]:
                 gate.changed.notify_all()
 
 
+@contextmanager
+def opened_lock(open_it: Callable[[], int]) -> Iterator[int]:
+    """Give an open file to lock, which is unlocked and closed at the end; no child has it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with not_forked():
+        gate, fd = _gate, open_it()
+        _lock_files.add(fd)
+    try:
+        yield fd
+    finally:
+        if gate is _gate:  # else this is a child, which has closed it
+            _lock_files.discard(fd)
+            try:
+                # A program that another thread starts has the file until it runs.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+            finally:
+                os.close(fd)
+
+
 def _before_fork() -> None:
     gate = _gate
     gate.changed.acquire()
@@ -76,6 +103,9 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     global _gate
     _gate = _Gate()  # the old one is held, or counts threads that are not here
+    while _lock_files:
+        with suppress(OSError):
+            os.close(_lock_files.pop())  # which unlocks nothing: the parent has it open
 
 
 if hasattr(os, "register_at_fork"):

@@ -88,7 +88,8 @@ class Limits:
             raise StorageError(
                 f"Nothing was written to {self.path}: its file system has {free:,} bytes free, "
                 f"{incoming:,} are to be written, and min_free={least:,} must stay. "
-                f"{_ADVICE}"
+                f"{_ADVICE}",
+                no_room=True,
             )
 
     def _check_size(self, incoming: int, most: int) -> None:
@@ -99,7 +100,8 @@ class Limits:
             raise StorageError(
                 f"Nothing was written to {self.path}: the store has {self._size:,} bytes, "
                 f"{incoming:,} are to be written, and max_bytes={most:,}. "
-                f"{free_bytes(self.path):,} bytes are free on the file system. {_ADVICE}"
+                f"{free_bytes(self.path):,} bytes are free on the file system. {_ADVICE}",
+                no_room=True,
             )
         self._size += incoming
         self._until_measured -= 1

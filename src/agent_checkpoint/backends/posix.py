@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.forking import not_forked
+from agent_checkpoint.backends.forking import not_forked, opened_lock
 from agent_checkpoint.backends.waiting import LOCK_SECONDS, take_lock
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.private import other_writer
@@ -103,7 +103,9 @@ def os_errors(action: str) -> Iterator[None]:
         reason = error.strerror or str(error) or type(error).__name__
         advice = _ADVICE.get(error.errno or 0, "")
         raise StorageError(
-            f"Cannot {action}: {reason}. {advice}".strip(), retryable=error.errno in _PASSING
+            f"Cannot {action}: {reason}. {advice}".strip(),
+            retryable=error.errno in _PASSING,
+            no_room=is_full(error),
         ) from error
 
 
@@ -250,11 +252,9 @@ def _flock(
     is_next: bool = False,
 ) -> Iterator[Identity]:
     # Each use opens the file anew, because a lock belongs to the open file: that makes it work
-    # between threads as well as between processes. It is taken off before the file is closed: a
-    # process that another thread forked meanwhile has the file open too, and must not keep it.
+    # between threads as well as between processes.
     while True:
-        fd = _open_lock(path, flags)
-        try:
+        with opened_lock(lambda: _open_lock(path, flags)) as fd:
             holders = take_lock(fd, how, seconds, is_next=is_next)
             if holders is not None:
                 raise StorageError(
@@ -262,17 +262,12 @@ def _flock(
                     f"{seconds:g} s. Let that end or go on, then try again.",
                     retryable=True,
                 )
-            try:
-                found = os.fstat(fd)
-                identity = found.st_dev, found.st_ino
-                # Else the file was replaced while this one waited, and others lock the new one.
-                if identity_of(path) == identity:
-                    yield identity
-                    return
-            finally:
-                fcntl.flock(fd, fcntl.LOCK_UN)
-        finally:
-            os.close(fd)
+            found = os.fstat(fd)
+            identity = found.st_dev, found.st_ino
+            # Else the file was replaced while this one waited, and others lock the new one.
+            if identity_of(path) == identity:
+                yield identity
+                return
 
 
 def _open_lock(path: Path, flags: int) -> int:
@@ -295,15 +290,11 @@ def _open_lock(path: Path, flags: int) -> int:
 
 def _pass_gate(gate: Path) -> None:
     # Only for a while: a deleter that waits for a stopped process must not stop all savers too.
-    try:
-        fd = _open_lock(gate, os.O_RDWR)
-    except FileNotFoundError:  # there is no gate before the first deletion
-        return
-    try:
+    with (
+        suppress(FileNotFoundError),  # there is no gate before the first deletion
+        opened_lock(lambda: _open_lock(gate, os.O_RDWR)) as fd,
+    ):
         take_lock(fd, fcntl.LOCK_SH, _GATE_WAIT, or_busy=False)
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
 
 
 def write_new(directory: Path, data: bytes) -> Path:

@@ -16,6 +16,7 @@ import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from agent_checkpoint.backends.posix import (
     write_new,
 )
 from agent_checkpoint.backends.reserve import Reserve
-from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections, was_full
+from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
 from agent_checkpoint.backends.sqlite_rows import (
     HIGHEST,
     PAGE,
@@ -111,6 +112,9 @@ class SQLiteBackend(Backend):
         self.path = check_path(path).absolute()
         self.shared = shared
         self._objects = self.path / "objects"
+        own = () if shared else (self.path, self.path / "store.db", self._objects)
+        # No method of this object: connections that lead back to it would outlive it.
+        self._check_own = partial(_check_own, *own)
         if durability not in DURABILITY:
             raise InvalidInputError(f"durability is 'full' or 'fast', not {show(durability)}.")
         with os_errors(f"look at {self.path}"):
@@ -266,8 +270,7 @@ class SQLiteBackend(Backend):
             try:
                 return self._append(stream, entry, after, objects, requires)
             except StorageError as error:
-                full = small and was_full(error, self._connections.database)
-                if not full or not self._connections.reserve.lend():
+                if not (small and error.no_room) or not self._connections.reserve.lend():
                     raise
             return self._append(stream, entry, after, objects, requires)
 
@@ -347,10 +350,6 @@ class SQLiteBackend(Backend):
 
     # -- how it is done --------------------------------------------------------------------------
 
-    def _check_own(self) -> None:
-        if not self.shared:
-            check_own(self.path, self.path / "store.db", self._objects)
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
         with os_errors(f"write to {self.path}"):
@@ -412,4 +411,11 @@ class SQLiteBackend(Backend):
                 continue
             names = [item.name for item in scan(Path(folder.path)) if is_object_id(item.name)]
             for name in self.missing_objects(names):
+                # Else it may be of somebody who writes right now, and commits next.
+                self._connections.check_alone()
                 os.unlink(os.path.join(folder.path, name))
+
+
+def _check_own(*paths: Path) -> None:
+    if paths:
+        check_own(*paths)

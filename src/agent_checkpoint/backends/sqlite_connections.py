@@ -5,6 +5,7 @@ Owns the schema and its fingerprint, durability and retry; knows no streams and 
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import time
@@ -30,7 +31,6 @@ from agent_checkpoint.backends.posix import (
     held,
     identity_of,
     in_turn,
-    is_full,
     os_errors,
     share_with_owners,
     sync_directory,
@@ -59,6 +59,7 @@ LOG_BYTES = 1 << 20
 _TIMEOUT = 10.0
 _BUSY_PAUSE = 0.05
 _LITTLE = 64 << 10  # bytes free: the disk is as good as full
+_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 _abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
 
 
@@ -214,6 +215,17 @@ class Connections:
                     db.execute("ROLLBACK")
                 raise
 
+    def check_alone(self) -> None:
+        """Make sure that the store is at the path, and still locked by who is `alone`.
+
+        Raises:
+            StorageError: it is not, so that somebody else may write to it.
+        """
+        self.is_there()
+        with os_errors(f"look at {self.database}"):
+            if self._lock is not None:
+                check_held(self.lock_file, self._lock)
+
     def settle_directory(self) -> None:
         """Make the name of a new log durable; SQLite does so too, but does not tell if it failed.
 
@@ -267,10 +279,7 @@ class Connections:
         Raises:
             StorageError: it would not, or somebody else may hold the lock.
         """
-        self.is_there()
-        with os_errors(f"look at {self.database}"):
-            if self._lock is not None:
-                check_held(self.lock_file, self._lock)
+        self.check_alone()
         if self._is_cut_off(opened):
             raise StorageError(
                 f"The log of {self.database} was removed or replaced during a write, so nothing "
@@ -352,7 +361,8 @@ class Connections:
         if is_writer:
             self._can_share = False  # also not when a deletion has made room: it would take of that
             return self._open_for_writer()
-        with os_errors(f"read {self.database}"), ExitStack() as lock:
+        locks.enter_context(os_errors(f"read {self.database}"))
+        with ExitStack() as lock:
             lock.enter_context(writers_kept_out(self.lock_file, self.lock_timeout))
             # Without a log all is in the database, and nobody else changes that now.
             if not self._log_bytes():
@@ -362,6 +372,8 @@ class Connections:
         try:
             locks.enter_context(held(self.lock_file, self.lock_timeout))
         except OSError as error:
+            if error.errno not in _NO_RIGHT:
+                raise
             raise StorageError(
                 f"Cannot read {self.database}: a program that died has left a log, "
                 f"{self.database.name}-wal, which cannot be read without the right to write here "
@@ -507,14 +519,15 @@ def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None
         if "I/O" in text:
             on_io_error()
         busy = "locked" in text or "busy" in text
+        no_room = not busy and _says_full(text, database)
         advice = ""
-        if not busy and _says_full(text, database):
+        if no_room:
             text = text if "full" in text else f"{text}, the disk is full"
             advice = "Free some space; what was saved before is intact."
         if busy:
             advice = f"It is in use by {_users(database)}. Let that end or go on, then try again."
         raise StorageError(
-            f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy
+            f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy, no_room=no_room
         ) from error
 
 
@@ -525,14 +538,6 @@ def _users(database: Path) -> str:
         with suppress(OSError):
             files.append(os.stat(f"{database}{end}"))
     return in_words(holders_of(*files, writing=True))
-
-
-def was_full(error: StorageError, database: Path) -> bool:
-    """Tell whether an operation failed because there was no room left."""
-    cause = error.__cause__
-    if isinstance(cause, OSError):
-        return is_full(cause)
-    return not error.retryable and _says_full(str(cause), database)
 
 
 def _says_full(text: str, database: Path) -> bool:

@@ -13,12 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from agent_checkpoint.backends.posix import free_bytes
-from agent_checkpoint.backends.sqlite_connections import (
-    LOG_BYTES,
-    PAGE_BYTES,
-    Connections,
-    was_full,
-)
+from agent_checkpoint.backends.sqlite_connections import LOG_BYTES, PAGE_BYTES, Connections
 from agent_checkpoint.errors import StorageError
 
 _WORTH_IT = 128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs,
@@ -53,7 +48,7 @@ class Space:
         try:
             self._delete(statement, rows)
         except StorageError as error:
-            if not was_full(error, self._connections.database):
+            if not error.no_room:
                 raise
         else:
             return
@@ -65,7 +60,7 @@ class Space:
             try:
                 self._delete(statement, rows[done : done + size])
             except StorageError as error:
-                if size == 1 or not was_full(error, self._connections.database):
+                if size == 1 or not error.no_room:
                     raise
                 size //= 2
             else:
@@ -82,7 +77,7 @@ class Space:
         try:
             self._give_back()
         except StorageError as error:
-            if was_full(error, self._connections.database):
+            if error.no_room:
                 self._connections.reserve.give_up()
                 with suppress(StorageError):
                     self._give_back()
@@ -126,7 +121,7 @@ class Space:
         try:
             done = self._rewrite()
         except StorageError as error:
-            if not was_full(error, database):
+            if not error.no_room:
                 raise
             size = database.stat().st_size
             raise StorageError(

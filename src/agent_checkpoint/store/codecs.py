@@ -8,6 +8,7 @@ has looked is a record in the store, so that nobody looks at all objects again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -55,6 +56,8 @@ class Codecs:
     def repack(self) -> int:
         """Store anew, for every installation, what is packed with zstd; return how many it was.
 
+        What there is no room for is left for the next time.
+
         Raises:
             StorageError: the medium failed.
         """
@@ -62,23 +65,31 @@ class Codecs:
         if compression.zstd is None or repacks is None:
             return 0
         found, total, position = repacks.find_objects(compression.OPTIONAL, self._known())
+        done = 0
+        try:
+            for batch in self._plain_batches(found):
+                repacks.replace_objects(batch)
+                done += len(batch)
+        except StorageError as error:
+            if not error.no_room:
+                raise
+        if done == len(found):
+            self._reached(position, total)
+        return done
+
+    def _plain_batches(self, names: list[str]) -> Iterator[dict[str, bytes]]:
         batch: dict[str, bytes] = {}
-        done = size = 0
-        for name, item in read_whole(self._backend, found):
+        size = 0
+        for name, item in read_whole(self._backend, names):
             if isinstance(item, str):  # damaged: verify() tells
                 continue
             batch[name] = make_plain(item.kind, item.payload, item.refs).stored()
             size += len(batch[name])
             if size > _BATCH:
-                repacks.replace_objects(batch)
-                done += len(batch)
+                yield batch
                 batch, size = {}, 0
         if batch:
-            repacks.replace_objects(batch)
-        done += len(batch)
-        if done == len(found):
-            self._reached(position, total)
-        return done
+            yield batch
 
     def _known(self) -> Any:
         if self._position is None:
