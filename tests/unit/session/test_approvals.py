@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from threading import Barrier, Thread
@@ -276,23 +277,30 @@ def test_an_edit_names_arguments_of_the_call(memory: CheckpointManager) -> None:
 # -- expiry --------------------------------------------------------------------------------------
 
 
-def test_a_request_expires(manager: CheckpointManager) -> None:
-    outside = Outside(expires=0.05)
+@pytest.fixture
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Set the clock forward by an hour."""
+    usual = time.time
+    return lambda: monkeypatch.setattr(time, "time", lambda: usual() + 3600)
+
+
+def test_a_request_expires(manager: CheckpointManager, an_hour_later: Callable[[], None]) -> None:
+    outside = Outside(expires=1800)
     with Session("work", store=manager) as session:
         name = outside.ask("ann")
-        time.sleep(0.06)
+        an_hour_later()
         assert session.approvals.pending() == []
         with pytest.raises(ConflictError, match="expired"):
             session.approvals.approve(name)
         assert outside.ask("ann") != name
 
 
-def test_an_answer_expires(memory: CheckpointManager) -> None:
-    outside = Outside(expires=0.05)
+def test_an_answer_expires(memory: CheckpointManager, an_hour_later: Callable[[], None]) -> None:
+    outside = Outside(expires=1800)
     with Session("work", store=memory) as session:
         name = outside.ask("ann")
         session.approvals.approve(name)
-        time.sleep(0.06)
+        an_hour_later()
         assert session.carry_out() == []
         assert outside.ask("ann") != name
     assert outside.done == []

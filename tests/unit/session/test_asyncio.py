@@ -122,7 +122,8 @@ def test_a_cancelled_tool_leaves_nothing_running(store):
         async with Session("job", agent=agent, store=store) as session:
             session.save()
             task = asyncio.ensure_future(think(agent, 60))
-            await asyncio.sleep(0.02)
+            while not session._calls.in_flight:
+                await asyncio.sleep(0.01)
             with pytest.raises(ConflictError, match="think is running"):
                 session.rollback()
             task.cancel()
@@ -140,7 +141,8 @@ def test_a_cancelled_effect_is_unknown(store):
     async def main():
         async with Session("job", store=store) as session:
             task = asyncio.ensure_future(send_and_wait("a"))
-            await asyncio.sleep(0.2)
+            while not _done:
+                await asyncio.sleep(0.01)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
