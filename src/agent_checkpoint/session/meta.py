@@ -159,6 +159,14 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
     return Meta(**known, host=host_of(store.backend), token=checkpoint.token)
 
 
+def notes_for(head: Checkpoint, noted: Meta) -> Meta:
+    """Return the notes in a key's head as those of the key: a fork repeats those of another."""
+    if noted.key == head.key:
+        return noted
+    is_fork = head.kind == "fork" and bool(head.parents)
+    return noted.fork(head.key, head.parents[0] if is_fork else None)
+
+
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
     """Tell whether what a session has saved may be of somebody else.
 

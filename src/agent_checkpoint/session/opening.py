@@ -19,7 +19,7 @@ from agent_checkpoint.manager.subjects import restore_parts
 from agent_checkpoint.records import Checkpoint, again, show
 from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import Files, is_empty, place_of
-from agent_checkpoint.session.meta import Meta, read_meta
+from agent_checkpoint.session.meta import Meta, notes_for, read_meta
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import Saving
 from agent_checkpoint.session.targets import unfinished
@@ -116,9 +116,7 @@ class Opening:
         session = self._session
         noted = read_meta(self._store, head)
         known = None if noted is None else _notes(noted)
-        meta = noted or Meta.new(session.key)
-        if meta.key != session.key:
-            meta = meta.fork(session.key, head.parents[0] if head.kind == "fork" else None)
+        meta = notes_for(head, noted or Meta.new(session.key))
         meta.token = head.token  # also if it has no notes, or those of another
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)

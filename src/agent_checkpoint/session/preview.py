@@ -16,7 +16,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.session.effects import Effects
 from agent_checkpoint.session.files import Files, is_empty
-from agent_checkpoint.session.meta import Meta, read_meta
+from agent_checkpoint.session.meta import Meta, notes_for, read_meta
 from agent_checkpoint.session.report import RollbackReport
 from agent_checkpoint.session.rollback import Rollback
 from agent_checkpoint.session.saving import Saving
@@ -105,8 +105,7 @@ class _Seen(Work):
     def __init__(self, manager: CheckpointManager, head: Checkpoint, meta: Meta) -> None:
         super().__init__(head.key, None, None, "manual")
         self.manager, self._owns_manager = manager, False
-        if meta.key != head.key:  # a fork that nobody has opened yet
-            meta = meta.fork(head.key, head.parents[0] if head.kind == "fork" else None)
+        meta = notes_for(head, meta)
         self._meta = meta
         self._ledger = Ledger(manager.store, meta.family)
         self._ledger.refresh()

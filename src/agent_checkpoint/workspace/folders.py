@@ -190,6 +190,16 @@ class Folder:
         """Return the stamps, one for each name."""
         return [self.stamp(place) for place in range(len(self.names))]
 
+    def left_out(self) -> Iterator[bytes]:
+        """Iterate over the paths that the rules leave out; what is below one is not looked at."""
+        stack: list[tuple[bytes, Folder]] = [(b"", self)]
+        while stack:
+            path, folder = stack.pop()
+            for name, note in folder.notes.items():
+                if note.kind == IGNORED and not note.text:
+                    yield path + name
+            stack += [(path + name + b"/", below) for name, below in folder.folders.items()]
+
     def all_notes(self) -> Iterator[tuple[bytes, Note]]:
         """Iterate over what is to be said of this directory and all below it, by path.
 

@@ -140,6 +140,12 @@ class OpenDirectory:
             if note.is_loss
         )
 
+    @property
+    def left_out(self) -> list[str]:
+        """What the rules left out of the last snapshot; a directory stands for all below it."""
+        folder = self._sight.folder
+        return [] if folder is None else sorted(map(os.fsdecode, folder.left_out()))
+
     def close(self) -> None:
         """Stop watching the directory. Twice is fine."""
         with self._lock:

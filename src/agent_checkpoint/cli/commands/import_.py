@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.cli.asking import add_json
@@ -10,7 +11,7 @@ from agent_checkpoint.cli.out import Answer, Out, count, inert
 from agent_checkpoint.cli.ownership import said_place
 from agent_checkpoint.cli.places import Places
 from agent_checkpoint.cli.text import quoted
-from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError
 from agent_checkpoint.records import show as quoted_name
 
 EXAMPLES = """
@@ -34,7 +35,9 @@ def run(args: Namespace, places: Places) -> Answer:
         key = manager.import_archive(file)
         head = manager.store.head(key)
         number = sum(1 for _ in manager.store.entries(key))
-        said = None if head is None else said_place(manager.store, head)
+        said = None
+        with suppress(*UNUSABLE):  # its notes are damaged; it was imported all the same
+            said = None if head is None else said_place(manager.store, head)
     data = {
         "key": key,
         "id": None if head is None else head.id,

@@ -19,6 +19,7 @@ agent-checkpoint save --mine workspace:/home/ann/repo   go on with a line that w
 """
 _GB = 1 << 30
 _SHOWN = 10
+_NAMED = 5
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -89,7 +90,7 @@ def run(args: Namespace, places: Places) -> Answer:
         with Line(place, manager.store, key, **options) as workspace:
             before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
-            head = manager.store.head(workspace.key)
+            head, left_out = manager.store.head(workspace.key), workspace.left_out
     if head is None:
         raise AssertionError("unreachable: it was just saved")
     is_new = before is None or before.id != head.id
@@ -103,6 +104,7 @@ def run(args: Namespace, places: Places) -> Answer:
         "new": is_new,
         "incomplete": tree.incomplete,
         "notes": notes,
+        "left_out": left_out,
         "notices": workspace.notices,
     }
 
@@ -120,6 +122,10 @@ def run(args: Namespace, places: Places) -> Answer:
             out.line(f"  {inert(note['path'])}: {inert(note['kind'])}{why}", style="yellow")
         if len(notes) > shown:
             out.line(f"  and {len(notes) - shown:,} more; --json has them all", style="yellow")
+        if left_out:
+            some = ", ".join(inert(name) for name in left_out[:_NAMED])
+            more = "" if len(left_out) <= _NAMED else f" and {len(left_out) - _NAMED:,} more"
+            out.line(f"Left out by rules, and not restored: {some}{more}", style="yellow")
         if is_around:
             out.hint("This directory is in it. It alone", "save .")
         if is_new:

@@ -130,6 +130,8 @@ class Keeper:
         if transcript is not None:
             parts[TRANSCRIPT] = encode(transcript.lines, TRANSCRIPT)
         parts[PART] = note.dump()
+        if head is None:
+            _tell_left_out(workspace)
         _tell_losses(workspace, store, head)
         draft = Draft(key, parts, label=event.label, tags=event.tags)
         for attempt in range(_TRIES):
@@ -245,6 +247,16 @@ def root_of(event: Event, before: Note | None, project: str) -> str:
         if any(os.path.lexists(place / name) for name in _ROOTS):
             return str(place)
     return str(cwd)
+
+
+def _tell_left_out(workspace: Workspace) -> None:
+    """Write down what the rules leave out: they may have come with the project."""
+    names = workspace.left_out
+    if names:
+        some = ", ".join(map(show, names[:_TOLD]))
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        root = show(str(workspace.path))
+        tell_failure(f"The .checkpointignore of {root} leaves out: {some}{more}")
 
 
 def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
