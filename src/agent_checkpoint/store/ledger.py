@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any
 
-from agent_checkpoint.errors import ConflictError, InvalidInputError
+from agent_checkpoint.errors import ConflictError, IntegrityError, InvalidInputError
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.store.entries import now_ns
 from agent_checkpoint.store.ledger_account import (
@@ -114,6 +114,7 @@ class Ledger(Account):
 
         Raises:
             ConflictError: the session was opened elsewhere since.
+            IntegrityError: the ledger was set back since it was read; nothing was acknowledged.
             InvalidInputError: a value is not of the kind that such a record has.
             StorageError: the medium failed; nothing was acknowledged.
         """
@@ -130,8 +131,17 @@ class Ledger(Account):
                     raise InvalidInputError(f"It cannot be recorded: {_told(entry, wrong)}.")
                 try:
                     seq = self.stream.append(entry, parts or {}, after=self.seq)
-                except ConflictError:
-                    continue  # somebody else of the family was faster: look at what that was
+                except ConflictError as error:
+                    # Somebody else of the family was faster: look at what that was.
+                    before = self.seq
+                    self.refresh()
+                    if self.seq == before:
+                        raise IntegrityError(
+                            f"The ledger of {show(self.family)} was set back since it was read, so "
+                            "nothing was recorded. Open the session anew; effects of before may "
+                            "be missing from the ledger."
+                        ) from error
+                    continue
                 self.refresh()
                 return seq
 

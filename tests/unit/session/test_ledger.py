@@ -202,6 +202,15 @@ def test_records_are_numbered_without_gaps(ledger: Ledger) -> None:
     assert [seq for seq, _ in RecordStream(ledger.store, "fx/family").read(1)] == [2, 3]
 
 
+def test_one_that_was_set_back_is_refused(ledger: Ledger) -> None:
+    for name in "abc":
+        start(ledger, name)
+    ledger.store.backend.remove("fx/family", [2, 3])
+    with pytest.raises(IntegrityError, match="'family' was set back"):
+        start(ledger, "d")
+    assert start(again(ledger), "d") > 1
+
+
 def test_the_families_of_a_store(manager: CheckpointManager) -> None:
     assert families(manager.store) == []
     for name in ("b", "a/with slashes", "é"):
