@@ -43,6 +43,7 @@ def test_save_tells_that_nothing_has_changed(repo: Path) -> None:
         "incomplete",
         "notes",
         "notices",
+        "left_out",
     }
 
 

@@ -17,7 +17,7 @@ from agent_checkpoint.workspace.naming import key_of
 from tests.attacks.test_imported_lines import plant
 from tests.cli.world import opened, run
 
-_SAMPLE, _FULL = 6, 300
+_SAMPLE, _FULL = 16, 300
 _KINDS = ("save", "open", "close", "fork", "rollback", "restore", "safety", "adopt", "drift")
 
 
