@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.store.retention import KeepTagged as KeepTagged
     from agent_checkpoint.workspace.workspace import Workspace as Workspace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 _OWNERS = {
     "backends.base": ("Backend",),
