@@ -104,16 +104,25 @@ def test_small_answers_are_sent_at_once(served: Any) -> None:
     connection, cookie = connect(served[1])
     started = time.monotonic()
     for _ in range(20):
-        connection.request("GET", "/static/theme.js", headers={"Cookie": cookie})
+        connection.request("GET", "/static/early.js", headers={"Cookie": cookie})
         connection.getresponse().read()
     assert time.monotonic() - started < 0.5  # 40 ms each if the kernel waits for more to send
     connection.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: %b\r\nOrigin: http://%b\r\nContent-Length: 99\r\n\r\ntoken=",
+    ],
+)
 def test_connections_that_say_nothing_keep_nobody_out(served: Any, said: bytes) -> None:
     connection, cookie = connect(served[1])
     place = urlsplit(served[1].address)
+    said = said.replace(b"%b", place.netloc.encode())
     idle = [socket.create_connection((place.hostname, place.port)) for _ in range(230)]
     for one in idle:
         one.sendall(said)
@@ -141,6 +150,10 @@ def test_a_request_that_never_ends_is_cut_off(served: Any, monkeypatch: pytest.M
         slow.sendall(b"GET / HT")  # the second one on it never ends
         while slow.recv(1000):
             pass
+    with socket.create_connection((place.hostname, place.port), timeout=5) as slow:
+        login = "POST / HTTP/1.1\r\nHost: {0}\r\nOrigin: http://{0}\r\nContent-Length: 99\r\n\r\n"
+        slow.sendall(login.format(place.netloc).encode())
+        assert slow.recv(100) == b""
 
 
 def test_a_server_ends_although_a_page_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """Connections that say nothing. Owns that they keep nobody out.
 
-Everybody who reaches the port can connect, and needs no token to say nothing. So a request must be
-there a few seconds after it was begun, and of the connections that wait for one only some are kept.
+Everybody who reaches the port can connect, and needs no token to say nothing. So the beginning of a
+request must be there a few seconds after it was begun, and its body must not pause for longer than
+that. Of the connections that wait for either only some are kept.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS = 5.0
-"""How long the beginning of a request may take."""
+"""How long the beginning of a request may take, and a pause in its body."""
 MOST_SILENT = 100
 
 
@@ -35,6 +36,8 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Take some bytes, which may make a request."""
         super().data_received(data)
+        if self.cycle is not None and self.cycle.more_body:
+            self._forget()  # its body goes on: it waits anew
         self._wait()
 
     def on_response_complete(self) -> None:
@@ -48,7 +51,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def _wait(self) -> None:
-        if self.cycle is not None and not self.cycle.response_complete:
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
             self._forget()
         elif self._timer is None and not self.transport.is_closing():
             self._timer = self.loop.call_later(SECONDS, self._end)
