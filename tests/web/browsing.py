@@ -15,6 +15,13 @@ def chromium() -> Optional[str]:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
+def press(page: Any, name: str) -> None:
+    """Press a button that changes something, once the page takes it."""
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(700)
+    page.get_by_role("button", name=name).click()
+
+
 class Tab:
     """A page in a browser that notes every error, dialog and request that goes elsewhere."""
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager
-from tests.web.browsing import Served, chromium
+from tests.web.browsing import Served, chromium, press
 from tests.web.conftest import Place
 from tests.web.example_store import AUTH, KEY, make_long
 from tests.web.hostile_store import KEY as HOSTILE
@@ -168,8 +168,7 @@ def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place
     with opened(example.store) as manager:
         page = served.tab(manager).open("/approvals")
         page.locator("textarea").first.fill("no quotes")
-        page.wait_for_timeout(700)  # a click right after the page came is not taken
-        page.get_by_role("button", name="Approve").click()
+        press(page, "Approve")
         page.get_by_text("a text stands in quotes").wait_for()
         page.get_by_role("button", name="Back to where you were").click()
         page.locator("textarea").first.wait_for()
@@ -181,36 +180,34 @@ def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place
         tab = served.tab(manager)
         page = tab.open(f"/effects?key={KEY}")
         page.locator("textarea").first.fill('"2.5"')
-        page.wait_for_timeout(700)
-        page.get_by_role("button", name="Approve").click()
+        press(page, "Approve")
         page.get_by_text("approved", exact=True).wait_for()
         page = tab.open(f"/effects?key={KEY}")
-        page.wait_for_timeout(700)
-        page.get_by_role("button", name="It did not happen").click()
+        press(page, "It did not happen")
         page.get_by_text("failed", exact=True).wait_for()
 
         page = tab.open(f"/rollback?id={KEY}@2")
-        page.get_by_role("button", name="Preview").click()
+        press(page, "Preview")
         page.get_by_text("Cannot be undone from here").wait_for()
-        page.get_by_role("button", name="Roll back").click()
+        press(page, "Roll back")
         page.get_by_role("heading", name="Refused").wait_for()
         page.get_by_role("link", name="Look again").click()
-        page.get_by_role("button", name="Preview").click()
+        press(page, "Preview")
         page.get_by_label("go back although").check()
-        page.get_by_role("button", name="Roll back").click()
+        press(page, "Roll back")
         page.get_by_role("heading", name="Rolled back").wait_for()
         assert (example.repo / "app" / "auth.py").read_text() == AUTH
 
         page = tab.open(f"/fork?id={KEY}@8")
         page.get_by_label("Its name").fill("by hand")
-        page.get_by_role("button", name="Preview").click()
-        page.get_by_role("button", name="Fork").click()
+        press(page, "Preview")
+        press(page, "Fork")
         page.wait_for_url("**/timeline?key=by%20hand")
         assert "by hand" in manager.list_keys()
 
         page = tab.open(f"/export?key={KEY}")
         with page.expect_download() as download:
-            page.get_by_role("button", name="Download the archive").click()
+            press(page, "Download the archive")
         assert download.value.suggested_filename == f"{KEY}.ckpt"
 
 

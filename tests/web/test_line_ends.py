@@ -6,7 +6,7 @@ import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, InvalidInputError, Session
 from agent_checkpoint.web.words import coded, uncoded
-from tests.web.browsing import Served, Tab, chromium
+from tests.web.browsing import Served, Tab, chromium, press
 from tests.web.test_what_is_seen import asked
 from tests.web.visitor import Visitor
 
@@ -49,8 +49,8 @@ def test_forms_act_on_the_key_that_they_are_of(
     tab: Tab = served.tab(manager)
     page = tab.open(f"/fork?id={quote(key, safe='')}@1")
     page.get_by_label("Its name").fill("the fork")
-    page.get_by_role("button", name="Preview").click()
-    page.get_by_role("button", name="Fork").click()
+    press(page, "Preview")
+    press(page, "Fork")
     page.wait_for_url("**/timeline?key=the%20fork")
     (row,) = manager.history("the fork")
     assert row["parents"] == [manager.history(key)[-1]["id"]]
@@ -70,7 +70,7 @@ def test_forms_act_on_the_key_that_they_are_of(
 
     page = tab.open(f"/export?key={quote(key, safe='')}")
     with page.expect_download() as download:
-        page.get_by_role("button", name="Download").click()
+        press(page, "Download")
     other = CheckpointManager()
     other.import_archive(download.value.path())
     assert other.list_keys() == [key]
@@ -92,8 +92,8 @@ def test_sessions_and_parts_are_the_ones_that_were_chosen(served: Served, key: s
         page = tab.open(f"/rollback?id={quote(target['id'], safe='')}")
         page.get_by_label("only:").check()
         page.locator(f'input[name="part*"][value="{coded(key)}"]').check()
-        page.get_by_role("button", name="Preview").click()
-        page.get_by_role("button", name="Roll back").click()
+        press(page, "Preview")
+        press(page, "Roll back")
         page.get_by_role("heading", name="Rolled back").wait_for()
         states = {part: manager.state_dict(key)[part]["n"] for part in ALIKE}
         assert states == {part: 1 if part == key else 2 for part in ALIKE}
@@ -120,7 +120,7 @@ def test_an_answer_is_given_to_the_session_that_asked(served: Served) -> None:
         page = served.tab(manager).open(f"/effects?key={quote(ALIKE[1], safe='')}")
         page.wait_for_selector(".live.on")
         page.wait_for_timeout(700)
-        page.get_by_role("button", name="Approve").click()
+        press(page, "Approve")
         page.get_by_text("approved", exact=True).wait_for()
         open_ones = {key: Approvals(manager.store).get(name).is_open for key, name in names.items()}
         assert open_ones == {ALIKE[0]: True, ALIKE[1]: False, ALIKE[2]: True}

@@ -14,6 +14,7 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.web import serving
 from agent_checkpoint.web.serving import Server, listen
 from tests.web.browsing import chromium
+from tests.web.test_what_is_seen import asked
 
 HAS_IPV6 = socket.has_ipv6
 
@@ -126,6 +127,47 @@ def test_a_tab_of_an_ended_run_gives_nobody_the_cookie_of_the_next(
     page.goto(f"http://{urlsplit(first.address).netloc}/")  # even a visit tells nothing
     assert len(foreign.heard) > heard
     assert not [text for text in foreign.heard for value in fresh if value in text]
+    foreign.close()
+    context.close()
+
+
+@pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+def test_nothing_of_another_server_is_put_into_a_page_of_an_ended_run(
+    browser: Any, runs: Runs
+) -> None:
+    runs.manager.save("tree", {"a": {"b": {"c": {"d": {"e": 1}}}}})
+    server = runs.begin(port=0)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.address)
+    page.get_by_role("link", name="tree").click()
+    page.locator("a.go").first.click()
+    closed = page.locator("details[data-at]").first
+    closed.wait_for()
+    runs.end()
+    foreign = Foreign(urlsplit(server.address).hostname or "", server.port, b"<p>forged</p>")
+    closed.locator("summary").click()
+    page.get_by_text("That could not be shown.").wait_for()
+    assert foreign.was_asked.wait(10)
+    assert "forged" not in page.content()
+    foreign.close()
+    context.close()
+
+
+@pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+def test_no_form_is_sent_to_whoever_follows_an_ended_run(browser: Any, runs: Runs) -> None:
+    asked(runs.manager, to="a secret")
+    server = runs.begin(port=0)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.address)
+    page.get_by_role("link", name="Approvals").click()
+    page.wait_for_selector(".live.on")
+    runs.end()
+    foreign = Foreign(urlsplit(server.address).hostname or "", server.port)
+    page.wait_for_selector("#live.ended")
+    buttons = page.locator("form[method=post] button")
+    assert [button.is_enabled() for button in buttons.all()] == [False, False]
     foreign.close()
     context.close()
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
-from agent_checkpoint.web import answers
+from agent_checkpoint.web import answers, words
 from agent_checkpoint.web.outline import exactly, written
 from agent_checkpoint.web.peek import Peek
-from tests.web.browsing import Served, chromium
+from tests.web.browsing import Served, chromium, press
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor
 
@@ -43,7 +43,7 @@ def test_a_long_argument_is_approved_only_where_all_of_it_is_shown(visitor: Visi
     name = asked(visitor.manager, to="ann", memo="a" * 30_000 + " and pay bob instead")
     html = visitor.text("/approvals")
     assert buttons(html) == 0
-    assert "only the first 20,000 characters are shown" in plain(html)
+    assert re.search(r"only the first 19,\d+ characters are shown", plain(html))
     assert "pay bob instead" not in html
     for seen in ("", "0" * 64):
         answer = visitor.post("/approve", {"approval": name, "seen": seen})
@@ -166,6 +166,57 @@ def test_a_long_text_inside_another_value_is_not_all_of_it() -> None:
     assert exactly(Peek(manager.store.backend), ["a" * 30_000], 10**6)[1]
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a b", "a\nb", "a\tb", r"a\x0ab", r"a\x0a", "a\n", "a", "a ", r"a\x20", r"a\\x20", "a\\ "],
+        ["\x80", "\udc80", r"\x80", r"\u0080", "\u202e", r"\u202e", "\\\u202e", r"\\u202e"],
+    ],
+)
+def test_names_that_differ_are_drawn_otherwise(names: "list[str]") -> None:
+    assert len({words.exact(name) for name in names}) == len(names)
+
+
+def test_a_name_that_is_cut_is_not_all_of_a_call(visitor: Visitor) -> None:
+    name = "n" * 1990 + "ote" * 10
+    scope: dict[str, Any] = {}
+    exec(f"def {name}(n): pass", scope)
+    with suppress(Suspended), Session("payer", store=visitor.manager):
+        tool(effect="irreversible", approve=True)(scope[name])(1)
+    (request,) = Approvals(visitor.manager.store).pending()
+    assert buttons(visitor.text("/request", id=request.id)) == 0
+    assert visitor.approve(request.id).status_code == 409
+
+
+def test_a_page_is_bounded_whatever_the_calls_have(visitor: Visitor) -> None:
+    for place in range(3):
+        asked(visitor.manager, f"payer-{place}", to="a" * 15_000, memo="b" * 15_000)
+    html = visitor.text("/approvals")
+    assert len(html) < 3 * (answers.MOST_ON_CARD + 10_000)
+    assert buttons(html) == 0
+    for request in Approvals(visitor.manager.store).pending():
+        assert "b" * 15_000 in visitor.text("/request", id=request.id)
+        assert visitor.approve(request.id).status_code == 303
+
+
+def test_fields_of_another_call_are_refused(visitor: Visitor) -> None:
+    first, second = asked(visitor.manager, n=1), asked(visitor.manager, "other", n=2)
+    seen = {
+        name: re.findall(r'name="seen" value="(\w+)"', visitor.text("/request", id=name))[0]
+        for name in (first, second)
+    }
+    for field in (f"argument.2.{seen[first]}", "argument.2", f"argument.17.{seen[second]}"):
+        form = {"approval": second, "seen": seen[second], field: "3"}
+        assert visitor.post("/approve", form).status_code == 409
+    assert Approvals(visitor.manager.store).get(second).is_open
+
+
+def test_a_field_has_room_for_all_of_a_text_on_a_narrow_screen() -> None:
+    for text in ("\u6f22" * 300, "word " * 200, "a\n\n\nb"):
+        rows = answers.Argument("memo", text, True, True).rows
+        assert rows >= sum(words.columns(line) // 30 for line in text.split("\n"))
+
+
 # -- in a browser ----------------------------------------------------------------------------------
 
 HEBREW = "\u05d0\u05d1\u05d2"
@@ -234,3 +285,50 @@ def test_letters_of_other_scripts_move_nothing(served: Served) -> None:
         style = "(item) => getComputedStyle(item).unicodeBidi + getComputedStyle(item).direction"
         assert field.evaluate(style) == "bidi-overrideltr"
         assert field.evaluate("(item) => item.scrollHeight <= item.clientHeight + 1")
+
+
+@in_browser
+def test_going_back_writes_nothing_into_the_card_of_another_call(served: Served) -> None:
+    with CheckpointManager() as manager:
+        first, second = asked(manager, "payer-1", to="ann"), asked(manager, "payer-2", to="bob")
+        page = served.tab(manager).open("/approvals")
+        page.locator("textarea").first.fill('"an edit for ann"')
+        page.get_by_label("Reason").first.fill("a reason for ann")
+        page.get_by_role("link", name="Keys", exact=True).click()
+        page.get_by_role("heading", name="Keys and sessions").wait_for()
+        Approvals(manager.store).deny(first)
+        page.go_back()
+        if page.get_by_text("payer-1").count():  # the page itself was kept
+            page.get_by_text("answered or void meanwhile").wait_for()
+        card = page.locator(".card").filter(has_text="payer-2")
+        fields = card.locator("textarea, input:not([type=hidden])")
+        fields.first.wait_for()
+        texts = [field.input_value() for field in fields.all()]
+        assert texts == ['"bob"', "null", "0", ""]
+        page.wait_for_timeout(700)
+        card.get_by_role("button", name="Approve").click()
+        page.get_by_text("approved", exact=True).wait_for()
+        assert "edited" not in Approvals(manager.store).get(second).parts
+
+
+@in_browser
+def test_a_second_click_confirms_nothing(served: Served) -> None:
+    """The button that confirms may be where the one was that asked for a preview."""
+    with CheckpointManager() as manager:
+        with Session("payer", store=manager) as session:
+            session.save()
+            session.save()
+        before = manager.list_keys(), manager.history("payer")
+        tab = served.tab(manager)
+        for path, button in (("/fork?id=payer@1", "Fork"), ("/rollback?id=payer@1", "Roll back")):
+            page = tab.open(path)
+            if button == "Fork":
+                page.get_by_label("Its name").fill("new")
+            press(page, "Preview")
+            page.get_by_role("button", name=button).click()  # as soon as it is there
+            page.get_by_text("Too soon after the page appeared").wait_for()
+            assert (manager.list_keys(), manager.history("payer")) == before
+        page = tab.open("/fork?id=payer@1&name=new")
+        page.wait_for_timeout(700)
+        page.get_by_role("button", name="Fork").dblclick()  # once, and no refusal of a second one
+        page.wait_for_url("**/timeline?key=new")

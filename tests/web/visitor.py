@@ -126,12 +126,12 @@ class Visitor:
         return self.send(page, pairs, origin=origin)
 
     def approve(self, approval: str, **form: str) -> Any:
-        """Approve what the page of a request shows."""
+        """Approve what the page of a request shows, with other texts in fields `argument.0` …."""
         html = self.text("/request", id=approval)
         found = re.search(r'name="seen" value="(\w*)"', html)
-        return self.post(
-            "/approve", {"approval": approval, "seen": found[1] if found else "", **form}
-        )
+        seen = found[1] if found else ""
+        fields = {f"{name}.{seen}": text for name, text in form.items()}
+        return self.post("/approve", {"approval": approval, "seen": seen, **fields})
 
     def send(self, page: str, pairs: Any, *, origin: Optional[str] = ORIGIN) -> Any:
         headers = {"Content-Type": "application/x-www-form-urlencoded"}

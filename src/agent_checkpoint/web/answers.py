@@ -37,18 +37,21 @@ from agent_checkpoint.web.guard import same
 from agent_checkpoint.web.outline import exactly, written
 from agent_checkpoint.web.peek import MAP, Peek, TooLarge, large_int
 from agent_checkpoint.web.site import Refused, Site, as_json, asked, number, wanted
-from agent_checkpoint.web.words import coded, json_text, link
+from agent_checkpoint.web.words import MOST_OF_NAME, coded, columns, json_text, link
 
 PAGE = 100
 """Effects on a page."""
 REQUESTS = 20
 """Requests on a page."""
 MOST_ON_CARD = 20_000
-"""Characters of an argument on a page with several requests; also of one that can be edited."""
+"""Characters of a call on a page with several requests; also of all that can be edited of one."""
 MOST_ALONE = 1_000_000
 """On the page of one request."""
 _MOST_OF_EFFECT = 4000
-_COLUMNS = 60
+_MOST_ARGUMENTS = 400
+"""A form of this page has no more fields than that and some."""
+_COLUMNS = 30
+"""Characters on a line of a field, on a narrow screen."""
 _BY = "the web page"
 
 
@@ -64,7 +67,7 @@ class Argument(NamedTuple):
     @property
     def rows(self) -> int:
         """How many lines a field needs in which nothing is out of sight."""
-        return sum(1 + len(line) // _COLUMNS for line in self.text.split("\n"))
+        return sum(1 + columns(line) // _COLUMNS for line in self.text.split("\n"))
 
 
 class EffectRow(NamedTuple):
@@ -89,9 +92,11 @@ class RequestRow(NamedTuple):
     @property
     def seen(self) -> str:
         """What the form says of what was drawn; nothing unless that is all of the call."""
-        if self.trouble or not all(argument.is_whole for argument in self.arguments):
-            return ""
         asked = self.request
+        names = [asked.tool, asked.session, *(argument.name for argument in self.arguments)]
+        is_whole = all(argument.is_whole for argument in self.arguments)
+        if self.trouble or not is_whole or max(map(len, names)) > MOST_OF_NAME:
+            return ""
         drawn = [(argument.name, argument.text) for argument in self.arguments]
         told = json.dumps([asked.id, asked.session, asked.tool, asked.digest, drawn])
         return sha256(told.encode()).hexdigest()
@@ -196,10 +201,19 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
             "Open its page, which shows all of it, and answer there.",
         )
     edit: dict[str, Any] = {}
-    for place, argument in enumerate(row.arguments):
-        text = said.get(f"argument.{place}")
-        if text is None or not argument.can_be_edited:
+    # A field is named after the call that it was drawn for: a browser that goes back to a list puts
+    # what was typed into fields of the same name, whatever the list has in that place by now.
+    fields = {
+        f"argument.{place}.{row.seen}": argument
+        for place, argument in enumerate(row.arguments)
+        if argument.can_be_edited
+    }
+    if any(name.startswith("argument.") and name not in fields for name in said):
+        raise Refused(409, "Nothing was approved: these are fields of another call. Look again.")
+    for name, argument in fields.items():
+        if name not in said:
             continue
+        text = said[name]
         value = _read(
             text, f'The argument {show(argument.name)} is not JSON: a text stands in quotes, "so".'
         )
@@ -292,17 +306,23 @@ def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
     shape = peek.shape(parts[name])
     if shape.kind != MAP:
         raise IntegrityError("Its arguments are damaged: none of a call.")
+    members = peek.members(shape)
+    if len(members) > _MOST_ARGUMENTS:
+        raise TooLarge
     found = []
-    for word, tree in peek.members(shape).items():
+    editable = MOST_ON_CARD
+    for word, tree in members.items():
         try:
             text = json_text(_plain(tree))
         except _Tagged:
             text = ""
-        if 0 < len(text) <= MOST_ON_CARD:
+        if 0 < len(text) <= editable:
+            editable -= len(text)
             found.append(Argument(word, text, can_be_edited=True, is_whole=True))
         else:
             text, is_whole = exactly(peek, tree, most)
             found.append(Argument(word, text, can_be_edited=False, is_whole=is_whole))
+        most = max(0, most - len(text))
     return found
 
 

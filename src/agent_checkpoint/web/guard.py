@@ -32,6 +32,8 @@ SHORTEST_TOKEN = 16
 LARGEST_BODY = 2_000_000
 LARGEST_LOGIN = 10_000
 COOKIE = "agent_checkpoint"
+RUN = "Agent-Checkpoint-Run"
+"""The header by which an open page knows who answers."""
 ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to know them, not to listen there
 _STRANGER = """<!DOCTYPE html><meta charset="utf-8"><title>agent-checkpoint</title>
 <h1>agent-checkpoint</h1>
@@ -118,7 +120,7 @@ class Guard:
             if scope["type"] == "lifespan":
                 await app(scope, receive, send)
             elif scope["type"] == "http":
-                await self._http(app, scope, receive, _with_headers(send))
+                await self._http(app, scope, receive, _with_headers(send, HEADERS))
             # Nothing else is served: a web socket is closed by the server.
 
         return guarded
@@ -141,7 +143,7 @@ class Guard:
         else:
             path = scope["path"][len(self.base) - 1 :]
             below = {**scope, "path": path, "raw_path": quote(path).encode()}
-            await _watched(app, below, receive, send)
+            await _watched(app, below, receive, _with_headers(send, {RUN: self.run}))
 
     async def _enter(
         self, send: Send, scope: Scope, headers: Mapping[str, str], token: str
@@ -300,14 +302,14 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             said = [(name, value) for name, value in message.get("headers", [])]
             there = {name.lower() for name, _ in said}
             said += [
                 (name.lower().encode(), value.encode())
-                for name, value in HEADERS.items()
+                for name, value in headers.items()
                 if name.lower().encode() not in there
             ]
             message = {**message, "headers": said}

@@ -24,7 +24,7 @@ def news(site: Site, request: Request) -> Response:
         version = _version(site, key) if key else site.catalog.version()
     except CheckpointError:
         version = "trouble"
-    return as_json({"version": version, "run": site.guard.run})
+    return as_json({"version": version})
 
 
 def _version(site: Site, key: str) -> str:

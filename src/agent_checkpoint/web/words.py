@@ -11,6 +11,7 @@ import math
 import os
 import re
 import time
+import unicodedata
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -21,6 +22,9 @@ from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.wording import count as count
 from agent_checkpoint.wording import is_plain, written_out
 from agent_checkpoint.wording import size as size
+
+MOST_OF_NAME = 2000
+"""Characters of a name where all of it has to be seen; a key has no more than half of that."""
 
 
 def shown(text: object) -> str:
@@ -35,18 +39,25 @@ def on_one_line(text: object, most: int = 200) -> str:
     line = written_out(cut, "\n\t", _named)
     if "\n" in line or "\t" in line:  # a text of several lines, and no name
         return line.replace("\n", " ").replace("\t", " ")
-    # A browser shows no space at an end, and one for several.
-    line = re.sub("(?<= ) ", r"\\x20", line)
-    return re.sub("^ | $", r"\\x20", line)
+    return _with_all_spaces(line)
 
 
-def exact(text: object, most: int = 2000) -> Markup:
-    """Return a name on one line, drawn in the order of its characters.
+def exact(text: object, most: int = MOST_OF_NAME) -> Markup:
+    """Return a name on one line as no other name is drawn, cut if it is long.
 
     Letters of right-to-left scripts would move the digits and signs beside them, so that two names
-    look alike, or two values swapped.
+    look alike, or two values swapped: it is drawn in the order of its characters.
     """
-    return Markup('<bdo dir="ltr">{}</bdo>').format(on_one_line(text, most))
+    whole = str(text)
+    cut = whole[: most - 1] + "…" if len(whole) > most else whole
+    # What looks as if it was written out is written out itself.
+    line = written_out(re.sub(r"\\(?=[xuU])", r"\\x5c", cut), "", _named)
+    return Markup('<bdo dir="ltr">{}</bdo>').format(_with_all_spaces(line))
+
+
+def columns(line: str) -> int:
+    """Return how wide a line is, in letters of a fixed width."""
+    return sum(2 if unicodedata.east_asian_width(char) in "WF" else 1 for char in line)
 
 
 def json_text(value: Any) -> str:
@@ -118,8 +129,8 @@ def coded(text: object) -> str:
 
 def uncoded(text: str) -> str:
     """Return what `coded` was given. Raises InvalidInputError for anything that it never makes."""
-    found = unquote_to_bytes(text).decode("utf-8", "surrogateescape")
-    if not text.isascii() or coded(found) != text:
+    found = unquote_to_bytes(text).decode("utf-8", "surrogateescape") if text.isascii() else ""
+    if coded(found) != text:
         raise InvalidInputError("A field of this form is not as this page writes it.")
     return found
 
@@ -140,13 +151,18 @@ def _bytes(value: object) -> bytes:
         return str(value).encode("utf-8", "surrogatepass")  # no text that anything has
 
 
+def _with_all_spaces(line: str) -> str:
+    """Write spaces out of which a browser shows nothing: at an end, and after another one."""
+    return re.sub("^ | $", r"\\x20", re.sub("(?<= ) ", r"\\x20", line))
+
+
 def _named_in_json(char: str) -> str:
     return json.dumps(char)[1:-1]
 
 
 def _named(char: str) -> str:
     code = ord(char)
-    if code < 0x100:
+    if code < 0x80:
         return f"\\x{code:02x}"
     if 0xDC80 <= code < 0xDD00:  # a byte that is no text, of a name or a file
         return f"\\x{code - 0xDC00:02x}"

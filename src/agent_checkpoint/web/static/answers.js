@@ -1,7 +1,7 @@
 // Pages where a person answers. Nothing on them moves by itself: what was answered or became void
 // elsewhere stays where it is, and cannot be pressed any more. A list that has changed is drawn
 // again when the person wants it.
-import { follow, get, say } from "./page.js";
+import { follow, get } from "./page.js";
 
 const answers = document.getElementById("answers");
 const news = document.getElementById("news");
@@ -23,14 +23,5 @@ async function refresh() {
   if (version !== undefined) news.classList.toggle("shown", now.version !== version);
 }
 
-// The second click of two quick ones would meet whatever the next page has at that place.
-const pause = 600;
-let shownAt = performance.now();
-window.addEventListener("pageshow", () => { shownAt = performance.now(); });
-answers.addEventListener("submit", (event) => {
-  if (performance.now() - shownAt >= pause) return;
-  event.preventDefault();
-  say("Too soon after the page appeared: look, and press again.");
-});
 news.querySelector("button").addEventListener("click", () => location.reload());
 follow(key, refresh);

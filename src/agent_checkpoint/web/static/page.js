@@ -25,13 +25,12 @@ export function fragment(html) {
 }
 
 // Asks whether there is something new, while the page is seen. Nothing is held open: a browser has
-// few connections to a host, and people have many tabs. A run that has ended is never asked again:
-// whoever listens there by now is somebody else, and nothing that they say is shown.
+// few connections to a host, and people have many tabs. A run that has ended is never asked again,
+// and nothing more is sent there: whoever listens there by now is somebody else.
 const patience = 5 * 60_000;
 
 export function follow(key, heard) {
   const sign = document.getElementById("live");
-  const { run } = document.documentElement.dataset;
   let last = null;
   let wait = 1000;
   let timer = 0;
@@ -44,12 +43,8 @@ export function follow(key, heard) {
     sign.classList.toggle("ended", state === "ended");
   };
   async function look() {
-    const answer = await fetch(address("news", { "key*": key }), { redirect: "error" });
-    const said = await answer.json().catch(() => ({}));
-    if (said.run !== run) {
-      isOver = true;
-      return;
-    }
+    const answer = await get("news", { "key*": key });
+    const said = await answer.json();
     if (said.version !== last) await heard();
     last = said.version;
     wait = 1000;
@@ -63,14 +58,15 @@ export function follow(key, heard) {
     const began = performance.now();
     try {
       await look();
-    } catch {
+    } catch (error) {
       show("○ connecting…", "");
       wait = Math.min(2 * wait, 15_000);
-      isOver = performance.now() - answered > patience;
+      isOver = error instanceof Stranger || performance.now() - answered > patience;
     }
     isAsking = false;
     if (isOver) {
       show("○ ended", "ended");
+      for (const button of document.querySelectorAll("form[method=post] button")) button.disabled = true;
       say("This server has ended. Run agent-checkpoint ui again, and open the address that it prints.");
       return;
     }
@@ -82,9 +78,15 @@ export function follow(key, heard) {
   ask();
 }
 
-// What a script asks for; what went wrong is for who called.
+// An answer of somebody else, who does not know the name of the run that this page is of.
+class Stranger extends Error {}
+
+// What a script asks for; what went wrong is for who called. Nothing that a stranger says is shown.
 export async function get(path, asked) {
-  const answer = await fetch(address(path, asked));
+  const { run } = document.documentElement.dataset;
+  const answer = await fetch(address(path, asked), { redirect: "error" });
+  if (answer.status === 503) throw new Error("too many ask at once"); // tells nothing of who it is
+  if (answer.headers.get("Agent-Checkpoint-Run") !== run) throw new Stranger();
   if (!answer.ok) throw new Error(String(answer.status));
   return answer;
 }
