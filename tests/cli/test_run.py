@@ -211,6 +211,7 @@ def test_ctrl_c_on_a_terminal_is_for_the_command(work: Scene) -> None:
     )
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it for what is in background
         os.chdir(work.workspace)
         os.execvpe(sys.executable, command("--", sys.executable, "-c", script), work.environment)
     read_until(terminal, b"ready")
