@@ -20,7 +20,7 @@ test: $(VENV)/.test  ## Run every test
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
 faults: $(VENV)/.test  ## Break the stores at every point: kills, bad disks, lost power, damage
-	$(BIN)/python -m pytest -n auto tests/crash --full-faults
+	$(BIN)/python -m pytest -n auto tests/crash tests/web/test_fuzzed_forms.py --full-faults
 
 check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/ruff check
