@@ -1,6 +1,7 @@
 """Names, arguments and forms at random: nothing is done that was not seen, and nothing is a fault.
 
-`--full-faults` (as `make faults` does) tries many more. The seed is fixed, and an example is named by its number.
+`--full-faults` (as `make faults` does) tries many more. The seed is fixed, and an
+example is named by its number.
 """
 
 import random
