@@ -391,7 +391,7 @@ class TestSharedStores:
             manager.save("old", {"x": 1})
         with CheckpointManager(backend="sqlite", path=store, shared=True) as manager:
             manager.save("new", {"x": 2})
-            with pytest.raises(UntrustedDataError, match="have its owner export it"):
+            with pytest.raises(UntrustedDataError, match="export the key from the copy"):
                 manager.state_dict("old")
             assert manager.list_keys() == ["new", "old"]
         with CheckpointManager(backend="sqlite", path=store) as manager:

@@ -201,3 +201,26 @@ def test_a_store_in_one_word(tmp_path):
 def test_what_is_no_store(store):
     with pytest.raises(InvalidInputError, match="neither a backend's name, a URL nor a Backend"):
         open_named(store)
+
+
+def test_no_database_is_made_in_a_store_of_readable_files(tmp_path):
+    with CheckpointManager(backend="file", path=tmp_path) as manager:
+        manager.save("session", {"step": 1})
+    for store in (tmp_path, f"sqlite://{tmp_path}"):
+        with pytest.raises(InvalidInputError, match="is a store of readable files") as caught:
+            open_named(store)
+        assert str(caught.value).endswith(f'say backend="file", or file://{tmp_path}.')
+    with CheckpointManager(backend="file", path=tmp_path) as manager:
+        assert manager.state_dict("session") == {"step": 1}
+
+
+def test_a_database_that_is_among_readable_files_is_still_opened(tmp_path):
+    with CheckpointManager(backend="sqlite", path=tmp_path / "a") as manager:
+        manager.save("session", {"step": 1})
+    with CheckpointManager(backend="file", path=tmp_path / "b") as manager:
+        manager.save("other", {"step": 2})
+    (tmp_path / "a" / "store.db").rename(tmp_path / "b" / "store.db")
+    with CheckpointManager(backend="sqlite", path=tmp_path / "b") as manager:
+        assert manager.state_dict("session") == {"step": 1}
+    with pytest.raises(InvalidInputError, match=f"is an SQLite store.*sqlite://{tmp_path}/b"):
+        CheckpointManager(backend="file", path=tmp_path / "b")

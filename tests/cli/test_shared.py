@@ -1,5 +1,6 @@
 """Stores that others may write: refused, or used with `--shared`; `doctor` tells."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,33 @@ def test_what_others_put_there_is_listed_and_not_restored(repo: Path, store: Pat
     assert (repo / "app.py").read_text() == before
     listed = run("--shared", "--store", store, "log", saved["key"], "--json", at=repo)
     assert [row["kind"] for row in listed.data["checkpoints"]] == ["unreadable", "save"]
+
+
+def test_a_directory_that_was_saved_before_goes_on_under_a_key_with_a_number(
+    repo: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "own"
+    before = run("--store", store, "save", "--json", at=repo).data["key"]
+    named = ("--shared", "--store", store)
+    assert run(*named, "log", at=repo).status == 3
+    assert run(*named, "save", "--json", at=repo).data["key"] == f"{before}//2"
+    assert len(run(*named, "log", "--json", at=repo).data["checkpoints"]) == 1
+    assert run(*named, "restore", "@1", "--yes", at=repo).status == 0
+
+
+def test_what_was_saved_before_is_taken_over_as_the_error_says(repo: Path, tmp_path: Path) -> None:
+    store, copy, archive = tmp_path / "own", tmp_path / "copy", tmp_path / "old.ckpt"
+    key = run("--store", store, "save", "--json", at=repo).data["key"]
+    shutil.copytree(store, copy)
+    named = ("--shared", "--store", store)
+    found = run(*named, "show", key, at=repo)
+    shown = f"agent-checkpoint --store 'sqlite://{store}?shared=1'"
+    assert f"export the key from the copy; then `{shown} delete` the key here" in found.err
+    assert f"and `{shown} import` the archive" in found.err
+    assert run("--store", copy, "export", key, archive, at=repo).status == 0
+    assert run(*named, "delete", key, "--yes", at=repo).status == 0
+    assert run(*named, "import", archive, at=repo).status == 0
+    assert run(*named, "show", key, at=repo).status == 0
 
 
 def test_the_hook_is_installed_for_it(repo: Path, store: Path) -> None:

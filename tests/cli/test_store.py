@@ -276,3 +276,15 @@ def test_a_store_that_cannot_be_opened(tmp_path: Path) -> None:
     assert ran.status == 1
     assert "Traceback" not in ran.err
     assert len(ran.err.splitlines()) <= 2
+
+
+def test_a_path_of_readable_files_is_told_by_its_url_and_left_alone(tmp_path: Path) -> None:
+    store = tmp_path / "ckpts"
+    with CheckpointManager(backend="file", path=store) as manager:
+        manager.save("session", {"step": 1})
+    for command in ("keys", "save"):
+        found = run("--store", store, command, at=tmp_path)
+        assert (found.status, found.out) == (2, "")
+        assert f"is a store of readable files: say --store file://{store}" in found.err
+    assert not (store / "store.db").exists()
+    assert run("--store", f"file://{store}", "keys", "--json").data[0]["key"] == "session"

@@ -114,7 +114,10 @@ class FileBackend(Backend):
             if not shared:
                 check_own(self.path)
         if (self.path / "store.db").exists():
-            raise InvalidInputError(f'{self.path} is an SQLite store: say backend="sqlite".')
+            raise InvalidInputError(
+                f'{self.path} is an SQLite store: say backend="sqlite", or '
+                f"{url_of('sqlite', self.path, shared=shared)}."
+            )
         self.compression = check_compression(compression)
         self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"

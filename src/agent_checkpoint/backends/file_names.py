@@ -14,6 +14,8 @@ from agent_checkpoint.records import is_stream
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.=+,@")
 RESERVED = frozenset({"objects"})
+FORMAT_FOLDER = ".meta%2fformat"
+"""The directory of the format record: the first that is made, so a file store is known by it."""
 LONGEST = 120
 CUT = 60
 

@@ -27,6 +27,7 @@ from agent_checkpoint.backends.base import (
     check_compression,
     check_newest,
 )
+from agent_checkpoint.backends.file_names import FORMAT_FOLDER
 from agent_checkpoint.backends.limits import Limits, is_record
 from agent_checkpoint.backends.mounts import network_file_system
 from agent_checkpoint.backends.posix import (
@@ -106,8 +107,8 @@ class SQLiteBackend(Backend):
                 seen to run, such as a collection, is waited for ten times as long.
 
         Raises:
-            InvalidInputError: the path is not a directory, is on a network file system, or is not
-                this user's own; or an option makes no sense.
+            InvalidInputError: the path is not a directory, is that of a file store, is on a network
+                file system, or is not this user's own; or an option makes no sense.
         """
         self.path = check_path(path).absolute()
         self.shared = shared
@@ -121,6 +122,12 @@ class SQLiteBackend(Backend):
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
             self._check_own()
+            # With a database in it, its readable files could not be opened any more.
+            if not (self.path / "store.db").exists() and (self.path / FORMAT_FOLDER).is_dir():
+                raise InvalidInputError(
+                    f'{self.path} is a store of readable files: say backend="file", or '
+                    f"{url_of('file', self.path, shared=shared)}."
+                )
         network = network_file_system(self.path)
         if network is not None:
             raise InvalidInputError(

@@ -26,9 +26,10 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"[Pp]ass workspace=", "Say --workspace"),
     (r"open it with shared=True, which", "say --shared, which"),
     (
-        r"have its owner export it, and import that archive",
-        f"have its owner `{_COMMAND} export` it, and `{_COMMAND} import` that archive",
+        r"delete the key here and import the archive",
+        f"`{_COMMAND} delete` the key here and `{_COMMAND} import` the archive",
     ),
+    (r'say backend="\w+", or (\w+://\S+)\.$', r"say --store \1"),
     (r"Pass rebind=True if they are\.", "Name an empty directory."),
     (r"pass force=True", "say --force"),
     (r"by ignore= or", "by --ignore or"),

@@ -74,7 +74,8 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
         raise UntrustedDataError(
             f"{where} is not sealed under your secret, and others may write this store: it is not "
             "used. A team sets the same AGENT_CHECKPOINT_SECRET. If you know where it comes from, "
-            "have its owner export it, and import that archive."
+            "have its owner copy the store and export the key from the copy; then delete the key "
+            "here and import the archive."
         )
     start = max(0, len(data) - _LONGEST_HASH_MEMBER)
     match = _HASH_MEMBER.search(data, start)

@@ -14,6 +14,7 @@ from agent_checkpoint.store.claims import is_line_of, newest_readable, path_text
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.reading import OBJECT
 from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.sealed_streams import Foreign
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.snapshots import Tree, read_record, tree_of
 
@@ -51,8 +52,9 @@ def natural_key(key: str) -> str:
 def own_key(store: Store, place: Path) -> str:
     """Return the key of a directory's own snapshots and safety checkpoints.
 
-    That is the key that it has by its path. Where this belongs to somebody else, by an import or on
-    another host, it is the first numbered one that does not.
+    That is the key that it has by its path. Where this belongs to somebody else, by an import, on
+    another host or under another secret in a shared store, it is the first numbered one that does
+    not.
 
     Raises:
         StateError: the secret cannot be read just now.
@@ -61,7 +63,11 @@ def own_key(store: Store, place: Path) -> str:
     for number in count(1):
         key = key_of(place, number)
         newest = newest_readable(store, key)
-        if newest is None or is_line_of(store, newest, place, key):
+        if newest is None:
+            is_own = not any(isinstance(entry.data, Foreign) for entry in store.entries(key))
+        else:
+            is_own = is_line_of(store, newest, place, key)
+        if is_own:
             return key
     raise AssertionError("unreachable: numbers do not end")
 

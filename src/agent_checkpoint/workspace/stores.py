@@ -13,10 +13,11 @@ import json
 import os
 
 from agent_checkpoint.backends.database_files import is_open_here, is_store_database
+from agent_checkpoint.backends.file_names import FORMAT_FOLDER
 from agent_checkpoint.workspace.beneath import Changing, opened_file
 
 _DATABASE, _LOCK = b"store.db", b".lock"
-RECORDS = b".meta%2fformat"
+RECORDS = os.fsencode(FORMAT_FOLDER)
 """The directory of a readable store that holds its format record."""
 _RECORD = RECORDS + b"/1.json"
 MARKS = frozenset({_DATABASE, _DATABASE + b"-wal", _DATABASE + b"-shm", _LOCK, RECORDS})
