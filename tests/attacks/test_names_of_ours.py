@@ -375,14 +375,18 @@ def test_below_the_root_it_is_data(place: Path, own: CheckpointManager) -> None:
     assert (place / "src" / STAGED / "journal").read_text() == "theirs"
 
 
-def test_what_has_the_name_of_a_file_on_its_way_is_reported(
+def test_what_has_the_name_of_a_file_on_its_way_is_data(
     place: Path, own: CheckpointManager
 ) -> None:
-    (place / "src" / ".agent-checkpoint-new").write_text("theirs")
+    """Version 0.1 had fixed names for files that are copied where another disk is mounted."""
+    theirs = place / "src" / ".agent-checkpoint-new"
+    theirs.write_text("theirs")
     with Workspace(place, own.store) as ws:
-        (note,) = ws.snapshot().notes
-    assert note[:2] == ("src/.agent-checkpoint-new", "special")
-    assert "restores are staged" in note.text
+        tree = ws.snapshot()
+        theirs.unlink()
+        ws.restore(tree)
+    assert not tree.notes
+    assert theirs.read_text() == "theirs"
 
 
 def test_what_belongs_to_another_user_is_left_and_reported(

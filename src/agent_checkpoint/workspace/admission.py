@@ -24,9 +24,8 @@ _STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 
 
 class Excluded(NamedTuple):
-    """What is never looked at: names, one in the root only, and directories by device and inode."""
+    """What is never looked at: a name in the root, and directories by device and inode."""
 
-    names: Collection[bytes]
     in_root: bytes
     places: Collection[tuple[int, int]]
 
@@ -60,7 +59,7 @@ class Admission:
             and name not in rules.files(node.path)
         ):
             node.notes[name] = Note(IGNORED, type=stat.S_IFMT(mode))
-        elif name in self._excluded.names or (name == self._excluded.in_root and not node.path):
+        elif name == self._excluded.in_root and not node.path:
             node.notes[name] = Note(SPECIAL, "where restores are staged", stat.S_IFMT(mode))
         elif not (is_folder or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             kind = stat.S_IFMT(mode)

@@ -28,7 +28,7 @@ from agent_checkpoint.workspace.beneath import (
 from agent_checkpoint.workspace.folders import stamp_of
 from agent_checkpoint.workspace.plan import Step
 from agent_checkpoint.workspace.renaming import Entry, NoExchange, exchange, put, take
-from agent_checkpoint.workspace.staging import ASIDE, ASIDE_TAKEN, TAKEN, Staging, slot_of
+from agent_checkpoint.workspace.staging import TAKEN, Staging, copied_to, slot_of
 from agent_checkpoint.workspace.tree import FILE, FOLDER, LINK, MODE_BITS, ContentHash, Item
 
 _PIECE = 1 << 20
@@ -110,7 +110,7 @@ class Exchanging:
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                slot = Entry(ASIDE, fd)
+                slot = Entry(staging.aside, fd)
                 take(place, slot)
         except FileNotFoundError:
             return  # somebody was faster
@@ -129,9 +129,10 @@ class Exchanging:
                 raise
             staging.copy(slot.name, fd, is_link=step.after is not None and step.after.type == LINK)
             try:
-                act(Entry(ASIDE, fd))
+                act(Entry(staging.aside, fd))
             except (Changing, OSError):  # an interrupt leaves it to who recovers the workspace
-                self._clear_aside(step.path, fd, (step.before, step.after))
+                held = step.before, step.after
+                self._clear_aside(step.path, Entry(staging.aside, fd), held)
                 raise
 
     def _replace(self, step: Step, fd: int, slot: Entry, look: _Look) -> None:
@@ -266,24 +267,35 @@ class Exchanging:
             else:
                 self._give_back_below(found.path, slot)
 
-    def rescue_aside(self, known: Mapping[bytes, Known]) -> None:
-        """Do the same in directories on which another file system is mounted. Raises OSError."""
+    def rescue_aside(self, aside: bytes, known: Mapping[bytes, Known]) -> None:
+        """Do the same in directories on which another file system is mounted.
+
+        Args:
+            aside: the name of what is staged there.
+            known: what may be dropped.
+
+        Raises:
+            OSError: something can neither be dropped nor kept.
+        """
         items: dict[bytes, list[Item | None]] = {}
         for path, before, after in known.values():
             items.setdefault(path.rpartition(b"/")[0], []).extend((before, after))
         for directory, held in items.items():
             gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
             with gone, directory_below(self._root, directory) as fd:
-                self._clear_aside(directory + b"/" + _UNNAMED, fd, held)
+                copied = Entry(copied_to(aside), fd)
+                with suppress(FileNotFoundError):
+                    copied.stat()  # on a read-only disk nothing is removed, not even nothing
+                    copied.unlink()
+                self._clear_aside(directory + b"/" + _UNNAMED, Entry(aside, fd), held)
 
-    def _clear_aside(self, path: bytes, fd: int, held: Iterable[Item | None]) -> None:
-        for name in (ASIDE, ASIDE_TAKEN):
-            slot = Entry(name, fd)
+    def _clear_aside(self, path: bytes, aside: Entry, held: Iterable[Item | None]) -> None:
+        for slot in (aside, _taken(aside)):
             with suppress(FileNotFoundError):
                 if any(is_item(item, slot) for item in held):
                     slot.unlink()
                 else:
-                    self._keep(path, slot, fd)
+                    self._keep(path, slot, slot.fd)
 
     def _give_back_below(self, path: bytes, slot: Entry) -> None:
         try:
@@ -329,7 +341,7 @@ def is_item(item: Item | None, place: Entry) -> bool:
         with opened_file(place.fd, place.name) as file:
             while data := os.read(file.fd, _PIECE):
                 whole.add(data)
-    except Changing:
+    except (Changing, PermissionError):  # what nobody may read is somebody else's
         return False
     return whole.id() == item.id
 

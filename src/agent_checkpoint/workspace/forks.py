@@ -19,7 +19,7 @@ from agent_checkpoint.workspace.drivers import begin_fork, best_driver, clean_up
 from agent_checkpoint.workspace.ground import layer_of, open_ground
 from agent_checkpoint.workspace.overlay import mount_overlay, remove_tree
 from agent_checkpoint.workspace.snapshots import Tree
-from agent_checkpoint.workspace.staging import BESIDES, STAGING
+from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.workspace import Workspace
 
 DRIVERS = ("auto", "overlay", "reflink", "copy")
@@ -196,7 +196,7 @@ class _Making:
         """Tell whether something is ours, and no part of the workspace."""
         store = getattr(self._origin.store.backend, "path", None)
         here = self._origin.path / os.fsdecode(directory) / os.fsdecode(name)
-        return name in BESIDES or (name == STAGING and not directory) or here == store
+        return (name == STAGING and not directory) or here == store
 
     def _open(self, driver: str, **made: Any) -> Fork:
         origin = self._origin

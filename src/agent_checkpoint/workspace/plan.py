@@ -28,7 +28,7 @@ from agent_checkpoint.workspace.folders import (
 from agent_checkpoint.workspace.git_words import GitWords
 from agent_checkpoint.workspace.ignoring import Rules
 from agent_checkpoint.workspace.snapshots import Tree
-from agent_checkpoint.workspace.staging import BESIDES, STAGING
+from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.tree import FILE, FOLDER, Item
 
 _WORDS = {
@@ -295,7 +295,7 @@ class Planner:
         return is_kept and not self._is_within(change.path)
 
     def _why_left(self, change: Change) -> str | None:
-        if change.name in BESIDES or change.path == STAGING:
+        if change.path == STAGING:
             return "restores are staged there"
         here = change.folder.notes.get(change.name) if change.folder is not None else None
         if here is not None and (here.kind == TORN or not here.is_captured):

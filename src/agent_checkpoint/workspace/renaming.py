@@ -10,7 +10,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from agent_checkpoint.backends.forking import not_forked
@@ -119,33 +119,25 @@ def _look_and_rename(source: Entry, target: Entry) -> None:
 
 
 def _rename(source: Entry, target: Entry, flags: int) -> None:
-    with not_forked():
-        import ctypes  # slow to load, and only restores need it
-
-    if _call()(source.fd, source.name, target.fd, target.name, flags) != 0:
-        number = ctypes.get_errno()
+    number = _call()(source.fd, source.name, target.fd, target.name, flags)
+    if number != 0:
         raise OSError(number, os.strerror(number))
 
 
 @cache
 def _call() -> Call:
-    """Return the function of the C library, or one that says that there is none."""
-    with not_forked():
-        import ctypes
-
+    """Return what makes the call and gives its error, or 0; without a way to, it says so."""
+    try:
+        with not_forked():
+            import ctypes  # slow to load, and only restores need it
+    except ImportError:  # a Python that was built without it
+        return lambda *_: errno.ENOSYS
     # Without a signature, ctypes passes bytes and small numbers as C does: no types are built.
     library = ctypes.CDLL(None, use_errno=True)
-    for name in ("renameat2", "renameatx_np"):
-        found = getattr(library, name, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+    found = getattr(library, "renameat2", None) or getattr(library, "renameatx_np", None)
     number = _NUMBERS.get(os.uname().machine)
-    if sys.platform == "linux" and number is not None and sys.maxsize > 1 << 32:
-        call = library.syscall
-        return lambda *arguments: call(ctypes.c_long(number), *arguments)
-
-    def missing(*_: object) -> int:
-        ctypes.set_errno(errno.ENOSYS)
-        return -1
-
-    return missing
+    if found is None and sys.platform == "linux" and number is not None and sys.maxsize > 1 << 32:
+        found = partial(library.syscall, ctypes.c_long(number))
+    if found is None:
+        return lambda *_: errno.ENOSYS
+    return lambda *arguments: ctypes.get_errno() if found(*arguments) != 0 else 0

@@ -36,6 +36,7 @@ from agent_checkpoint.workspace.snapshots import Tree, objects_from, read_record
 from agent_checkpoint.workspace.staging import (
     STAGING,
     Journal,
+    aside_of,
     has_staging,
     left_in_staging,
     read_journal,
@@ -197,14 +198,15 @@ class Restoring:
             get = objects_from(store.backend)
             tree = read_record(journal.tree, store.backend)
             safety = read_record(journal.safety, store.backend)
-            rescued = _rescued(root, Side(safety.root.ref, get), Side(tree.root.ref, tree.get))
+            held, then = Side(safety.root.ref, get), Side(tree.root.ref, tree.get)
+            rescued = _rescued(root, journal, held, then)
             sight = self._sight.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
             present = sight.look(root, store.writer(), full=True, ahead=True)
             _refuse_shortage(present)
             planner = Planner(
                 Side(present, get),
                 tree,
-                evidence=Side(safety.root.ref, get),
+                evidence=held,
                 seen=None if journal.seen is None else read_record(journal.seen, store.backend),
                 keep_unseen=journal.seen is not None,
                 paths=_paths(journal),
@@ -310,7 +312,7 @@ class Restoring:
         )
 
 
-def _rescued(root: int, safety: Side, tree: Side) -> Exchanging:
+def _rescued(root: int, journal: Journal, safety: Side, tree: Side) -> Exchanging:
     """Give back to the workspace what an interrupted restore had taken out and nothing else holds.
 
     Returns what knows of versions that are kept elsewhere.
@@ -327,7 +329,7 @@ def _rescued(root: int, safety: Side, tree: Side) -> Exchanging:
         with left_in_staging(root) as files:
             if files is not None:
                 entries.rescue(files, known)
-        entries.rescue_aside(known)
+        entries.rescue_aside(aside_of(journal), known)
     except OSError as error:
         raise WorkspaceError(
             f"A restore was interrupted here, and cannot be finished now ({error}). The next who "
@@ -361,7 +363,8 @@ def _incomplete(plan: Plan, failed: dict[str, str]) -> RestoreIncompleteError:
     kept = "".join(
         f" A version of {show(path)} is kept as {show(where)}." for path, where in plan.kept.items()
     )
+    left = " or left alone" if plan.leave else ""
     return RestoreIncompleteError(
         f"{len(failed)} of {len(plan.steps)} changes could not be made: {some}{more}. The others "
-        f"were made; to go back, restore the safety checkpoint {plan.safety_id}.{kept}"
+        f"were made{left}; to go back, restore the safety checkpoint {plan.safety_id}.{kept}"
     )

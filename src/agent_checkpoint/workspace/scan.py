@@ -94,7 +94,7 @@ class Scan:
         self._get = get
         self._contents = contents
         self._rules = rules
-        self._own_names = {*excluded.names, excluded.in_root}
+        self._own_name = excluded.in_root
         self._watches = watches
         self._device = os.fstat(root).st_dev
         self._by_stamp = True
@@ -185,7 +185,7 @@ class Scan:
         rules = rules_in(node.path, fd, rules)
         _note_flaws(node, rules)
         folders: list[bytes] = []
-        own, device = self._own_names, self._device
+        own, device = self._own_name, self._device
         for name, entry in rows:
             try:
                 found = entry.stat(follow_symlinks=False)
@@ -198,7 +198,7 @@ class Scan:
                 and found.st_nlink == 1
                 and found.st_dev == device
                 and not rules
-                and name not in own
+                and name != own
             ):
                 node.names.append(name)
                 node.stamps.append(stamp_of(found))

@@ -27,7 +27,7 @@ from agent_checkpoint.workspace.meter import Meter
 from agent_checkpoint.workspace.recheck import Recheck
 from agent_checkpoint.workspace.scan import Scan
 from agent_checkpoint.workspace.snapshots import objects_from
-from agent_checkpoint.workspace.staging import BESIDES, STAGING
+from agent_checkpoint.workspace.staging import STAGING
 from agent_checkpoint.workspace.stores import is_store
 from agent_checkpoint.workspace.touched import Touched, WatchError
 
@@ -215,13 +215,13 @@ class Sight:
 
     def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
         if self._watch and self._watcher is None:
-            with not_forked():
-                from agent_checkpoint.workspace.watch import Watcher  # slow to load
-
             try:
+                with not_forked():
+                    from agent_checkpoint.workspace.watch import Watcher  # slow to load
+
                 self._watcher = Watcher()
                 self.watch_trouble = None
-            except WatchError as error:
+            except (ImportError, WatchError) as error:  # a Python may lack ctypes
                 self.watch_trouble = str(error)
         now = time.monotonic()
         known = self._recheck(root, writer, contents)
@@ -297,7 +297,7 @@ class Sight:
             objects_from(writer.backend) if writer.backend is not None else _nothing,
             contents,
             rules=self._rules,
-            excluded=Excluded(BESIDES, STAGING, places),
+            excluded=Excluded(STAGING, places),
             watches=watcher,
             links=links,
             lost=lost,

@@ -31,15 +31,10 @@ _STAGED = b"staged"
 """Where contents are written. What is in it is ours, whole or not."""
 _FILES = b"files"
 """What it is called when everything is in it: from then on, what was replaced may be there, too."""
-BESIDE = b".agent-checkpoint-new"
-"""Where a file is copied to that cannot be renamed, since another file system is mounted there."""
-ASIDE = b".agent-checkpoint-old"
-"""The same as `files`, in such a directory: the whole copy, and then what it has replaced."""
 TAKEN = b".old"
 """Ends the name of what was taken away, where it could not be exchanged."""
-ASIDE_TAKEN = ASIDE + TAKEN
-BESIDES = frozenset({BESIDE, ASIDE, ASIDE_TAKEN})
-"""Names that are never captured or restored, in any directory."""
+_COPIED = b".new"
+"""Ends the name of a copy that is being written."""
 _OWNER = b"owner"
 _LONGEST_OWNER = 128
 _PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
@@ -94,6 +89,8 @@ class Staging:
         self._root = root
         self._count = 0
         self._fd = self.files = -1
+        self.aside = aside_of(journal)
+        """The same as a name in `files`, in a directory that another file system is mounted on."""
         if not is_begun:
             os.mkdir(STAGING, 0o700, dir_fd=root)
         try:
@@ -148,21 +145,18 @@ class Staging:
         os.fsync(self._root)
 
     def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
-        """Move what is staged into a directory of another file system, as ASIDE. Raises OSError."""
-        with suppress(FileNotFoundError):
-            os.unlink(BESIDE, dir_fd=directory)
-        if is_link:
-            os.symlink(os.readlink(source, dir_fd=self.files), BESIDE, dir_fd=directory)
-        else:
-            file = os.open(source, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.files)
-            with open(file, "rb") as old, self._new(BESIDE, directory) as new:
-                while data := old.read(_PIECE):
-                    _write(new, data)
-                found = os.fstat(file)
-                os.fchmod(new, found.st_mode & 0o777)
-                os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
-                os.fsync(new)
-        put(Entry(BESIDE, directory), Entry(ASIDE, directory))
+        """Move what is staged into a directory of another file system, aside. Raises OSError."""
+        copied = Entry(copied_to(self.aside), directory)
+        try:
+            if is_link:
+                os.symlink(os.readlink(source, dir_fd=self.files), copied.name, dir_fd=directory)
+            else:
+                self._copy_file(source, copied)
+            put(copied, Entry(self.aside, directory))
+        except OSError:  # a part of a file may have filled the disk
+            with suppress(OSError):
+                copied.unlink()
+            raise
         os.unlink(source, dir_fd=self.files)
 
     def end(self) -> None:
@@ -200,6 +194,16 @@ class Staging:
                     os.fsync(file)
             yield
 
+    def _copy_file(self, source: bytes, copied: Entry) -> None:
+        file = os.open(source, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.files)
+        with open(file, "rb") as old, self._new(copied.name, copied.fd) as new:
+            while data := old.read(_PIECE):
+                _write(new, data)
+            found = os.fstat(file)
+            os.fchmod(new, found.st_mode & 0o777)
+            os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
+            os.fsync(new)
+
     @contextmanager
     def _new(self, name: bytes, directory: int) -> Iterator[int]:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -216,6 +220,20 @@ def slot_of(path: bytes) -> bytes:
     It follows from the path, so that whoever finds it after a crash can tell what it is.
     """
     return hashlib.sha256(path).hexdigest().encode()
+
+
+def aside_of(journal: Journal) -> bytes:
+    """Return the name of what is staged where another file system is mounted.
+
+    Nobody else has an entry of that name, and whoever finds the journal after a crash knows it.
+    """
+    told = journal.safety_id.encode(errors="surrogatepass")
+    return b".agent-checkpoint-" + hashlib.sha256(told).hexdigest().encode()
+
+
+def copied_to(aside: bytes) -> bytes:
+    """Return the name of what is being copied there: it is ours, whole or not."""
+    return aside + _COPIED
 
 
 def has_staging(root: int) -> bool:
@@ -404,7 +422,7 @@ def sync_file_system(fd: int) -> None:
             import ctypes  # slow to load, and seldom wanted
 
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError):  # not Linux
+    except (ImportError, OSError, AttributeError):  # not Linux, or a Python without ctypes
         os.sync()
         return
     if syncfs(fd) != 0:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import Any, Optional
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
+from agent_checkpoint.errors import RestoreIncompleteError
 from agent_checkpoint.workspace import exchanging, renaming
 from agent_checkpoint.workspace.plan import Plan
 from agent_checkpoint.workspace.renaming import Entry, NoExchange, exchange, put, take
@@ -450,6 +453,73 @@ def test_what_nobody_can_name_is_kept(
     assert (ws.path / "unnamed.kept-1").read_text() == "whose is this?"
 
 
+def test_what_came_out_and_may_not_be_read_goes_back(
+    ws: Workspace, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is another user's, and could be what is held by all that is seen of it."""
+    place = ws.path / "d/replaced"
+    opened = exchanging.opened_file
+
+    @contextmanager
+    def refuse(directory: int, name: bytes) -> Iterator[Any]:
+        with opened(directory, name) as file:
+            if os.pread(file.fd, 7, 0) == b"another":
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            yield file
+
+    Renames(monkeypatch, everything).around(place, lambda: renamed(place, "another"))
+    monkeypatch.setattr(exchanging, "opened_file", refuse)
+    assert ws.restore(tree).leave == {"d/replaced": LEFT}
+    assert place.read_text() == "another"
+    check_rest(ws, "d/replaced")
+
+
+# -- where another file system is mounted ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", [mounted, mounted_without_exchange])
+def test_what_only_looks_like_ours_is_somebody_s(
+    ws: Workspace, tree: Tree, monkeypatch: pytest.MonkeyPatch, system: Any
+) -> None:
+    theirs = [ws.path / "d" / f".agent-checkpoint-{end}" for end in ("new", "old", "old.old")]
+    for path in theirs:
+        path.write_text("theirs")
+    Renames(monkeypatch, system)
+    plan = ws.restore(tree)
+    assert plan.leave == {}
+    check_rest(ws, "")
+    assert plan.safety is not None
+    ws.restore(plan.safety)
+    assert [path.read_text() for path in theirs] == ["theirs"] * 3
+    assert (ws.path / "d/replaced").read_text() == "present"
+
+
+def test_a_copy_for_which_there_is_no_room(
+    ws: Workspace, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    Renames(monkeypatch, mounted)
+    monkeypatch.setattr(os, "utime", full)  # when the content is written
+    with pytest.raises(RestoreIncompleteError, match="space"):
+        ws.restore(tree)
+    assert (ws.path / "d/replaced").read_text() == "present"
+    assert not [name for name in describe(ws.path) if b"agent-checkpoint" in name]
+
+
+def test_killed_in_the_middle_of_a_copy(
+    ws: Workspace, tree: Tree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        Renames(patch, mounted)
+        patch.setattr(os, "utime", lambda *_, **__: stop())
+        ws.restore(tree)
+    plan = recovered(ws)
+    assert (plan.kept, plan.leave) == ({}, {})
+    check_rest(ws, "")
+
+
 # -- the calls -----------------------------------------------------------------------------------
 
 
@@ -511,10 +581,30 @@ def test_a_library_without_the_function(
         missing = renaming._call()
     renaming._call.cache_clear()
     assert call(here, b"a", here, b"c", renaming._NOREPLACE) == 0
-    assert call(here, b"c", here, b"b", renaming._NOREPLACE) == -1
-    assert ctypes.get_errno() == errno.EEXIST
-    assert missing(here, b"c", here, b"d", 0) == -1
-    assert ctypes.get_errno() == errno.ENOSYS
+    assert call(here, b"c", here, b"b", renaming._NOREPLACE) == errno.EEXIST
+    assert missing(here, b"c", here, b"d", 0) == errno.ENOSYS
+
+
+def test_a_python_without_ctypes(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["ctypes"] = None
+from pathlib import Path
+from agent_checkpoint import Workspace
+root = Path(sys.argv[1])
+root.mkdir()
+files = [root / str(number) for number in range(70)]
+[file.write_text("target") for file in files]
+with Workspace(root, "file://" + sys.argv[2]) as ws:
+    tree = ws.snapshot()
+    [file.write_text("present") for file in files]
+    ws.restore(tree)
+    print({file.read_text() for file in files}, ws.watch_trouble)
+"""
+    words = [sys.executable, "-c", program, tmp_path / "root", tmp_path / "store"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.stderr, done.stdout[:10]) == ("", "{'target'}")
+    assert "ctypes" in done.stdout
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="only root mounts; `mounted` above stands in for others")
