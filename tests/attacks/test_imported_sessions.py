@@ -16,6 +16,7 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.records import Draft
+from agent_checkpoint.store.archive import Archive
 from tests.attacks.test_imported_lines import HOOK, plant
 
 
@@ -164,3 +165,70 @@ def test_no_snapshot_elsewhere_is_restored_unasked(tmp_path: Path) -> None:
         assert not restored
         Session("nightly", store=manager, parts={"vm": machine()}, rebind=True).close()
         assert restored == ["evil"]
+
+
+@tool(effect="reversible", key=lambda what: what, undo=lambda effect, what: UNDONE.append(what))
+def book(what: str) -> str:
+    return what
+
+
+UNDONE: "list[str]" = []
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "file"])
+@pytest.mark.parametrize("how", ["with a ledger", "without", "large notes"])
+def test_no_import_gets_the_ledger_of_a_session_here(
+    tmp_path: Path, backend: str, how: str
+) -> None:
+    UNDONE.clear()
+    with CheckpointManager(backend=backend, path=tmp_path / "b") as manager:
+        with Session("job", store=manager) as session:
+            book("hotel")
+            family = session._meta.family
+        manager.export_archive(tmp_path / "seen.ckpt", "job")
+        with CheckpointManager(backend="sqlite", path=tmp_path / "a") as other:
+            if how == "with a ledger":
+                other.import_archive(tmp_path / "seen.ckpt")
+            notes: dict[str, Any] = {
+                "key": "evil",
+                "family": family,
+                "lineage": [["job", 10**9]],
+                "inherited": 0,
+            }
+            if how == "large notes":
+                notes["standing"] = [str(number) for number in range(5000)]
+            for _ in range(2):
+                other.store.write(Draft("evil", {"session": notes}))
+            other.export_archive(tmp_path / "evil.ckpt", "evil")
+        with Session("job", store=manager):
+            book("a later secret")
+        manager.import_archive(tmp_path / "evil.ckpt")
+        manager.export_archive(tmp_path / "again.ckpt", "evil")
+        records = [
+            packed.entry
+            for each in Archive(tmp_path / "again.ckpt").ledgers().values()
+            for packed in each
+        ]
+        assert not [entry for entry in records if b"a later secret" in entry]
+        with Session("evil", store=manager) as session:
+            assert session._meta.family != family
+            session.rollback(to="evil@1", effects="compensate")
+        assert UNDONE == []
+        with Session("job", store=manager) as session:
+            assert [effect.status for effect in session._ledger.all_effects()] == ["committed"] * 2
+        assert manager.verify().ok
+
+
+def test_a_session_that_comes_back_knows_what_it_did(tmp_path: Path) -> None:
+    with CheckpointManager(backend="sqlite", path=tmp_path / "b") as manager:
+        with Session("job", store=manager):
+            book("hotel")
+        manager.export_archive(tmp_path / "seen.ckpt", "job")
+        with Session("job", store=manager) as session:
+            book("flight")
+            family = session._meta.family
+        manager.delete("job")
+        manager.import_archive(tmp_path / "seen.ckpt")
+        with Session("job", store=manager) as session:
+            assert session._meta.family == family
+            assert any("flight" in notice for notice in session.notices)

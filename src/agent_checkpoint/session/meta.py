@@ -6,7 +6,6 @@ It is plain JSON, so that a page or a command can read it without any of the ses
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id,
 from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.session.counts import Counts
 from agent_checkpoint.store.claims import host_of, is_local
+from agent_checkpoint.store.families import new_family
 from agent_checkpoint.store.reading import whole
 from agent_checkpoint.store.store import Store
 
@@ -68,7 +68,7 @@ class Meta:
     @classmethod
     def new(cls, key: str) -> Meta:
         """Return the notes of a session that begins; its ledger is of its own."""
-        return cls(key, f"{key[:200]}.{secrets.token_hex(6)}")
+        return cls(key, new_family(key))
 
     def bind(self, workspace: str | None, host: str, token: str | None = None) -> None:
         """Note the directory, with a proof of who says so; for a checkpoint with that token."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
+from typing import Any
 
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id
 from agent_checkpoint.store.ledger import Ledger
 from agent_checkpoint.store.ledger_records import PREFIX
-from agent_checkpoint.store.reading import Reader, whole
+from agent_checkpoint.store.reading import Reader, tag_of, whole
 from agent_checkpoint.store.store import Store
 
 _SESSION = "session"
@@ -34,6 +36,24 @@ def family_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
     found = whole(tree, source)
     family = found.get("family") if isinstance(found, dict) else None
     return family if isinstance(family, str) and is_stream(PREFIX + family) else None
+
+
+def new_family(key: str) -> str:
+    """Return the name of a ledger that no session has yet, for one of this key."""
+    return f"{key[:200]}.{secrets.token_hex(6)}"
+
+
+def with_family(source: Reader, checkpoint: Checkpoint, family: str) -> Checkpoint:
+    """Return a checkpoint of a session with another ledger; `family_of` has read it.
+
+    Raises:
+        IntegrityError: the part is damaged.
+    """
+    tree: Any = checkpoint.parts[_SESSION]
+    tag = tag_of(tree)
+    # Only the topmost level is taken out of its object: what is cut out below stays so.
+    found = tree if tag is None else source.tree(tag, tree[tag])
+    return checkpoint._replace(parts={**checkpoint.parts, _SESSION: {**found, "family": family}})
 
 
 def held_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:

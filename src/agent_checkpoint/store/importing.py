@@ -22,10 +22,10 @@ from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
 from agent_checkpoint.store.archive import Archive, check_archive_path
 from agent_checkpoint.store.compression import OPTIONAL
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
-from agent_checkpoint.store.families import family_of
+from agent_checkpoint.store.families import family_of, new_family, with_family
 from agent_checkpoint.store.import_records import Import, begin_import, end_import
 from agent_checkpoint.store.json_text import indented_size
-from agent_checkpoint.store.ledger_archive import add_records
+from agent_checkpoint.store.ledger_archive import add_records, may_share
 from agent_checkpoint.store.objects import Packed, make_plain, open_object
 from agent_checkpoint.store.reachability import Seen, mark
 from agent_checkpoint.store.reading import Reader, names_in, whole
@@ -68,7 +68,7 @@ class _Import:
         self.archive = archive
         self.token = token
         self.renamed: dict[str, str] = {}
-        self.families: set[str | None] = set()
+        self.families: dict[str, str] = {}  # names in the archive, and here
         self.last = 0
 
     def run(self) -> None:
@@ -89,16 +89,29 @@ class _Import:
     def _write_all(self) -> None:
         key = self.archive.key
         for found, names in self.archive.checkpoints():
-            copy = self._write(found, names)
-            self.families.add(family_of(Reader(self.archive, checkpoints=[found]), found))
+            copy = self._write(self._with_own_ledger(found), names)
             self.renamed[found.id] = copy.id
             self.last = copy.seq
         for family, records in self.archive.ledgers().items():
             if family not in self.families:
                 raise IntegrityError(f"{self.archive.path} has a ledger of another session.")
-            add_records(self.store, records, self.archive)
+            renamed = [packed._replace(family=self.families[family]) for packed in records]
+            add_records(self.store, renamed, self.archive)
         if self.store.newest(key) != self.last:
             raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
+
+    def _with_own_ledger(self, found: Checkpoint) -> Checkpoint:
+        """Return a checkpoint whose session has no ledger that others of this store use."""
+        reader = Reader(self.archive, checkpoints=[found])
+        family = family_of(reader, found)
+        if family is None:
+            return found
+        if family not in self.families:
+            key = self.archive.key
+            is_shared = may_share(self.store, family, key)
+            self.families[family] = family if is_shared else new_family(key)
+        own = self.families[family]
+        return found if own == family else with_family(reader, found, own)
 
     def _write(self, found: Checkpoint, names: Iterable[str]) -> Checkpoint:
         """Write a checkpoint, and of its objects those that the names say."""
@@ -178,14 +191,22 @@ def drop_dead(store: Store) -> None:
 
 
 def _this_process() -> str:
-    return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
+    return f"{_machine()}/{os.getpid()}/{_started(os.getpid())}"
+
+
+def _machine() -> str:
+    """Return what tells process numbers apart: containers of one host name have their own."""
+    try:
+        return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()
 
 
 def _is_gone(process: str) -> bool:
     """Tell whether a process has ended for sure: one of another machine may always be alive."""
     try:
         host, pid, started = process.rsplit("/", 2)
-        if host != socket.gethostname():
+        if host != _machine():
             return False
         os.kill(int(pid), 0)
     except ProcessLookupError:

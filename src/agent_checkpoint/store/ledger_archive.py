@@ -73,6 +73,23 @@ def ledger_entries(store: Store, family: str) -> Iterator[LedgerRecord]:
     yield from found
 
 
+def may_share(store: Store, family: str, key: str) -> bool:
+    """Tell whether an imported session may have the ledger of that name.
+
+    Every archive of a session tells the name of its ledger. Whoever forges one with that name must
+    not get at what others of this store did outside. So a ledger that was used here is shared only
+    by a session that has held it, and comes back.
+
+    Raises:
+        IntegrityError: the ledger is damaged.
+        StorageError: the medium failed.
+    """
+    there = [record for _, record in LedgerStream(store, family).read()]
+    if not there or there[-1]["type"] == "imported":
+        return True
+    return any(record["type"] == "epoch" and record["session"] == key for record in there)
+
+
 def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource) -> None:
     """Put a ledger into a store, with the numbers that it has.
 
