@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent_checkpoint.backends.posix import (
     is_full,
+    own_file,
     read_regular,
     scan,
     sync_directory,
@@ -73,7 +74,8 @@ def keep_number(folder: Path, tmp: Path, seq: int) -> None:
         # Another name needs neither a block nor an inode, and the entry is gone in one step.
         mark = folder / f"{seq}.gone"
         entry_file(folder, seq).rename(mark)
-        os.truncate(mark, 0)
+        with own_file(mark, os.O_WRONLY) as fd:
+            os.ftruncate(fd, 0)
         sync_directory(folder)
     else:
         _drop_marks(folder, seq)

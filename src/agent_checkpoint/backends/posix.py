@@ -325,13 +325,16 @@ def share_with_owners(fd: int, folder: Path) -> None:
     """Let who uses a shared store use what was just made in one of its folders; else do nothing.
 
     A folder that only this user may write is no shared one: what is in it stays private. The folder
-    must be one of the store: all users may write `/tmp`, and what is in there is still private.
+    must be one of the store: all users may write `/tmp`, and what is in there is still private. A
+    file with other names was not made here: others may have linked one of this user's to the name.
 
     Raises:
         OSError: the file system refuses.
     """
     above, found = folder.stat(), os.fstat(fd)
     if other_writer(folder, above) is None or found.st_uid != os.geteuid():
+        return
+    if not stat.S_ISDIR(found.st_mode) and found.st_nlink != 1:
         return
     bits = sum(
         7 * bit
@@ -405,6 +408,23 @@ def remove_folder(folder: Path) -> None:
     """
     (folder / "name").unlink(missing_ok=True)
     folder.rmdir()
+
+
+@contextmanager
+def own_file(path: Path, flags: int) -> Iterator[int]:
+    """Open a file to write that has this name only: a link may lead to any file of this user's.
+
+    Raises:
+        OSError: the file system refuses; or it is a link, has other names, or is not a file.
+    """
+    fd = os.open(path, flags | _GUARDED, 0o600)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise OSError(f"{path} is a link or not a regular file; remove it")
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def private_file(path: str, flags: int) -> int:

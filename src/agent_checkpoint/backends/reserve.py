@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.posix import share_with_owners
+from agent_checkpoint.backends.posix import own_file, share_with_owners
 
 SIZE = 2 << 20
 """Room for the database to grow by what is pending in its log, and for the log of a deletion."""
@@ -47,7 +47,8 @@ class Reserve:
         """
         with suppress(OSError):
             if self._size() > SIZE // 2:
-                os.truncate(self.path, SIZE // 2)
+                with own_file(self.path, os.O_WRONLY) as fd:
+                    os.ftruncate(fd, SIZE // 2)
                 return True
         return False
 
@@ -61,9 +62,7 @@ class Reserve:
 
 def _allocate(path: Path) -> None:
     # Not synced: after a loss of power it is simply made again.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    fd = os.open(path, flags, 0o600)
-    try:
+    with own_file(path, os.O_WRONLY | os.O_CREAT) as fd:
         share_with_owners(fd, path.parent)
         present = os.fstat(fd).st_size
         more = SIZE - present
@@ -77,5 +76,3 @@ def _allocate(path: Path) -> None:
                 more //= 2
             present = os.fstat(fd).st_size
             more = min(more, SIZE - present)
-    finally:
-        os.close(fd)
