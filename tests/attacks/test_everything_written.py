@@ -30,7 +30,7 @@ def open_umask() -> Iterator[None]:
         os.umask(before)
 
 
-class Agent(Checkpointable):
+class Worker(Checkpointable):
     def __init__(self) -> None:
         self.odd: Any = {1j, 2j}
 
@@ -63,7 +63,7 @@ def test_nothing_that_is_written_is_open_to_others(tmp_path: Path, own_home: Pat
     for number in range(100):
         (repo / f"{number}").write_text(f"{number}")
     home = own_home / "store"
-    with open_umask(), Session("s", agent=Agent(), workspace=repo, every="manual") as session:
+    with open_umask(), Session("s", agent=Worker(), workspace=repo, every="manual") as session:
         session.save()
         assert session.workspace is not None
         older = session.workspace.snapshot()

@@ -340,7 +340,7 @@ def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> N
         fcntl.flock(lock, fcntl.LOCK_EX)
         event = work.event("claude-code.post-tool-use", tool_use_id="toolu_5")
         work.hook("claude-code", event, AGENT_CHECKPOINT_HOOK_SECONDS="0.3")
-        wait_for(lambda: "another process has been saving or rewinding" in work.log)
+        wait_for(lambda: "is being saved or rewound by" in work.log)
     assert len(work.history(CLAUDE)) == 3
     work.command("rewind", "@1", "--yes")
     assert now(work) == AT_2
