@@ -361,7 +361,7 @@ class SQLiteBackend(Backend):
     def _alone(self) -> Iterator[None]:
         with os_errors(f"write to {self.path}"):
             is_there = self._connections.is_there()
-            if not self._is_made or not self.path.exists():
+            if not (self._is_made and is_there):
                 self._check_own()
                 self._make_directories()
                 if not is_there:

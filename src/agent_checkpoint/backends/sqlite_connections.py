@@ -154,13 +154,13 @@ class Connections:
         """Keep every other writer out, of any thread and process, and have a database.
 
         Writers queue at the lock file, which is shared by all processes. At the end the reserve is
-        there again, as far as there is room.
+        there again, as far as there is room. Call `is_there` first: else a lock file is made where
+        the store is gone.
 
         Raises:
             StorageError: the medium failed, the store is gone, or another process holds the lock
                 for too long.
         """
-        self.is_there()  # else a lock file would be made where no store is
         with (
             os_errors(f"write to {self.database}"),
             in_turn(self.lock_file, self.lock_timeout) as self._lock,
@@ -247,7 +247,10 @@ class Connections:
 
     @contextmanager
     def lent(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection, outside a transaction. Raises as `translated` does."""
+        """Lend a connection, outside a transaction, to who has asked `is_there` or is `alone`.
+
+        Raises as `translated` does.
+        """
         with self._lent() as opened:
             yield opened.db
 
@@ -255,7 +258,6 @@ class Connections:
     def _lent(self) -> Iterator[_Opened]:
         with not_forked(), translated(self.database, self._distrust), ExitStack() as locks:
             self._after_fork()
-            self.is_there()
             try:
                 is_writer = self._of_writer and self._writer == get_ident()
                 opened = (self._of_writer if is_writer else self._idle).pop()
