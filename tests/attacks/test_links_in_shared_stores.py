@@ -85,6 +85,18 @@ def test_no_entry_is_emptied_that_is_a_link(
     assert precious.read_bytes() == PRECIOUS
 
 
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_no_database_is_used_that_is_a_link(
+    tmp_path: Path, store: Path, link: "Callable[..., None]"
+) -> None:
+    with CheckpointManager(backend="sqlite", path=tmp_path / "own") as own:
+        own.save("k", {"x": 1})
+        link(tmp_path / "own" / "store.db", store / "store.db")
+        with pytest.raises(StorageError, match=r"link|other names"):
+            CheckpointManager(backend="sqlite", path=store, shared=True).delete("k")
+        assert own.state_dict("k") == {"x": 1}
+
+
 def test_a_pipe_is_no_file_of_ours(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"), own_file(tmp_path / "pipe", os.O_RDWR):

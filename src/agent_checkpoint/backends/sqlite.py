@@ -37,6 +37,7 @@ from agent_checkpoint.backends.posix import (
     make_own_directory,
     os_errors,
     read_regular,
+    refuse_link,
     scan,
     sweep,
     sync_directory,
@@ -113,9 +114,9 @@ class SQLiteBackend(Backend):
         self.path = check_path(path).absolute()
         self.shared = shared
         self._objects = self.path / "objects"
-        own = () if shared else (self.path, self.path / "store.db", self._objects)
+        own = (self.path, self.path / "store.db", self._objects)
         # No method of this object: connections that lead back to it would outlive it.
-        self._check_own = partial(_check_own, *own)
+        self._check_own = partial(_check_no_link, own[1]) if shared else partial(check_own, *own)
         if durability not in DURABILITY:
             raise InvalidInputError(f"durability is 'full' or 'fast', not {show(durability)}.")
         with os_errors(f"look at {self.path}"):
@@ -423,6 +424,13 @@ class SQLiteBackend(Backend):
                 os.unlink(os.path.join(folder.path, name))
 
 
-def _check_own(*paths: Path) -> None:
-    if paths:
-        check_own(*paths)
+def _check_no_link(database: Path) -> None:
+    """Refuse a database of a shared store that is one of another store, by a link to it.
+
+    Raises:
+        OSError: it is a link or has other names, or the file system refuses to tell.
+    """
+    refuse_link(database)
+    with suppress(FileNotFoundError):
+        if database.stat().st_nlink != 1:
+            raise OSError(f"{database} has other names, and may be of another store; remove it")
