@@ -265,3 +265,20 @@ def test_what_is_not_a_path_is_refused(tmp_path, monkeypatch, path):
 def test_the_home_of_nobody_is_refused():
     with pytest.raises(InvalidInputError):
         FileBackend("~no-such-user/store")
+
+
+@pytest.mark.parametrize("end", ["", "-wal", "-shm", "-journal"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_database_or_a_log_that_is_no_file(tmp_path, end, kind):
+    place = tmp_path / "store"
+    with CheckpointManager(backend="sqlite", path=place) as manager:
+        manager.save("k", {"x": 1})
+    path = place / f"store.db{end}"
+    path.rename(tmp_path / "mine") if path.exists() else (tmp_path / "mine").write_bytes(b"mine")
+    before = (tmp_path / "mine").read_bytes()
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(tmp_path / "mine")
+    with CheckpointManager(backend="sqlite", path=place) as manager:
+        for use in (lambda: manager.load("k", {}), lambda: manager.save("k", {"x": 2})):
+            with pytest.raises(StorageError, match="not a regular file; remove it"):
+                use()
+    assert (tmp_path / "mine").read_bytes() == before

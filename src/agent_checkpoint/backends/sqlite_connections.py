@@ -31,6 +31,7 @@ from agent_checkpoint.backends.posix import (
     held,
     identity_of,
     in_turn,
+    is_regular,
     os_errors,
     share_with_owners,
     sync_directory,
@@ -401,6 +402,11 @@ class Connections:
     def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _Opened:
         with os_errors(f"look at {self.database}"):
             self._check_own()
+            # SQLite waits for the other end of a pipe, and follows a link out of the store.
+            for name in ("", "-wal", "-shm", "-journal"):
+                path = self.database.with_name(self.database.name + name)
+                if os.path.lexists(path) and not is_regular(path):
+                    raise OSError(f"{path} is not a regular file; remove it")
         self.is_there()
         with opening():
             db = sqlite3.connect(
