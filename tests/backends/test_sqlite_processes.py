@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 
@@ -112,3 +113,22 @@ def test_a_process_that_is_killed_holding_something_stops_nobody(tmp_path, what)
         assert again.get_objects(["ab" * 32]) == {"ab" * 32: b"object"}
     again.scrub()
     again.close()
+
+
+def test_a_log_removed_between_two_looks_is_not_refused(tmp_path, monkeypatch):
+    backend = SQLiteBackend(tmp_path)
+    backend.append("key/a", b"1")
+    backend.close()
+    log = tmp_path / "store.db-wal"
+    log.touch()
+    lstat = os.lstat
+
+    def lstat_then_remove(path, **options):
+        status = lstat(path, **options)
+        if os.fspath(path) == str(log):
+            log.unlink()
+        return status
+
+    monkeypatch.setattr(os, "lstat", lstat_then_remove)
+    with closing(SQLiteBackend(tmp_path)) as backend:
+        assert [entry.data for entry in backend.read("key/a")] == [b"1"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,7 +32,6 @@ from agent_checkpoint.backends.posix import (
     held,
     identity_of,
     in_turn,
-    is_regular,
     os_errors,
     share_with_owners,
     sync_directory,
@@ -405,8 +405,10 @@ class Connections:
             # SQLite waits for the other end of a pipe, and follows a link out of the store.
             for name in ("", "-wal", "-shm", "-journal"):
                 path = self.database.with_name(self.database.name + name)
-                if os.path.lexists(path) and not is_regular(path):
-                    raise OSError(f"{path} is not a regular file; remove it")
+                # One look: another process may remove its log between two.
+                with suppress(FileNotFoundError):
+                    if not stat.S_ISREG(os.lstat(path).st_mode):
+                        raise OSError(f"{path} is not a regular file; remove it")
         self.is_there()
         with opening():
             db = sqlite3.connect(
