@@ -15,10 +15,10 @@ from typing import Any
 from unittest.mock import patch
 
 from agent_checkpoint import Session, explore
-from agent_checkpoint.session.forking import Forking
-from agent_checkpoint.workspace.apart import Stage
-from agent_checkpoint.workspace.drivers import end_fork
-from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.session.branch.session_fork import Forking
+from agent_checkpoint.workspace.fork.drivers import end_fork
+from agent_checkpoint.workspace.fork.isolated import Stage
+from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 from bench.rows import Row
 

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.hooks.client import DIRECT
-from agent_checkpoint.cli.hooks.settings import command_of
+from agent_checkpoint.agents.hook.client import DIRECT
+from agent_checkpoint.agents.settings.agent_settings import command_of
 from bench.figures import summary_ms, timed
 from bench.rows import Row
 from bench.workspaces.checkouts import Checkout, NoCheckoutError, small

@@ -14,9 +14,9 @@ import attrs
 import numpy
 import pydantic
 
-from agent_checkpoint.core.codec import decode_part, encode_state
-from agent_checkpoint.store.json_text import read_json, write_json
-from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.core.state_codec import decode_part, encode_state
+from agent_checkpoint.store.canonical_json import read_json, write_json
+from agent_checkpoint.store.objects.splitting import inline_tree
 
 
 def through_json(value: Any, target: Any = None) -> Any:

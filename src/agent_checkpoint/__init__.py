@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from agent_checkpoint.backends.file import FileBackend as FileBackend
     from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
     from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
+    from agent_checkpoint.core.class_names import register_alias as register_alias
+    from agent_checkpoint.core.codec.type_registry import register_type as register_type
     from agent_checkpoint.core.external import External as External
     from agent_checkpoint.core.log import Log as Log
     from agent_checkpoint.core.migrations import register_migration as register_migration
-    from agent_checkpoint.core.names import register_alias as register_alias
     from agent_checkpoint.core.stateful import Stateful as Stateful
-    from agent_checkpoint.core.types import register_type as register_type
     from agent_checkpoint.errors import ApprovalDeniedError as ApprovalDeniedError
     from agent_checkpoint.errors import CheckpointError as CheckpointError
     from agent_checkpoint.errors import ConflictError as ConflictError
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import WorkspaceError as WorkspaceError
     from agent_checkpoint.manager.decorator import checkpoint as checkpoint
     from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
-    from agent_checkpoint.session.approvals import Approvals as Approvals
-    from agent_checkpoint.session.listing import list_sessions as list_sessions
+    from agent_checkpoint.session.effects.approvals import Approvals as Approvals
+    from agent_checkpoint.session.explore.backtrack import backtrack as backtrack
+    from agent_checkpoint.session.explore.explore import explore as explore
     from agent_checkpoint.session.session import Session as Session
-    from agent_checkpoint.session.tools import tool as tool
-    from agent_checkpoint.session.trials.backtrack import backtrack as backtrack
-    from agent_checkpoint.session.trials.explore import explore as explore
-    from agent_checkpoint.store.retention import KeepBest as KeepBest
-    from agent_checkpoint.store.retention import KeepEvery as KeepEvery
-    from agent_checkpoint.store.retention import KeepLatest as KeepLatest
-    from agent_checkpoint.store.retention import KeepNewerThan as KeepNewerThan
-    from agent_checkpoint.store.retention import KeepTagged as KeepTagged
+    from agent_checkpoint.session.session_list import list_sessions as list_sessions
+    from agent_checkpoint.session.tools.tool import tool as tool
+    from agent_checkpoint.store.maintenance.retention import KeepBest as KeepBest
+    from agent_checkpoint.store.maintenance.retention import KeepEvery as KeepEvery
+    from agent_checkpoint.store.maintenance.retention import KeepLatest as KeepLatest
+    from agent_checkpoint.store.maintenance.retention import KeepNewerThan as KeepNewerThan
+    from agent_checkpoint.store.maintenance.retention import KeepTagged as KeepTagged
     from agent_checkpoint.workspace.workspace import Workspace as Workspace
 
 __version__ = "0.2.0.dev0"
@@ -67,9 +67,9 @@ _OWNERS = {
     "core.external": ("External",),
     "core.log": ("Log",),
     "core.migrations": ("register_migration",),
-    "core.names": ("register_alias",),
+    "core.class_names": ("register_alias",),
     "core.stateful": ("Stateful",),
-    "core.types": ("register_type",),
+    "core.codec.type_registry": ("register_type",),
     "errors": (
         "ApprovalDeniedError",
         "CheckpointError",
@@ -94,13 +94,19 @@ _OWNERS = {
     ),
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
-    "session.approvals": ("Approvals",),
-    "session.listing": ("list_sessions",),
+    "session.effects.approvals": ("Approvals",),
+    "session.session_list": ("list_sessions",),
     "session.session": ("Session",),
-    "session.tools": ("tool",),
-    "session.trials.backtrack": ("backtrack",),
-    "session.trials.explore": ("explore",),
-    "store.retention": ("KeepBest", "KeepEvery", "KeepLatest", "KeepNewerThan", "KeepTagged"),
+    "session.tools.tool": ("tool",),
+    "session.explore.backtrack": ("backtrack",),
+    "session.explore.explore": ("explore",),
+    "store.maintenance.retention": (
+        "KeepBest",
+        "KeepEvery",
+        "KeepLatest",
+        "KeepNewerThan",
+        "KeepTagged",
+    ),
     "workspace.workspace": ("Workspace",),
 }
 _MODULE_OF = {name: module for module, names in _OWNERS.items() for name in names}
@@ -115,7 +121,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if "threading" in sys.modules:  # else there is no other thread, which might fork meanwhile
-        from agent_checkpoint.backends.forking import not_forked
+        from agent_checkpoint.backends.disk.fork_safety import not_forked
 
         with not_forked():
             value = getattr(import_module(f"{__name__}.{module}"), name)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import StateError, UntrustedDataError
-from agent_checkpoint.private import other_owner, other_writer, replaceable
+from agent_checkpoint.file_ownership import other_owner, other_writer, replaceable
 
 ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
 _ADVICE = (

@@ -7,9 +7,9 @@ import struct
 from typing import Any
 
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.objects import BLOB, End, make_object
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.workspace.tree import CHUNKS, DIRECTORY, WIDE, ContentHash
+from agent_checkpoint.store.objects.object_format import BLOB, End, make_object
+from agent_checkpoint.store.objects.references import ObjectRef
+from agent_checkpoint.workspace.tree.tree_format import CHUNKS, DIRECTORY, WIDE, ContentHash
 
 _HEAD = struct.Struct("<cHBQ")
 ID = "00" * 32

@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, IntegrityError, MemoryBackend, StateError
-from agent_checkpoint.store import compression, reading
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.objects import BLOB, LEAF, NODE, TEXT, make_object
-from agent_checkpoint.store.varints import write_varint
+from agent_checkpoint.store.objects import compression, reader
+from agent_checkpoint.store.objects.object_format import BLOB, LEAF, NODE, TEXT, make_object
+from agent_checkpoint.store.objects.varint import write_varint
 
 ROOM = 150 << 20
 
 PREAMBLE = """
     import hashlib, resource, sys, zlib
     from agent_checkpoint import CheckpointManager, IntegrityError, MemoryBackend
-    from agent_checkpoint.store import compression
+    from agent_checkpoint.store.objects import compression
     from agent_checkpoint.store.entries import seal_entry
-    from agent_checkpoint.store.objects import *
-    from agent_checkpoint.store.varints import write_varint
+    from agent_checkpoint.store.objects.object_format import *
+    from agent_checkpoint.store.objects.varint import write_varint
 
     backend = MemoryBackend()
     manager = CheckpointManager(backend)
@@ -169,7 +169,7 @@ def laughing_map(levels: int) -> Bomb:
     ids=["list", "empty leaves", "refs", "blob", "map"],
 )
 def test_few_objects_that_stand_for_many(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "MAX_STATE", 300_000)
+    monkeypatch.setattr(reader, "MAX_STATE", 300_000)
     bomb = make()
     start = time.monotonic()
     with pytest.raises((IntegrityError, StateError), match="more than it may have"):

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointError, CheckpointManager, IntegrityError, StateError
-from agent_checkpoint.store import json_text
+from agent_checkpoint.store import canonical_json
+from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.json_text import read_json
 from tests.exact import decode_state
 
 RECORD: "dict[str, Any]" = {
@@ -30,8 +30,8 @@ RECORD: "dict[str, Any]" = {
 def library(request: Any, monkeypatch: Any) -> None:
     """Run every test with both JSON libraries."""
     if request.param == "without orjson":
-        monkeypatch.setattr(json_text, "orjson", None)
-    elif json_text.orjson is None:
+        monkeypatch.setattr(canonical_json, "orjson", None)
+    elif canonical_json.orjson is None:
         pytest.skip("orjson is not installed")
 
 
@@ -107,7 +107,7 @@ def test_a_text_that_comes_close_is_read(text: bytes, value: Any) -> None:
 )
 def test_fields_that_make_no_sense_are_refused(change: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "orjson", None)  # which does not write large integers
+        patch.setattr(canonical_json, "orjson", None)  # which does not write large integers
         entry = seal_entry({**RECORD, **change})
     manager = forged(entry)
     with pytest.raises(IntegrityError, match="key@2"):
@@ -142,7 +142,7 @@ def test_deep_trees_give_typed_errors_from_every_verb(
     for _ in range(depth):
         tree = wrap(tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "orjson", None)  # which does not write that deep
+        patch.setattr(canonical_json, "orjson", None)  # which does not write that deep
         entry = seal_entry({**RECORD, "parts": {"agent": {"x": tree}}})
     manager = forged(entry)
     for verb in (

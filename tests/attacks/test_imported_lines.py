@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError, Session, Workspace
-from agent_checkpoint.cli.lines import Line
-from agent_checkpoint.workspace.naming import key_of
+from agent_checkpoint.agents.tracked_dir import Line
+from agent_checkpoint.workspace.tree_names import key_of
 from tests.cli.world import opened, run
 
 HOOK = ".git/hooks/post-checkout"
@@ -276,7 +276,7 @@ def test_a_session_goes_on_where_there_can_be_no_secret(
 def version_0_1(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Save as that version did, without claims."""
     with monkeypatch.context() as patch:
-        patch.setattr("agent_checkpoint.workspace.taking.make_claim", lambda *_: None)
+        patch.setattr("agent_checkpoint.workspace.capture.make_claim", lambda *_: None)
         yield
 
 

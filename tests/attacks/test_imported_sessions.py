@@ -16,7 +16,7 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.records import Draft
-from agent_checkpoint.store.archive import Archive
+from agent_checkpoint.store.archive.archive_file import Archive
 from tests.attacks.test_imported_lines import HOOK, plant
 
 
@@ -100,7 +100,9 @@ def test_a_request_that_was_imported_is_not_in_the_way_of_ones_own(
             deploy("v1")
         name = waiting.value.approval_id
         with CheckpointManager(backend="sqlite", path=tmp_path / "a") as other:
-            monkeypatch.setattr("agent_checkpoint.session.asking.new_request_id", lambda: name)
+            monkeypatch.setattr(
+                "agent_checkpoint.session.effects.approval_gate.new_request_id", lambda: name
+            )
             with pytest.raises(Suspended), Session("aa", store=other):
                 deploy("evil")
             other.export_archive(tmp_path / "evil.ckpt", "aa")

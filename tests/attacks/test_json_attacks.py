@@ -17,14 +17,16 @@ from agent_checkpoint import (
     IntegrityError,
     StateError,
 )
-from agent_checkpoint.core.codec import encode_state
-from agent_checkpoint.store import json_text
-from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.core.state_codec import encode_state
+from agent_checkpoint.store import canonical_json
+from agent_checkpoint.store.canonical_json import read_json, write_json
 from tests.attacks.forging import forge
 from tests.exact import alike, decode_state
 
 DEEP = 200_000
-LIBRARIES = ["without orjson"] if json_text.orjson is None else ["with orjson", "without orjson"]
+LIBRARIES = (
+    ["without orjson"] if canonical_json.orjson is None else ["with orjson", "without orjson"]
+)
 
 
 class Reader(Checkpointable):
@@ -36,7 +38,7 @@ class Reader(Checkpointable):
 def library(request: Any, monkeypatch: Any) -> None:
     """Run a test with both JSON libraries."""
     if request.param == "without orjson":
-        monkeypatch.setattr(json_text, "orjson", None)
+        monkeypatch.setattr(canonical_json, "orjson", None)
 
 
 @pytest.fixture(params=["memory", "file", "pickle"])

@@ -20,7 +20,7 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.ledger import PREFIX
+from agent_checkpoint.store.ledger.ledger import PREFIX
 
 
 @tool(effect="idempotent", key=lambda to: to)
@@ -293,15 +293,15 @@ def test_the_effects_arguments_that_are_none(place: Place) -> None:
 def test_an_archive_with_numbers_that_no_ledger_has(
     place: Place, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    from agent_checkpoint.store import archive
+    from agent_checkpoint.store.archive import archive_file
 
-    entries = archive.ledger_entries
+    entries = archive_file.ledger_entries
 
     def renumbered(*args: Any) -> "Iterator[Any]":
         *others, last = entries(*args)
         yield from [*others, last._replace(seq=number)]
 
-    monkeypatch.setattr(archive, "ledger_entries", renumbered)
+    monkeypatch.setattr(archive_file, "ledger_entries", renumbered)
     place.manager.export_archive(place.archive, "job")
     with pytest.raises(IntegrityError, match=r"numbers"):
         place.other.import_archive(place.archive)
@@ -313,11 +313,12 @@ def test_an_archive_with_numbers_that_no_ledger_has(
 def test_an_archive_with_a_damaged_ledger_leaves_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, what: str, record: "dict[str, Any]"
 ) -> None:
-    from agent_checkpoint.store import archive, ledger_archive
+    from agent_checkpoint.store.archive import archive_file
+    from agent_checkpoint.store.ledger import ledger_archive
 
     place.forge(what, record)
     with monkeypatch.context() as patch:
-        for module in (archive, ledger_archive):
+        for module in (archive_file, ledger_archive):
             patch.setattr(module, "check_records", lambda *_: None, raising=False)
             patch.setattr(module, "check_record", lambda *_: None, raising=False)
         place.manager.export_archive(place.archive, "job")

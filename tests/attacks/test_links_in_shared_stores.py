@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, StorageError
-from agent_checkpoint.backends import file_numbers
-from agent_checkpoint.backends.posix import own_file
-from agent_checkpoint.backends.reserve import SIZE, Reserve
-from agent_checkpoint.store.import_records import begin_import
-from agent_checkpoint.store.importing import _this_process
+from agent_checkpoint.backends import file_sequence
+from agent_checkpoint.backends.disk.posix import own_file
+from agent_checkpoint.backends.disk.reserve import SIZE, Reserve
+from agent_checkpoint.store.archive.importer import _this_process
+from agent_checkpoint.store.import_journal import begin_import
 
 PRECIOUS = b"mine\n" * 1000
 
@@ -78,10 +78,10 @@ def test_no_entry_is_emptied_that_is_a_link(
     def full(*args: object) -> None:
         raise OSError(errno.ENOSPC, "full")
 
-    monkeypatch.setattr(file_numbers, "write_new", full)
+    monkeypatch.setattr(file_sequence, "write_new", full)
     link(precious, tmp_path / "1.json")
     with pytest.raises(OSError, match=r"link|symbolic"):
-        file_numbers.keep_number(tmp_path, tmp_path, 1)
+        file_sequence.keep_number(tmp_path, tmp_path, 1)
     assert precious.read_bytes() == PRECIOUS
 
 
@@ -111,7 +111,9 @@ _IN_A_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
     reason="makes a PID namespace",
 )
 def test_an_import_in_another_container_is_not_taken_for_dead(tmp_path: Path) -> None:
-    code = "from agent_checkpoint.store.importing import _this_process; print(_this_process())"
+    code = (
+        "from agent_checkpoint.store.archive.importer import _this_process; print(_this_process())"
+    )
     run = [*_IN_A_NAMESPACE, sys.executable, "-c", code]
     there = subprocess.run(run, capture_output=True, text=True, check=True).stdout.strip()
     assert there.split("/")[0] != _this_process().split("/")[0]

@@ -25,10 +25,10 @@ from agent_checkpoint.backends.file import FileBackend
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.seal import check_seal, claim, is_claimed, make_seal
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.sealed_streams import Foreign, read_entries
-from agent_checkpoint.workspace.bases import open_base
-from agent_checkpoint.workspace.index import open_index
+from agent_checkpoint.workspace.fork.materialized import open_base
+from agent_checkpoint.workspace.scan.stat_index import open_index
 
 OTHER = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
@@ -119,7 +119,7 @@ class TestSecret:
     def test_one_in_a_directory_that_others_may_write_is_refused(
         self, config: Path, mode: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("agent_checkpoint.private._is_private_group", lambda gid: False)
+        monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: False)
         make_seal(b"said")
         config.chmod(mode)
         with pytest.raises(StateError, match="may write"):
@@ -206,7 +206,7 @@ class TestStores:
         words: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("agent_checkpoint.private._is_private_group", lambda gid: False)
+        monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: False)
         store = tmp_path / "store"
         store.mkdir()
         store.chmod(mode)
@@ -231,7 +231,7 @@ class TestStores:
     def test_the_group_of_the_user_alone_may_write(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("agent_checkpoint.private._is_private_group", lambda gid: True)
+        monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: True)
         store = tmp_path / "store"
         store.mkdir()
         store.chmod(0o775)  # by a umask of 002

@@ -15,9 +15,9 @@ from agent_checkpoint import (
     register_type,
 )
 from agent_checkpoint.seal import make_seal
-from agent_checkpoint.store.archive import MAGIC
-from agent_checkpoint.store.json_text import read_json, write_json
-from agent_checkpoint.store.varints import write_varint
+from agent_checkpoint.store.archive.archive_file import MAGIC
+from agent_checkpoint.store.canonical_json import read_json, write_json
+from agent_checkpoint.store.objects.varint import write_varint
 from tests.attacks.forging import Poison, forge, next_number, pickle_tag, poisoned
 from tests.exact import decode_state
 from tests.properties.values import Note

@@ -17,8 +17,8 @@ from agent_checkpoint import (
     MemoryBackend,
     NotFoundError,
 )
-from agent_checkpoint.store import compression, splitting
-from agent_checkpoint.store import purge as purge_module
+from agent_checkpoint.store.maintenance import purge as purge_module
+from agent_checkpoint.store.objects import compression, splitting
 from tests.unit.store.counting import HookedBackend
 
 SECRET = "sk-live-0123456789-LEAKED"

@@ -25,8 +25,8 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.records import Draft
-from agent_checkpoint.session.rollback import Rollback
-from agent_checkpoint.store.references import Kept
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.store.objects.references import Kept
 
 
 class Worker(Checkpointable):

@@ -31,7 +31,7 @@ NAMES = [
     UNUSED,
     f"{UNUSED}.s",
     f"{UNUSED}:s",
-    "agent_checkpoint.core.pickles.decode_pickle",
+    "agent_checkpoint.core.codec.pickles.decode_pickle",
     "pickle.loads",
     "object",
     "type",

@@ -10,10 +10,10 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, IntegrityError, Workspace
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.store.objects import BLOB, make_object
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.workspace import bounds
-from agent_checkpoint.workspace.tree import DIRECTORY
+from agent_checkpoint.store.objects.object_format import BLOB, make_object
+from agent_checkpoint.store.objects.references import ObjectRef
+from agent_checkpoint.workspace.tree import tree_limits
+from agent_checkpoint.workspace.tree.tree_format import DIRECTORY
 from tests.attacks.forging_trees import Forger, entry, look
 from tests.crash.fault_process import child_environment
 
@@ -193,10 +193,10 @@ def test_few_objects_that_stand_for_many(bomb, tmp_path):
 
 
 def test_the_bound_is_one_of_all_that_there_is_to_go_through(ws, forger, monkeypatch):
-    monkeypatch.setattr(bounds, "_LOOK_CLOSER", 10_000)
+    monkeypatch.setattr(tree_limits, "_LOOK_CLOSER", 10_000)
     tree = forger.record(level(forger, forger.directory(forger.file(b"f", b"x")), 100))
     for most, is_refused in ((100_000, False), (50_000, True)):
-        monkeypatch.setattr(bounds, "MOST", most)
+        monkeypatch.setattr(tree_limits, "MOST", most)
         if is_refused:
             with pytest.raises(IntegrityError, match="more entries"):
                 ws.restore(tree, dry_run=True)

@@ -16,7 +16,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.workspace import renaming
+from agent_checkpoint.workspace.restore import atomic_rename
 from tests.attacks.forging_trees import look
 
 STAGING = ".agent-checkpoint-restore"
@@ -199,18 +199,18 @@ class Swap:
         self.folder, self.target, self.left = folder, target, at
         self.away = folder.with_name("away")
         self._real = {name: getattr(os, name) for name in CHANGES}
-        self._renameat2 = renaming._rename
+        self._renameat2 = atomic_rename._rename
 
     def __enter__(self):
         for name, call in self._real.items():
             setattr(os, name, self._before(call))
-        renaming._rename = self._before(self._renameat2)
+        atomic_rename._rename = self._before(self._renameat2)
         return self
 
     def __exit__(self, *problem):
         for name, call in self._real.items():
             setattr(os, name, call)
-        renaming._rename = self._renameat2
+        atomic_rename._rename = self._renameat2
 
     def _before(self, call):
         def swap_and_call(*arguments, **options):
@@ -308,14 +308,14 @@ def test_a_parent_that_is_swapped_all_the_time(ws, tmp_path):
 def test_a_link_that_came_before_a_restore_is_finished(ws, outside, manager, monkeypatch):
     tree = ws.snapshot()
     changed(ws)
-    rename = renaming._rename
+    rename = atomic_rename._rename
 
     def stop(*what):
         rename(*what)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(renaming, "_rename", stop)
+        patch.setattr(atomic_rename, "_rename", stop)
         with pytest.raises(KeyboardInterrupt):
             ws.restore(tree)
     turned_into_link(ws.path / "d", outside)

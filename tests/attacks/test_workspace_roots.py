@@ -11,8 +11,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, UnsafeWorkspaceError, Workspace, WorkspaceError
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.workspace.restore import Restore
-from agent_checkpoint.workspace.staging import Journal
+from agent_checkpoint.workspace.restore.apply import Restore
+from agent_checkpoint.workspace.restore.staging import Journal
 
 
 @pytest.fixture

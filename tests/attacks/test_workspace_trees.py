@@ -13,10 +13,10 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.errors import CheckpointError, IntegrityError, WorkspaceError
-from agent_checkpoint.store.objects import open_object
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.workspace import restore as restore_module
-from agent_checkpoint.workspace.tree import check_name
+from agent_checkpoint.store.objects.object_format import open_object
+from agent_checkpoint.store.objects.references import ObjectRef
+from agent_checkpoint.workspace.restore import apply as restore_module
+from agent_checkpoint.workspace.tree.tree_format import check_name
 from tests.attacks.forging_trees import Forger, entry, look
 
 

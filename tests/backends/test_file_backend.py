@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend
+from agent_checkpoint.backends.disk.posix import locked, write_new
 from agent_checkpoint.backends.file_names import directory_name
-from agent_checkpoint.backends.posix import locked, write_new
 from agent_checkpoint.errors import ConflictError, StorageError
 from agent_checkpoint.records import Entry
 

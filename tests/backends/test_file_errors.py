@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend
-from agent_checkpoint.backends.posix import os_errors
+from agent_checkpoint.backends.disk.posix import os_errors
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.records import Entry
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest, MemoryBackend
 from agent_checkpoint.backends import file as file_module
-from agent_checkpoint.backends.posix import locked
+from agent_checkpoint.backends.disk.posix import locked
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import Entry
 
@@ -181,7 +181,7 @@ def take(lock):
 def test_a_killed_deleter_leaves_the_gate_open(tmp_path):
     source = (
         "import os, pathlib, signal, sys\n"
-        "from agent_checkpoint.backends.posix import locked\n"
+        "from agent_checkpoint.backends.disk.posix import locked\n"
         "with locked(pathlib.Path(sys.argv[1]), exclusive=True):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

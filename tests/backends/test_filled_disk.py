@@ -20,7 +20,7 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.backends.reserve import SIZE
+from agent_checkpoint.backends.disk.reserve import SIZE
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import Connections
 from tests.backends.full_disks import KINDS, fill, small_disk, use_up_inodes
@@ -228,7 +228,8 @@ def test_others_read_meanwhile(disk):
 
 KILLED = """
 import os, sys
-from agent_checkpoint.backends import reserve, sqlite_connections, sqlite_space
+from agent_checkpoint.backends.disk import reserve
+from agent_checkpoint.backends import sqlite_connections, sqlite_space
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import Connections
 from contextlib import contextmanager

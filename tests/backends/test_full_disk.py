@@ -14,8 +14,8 @@ from agent_checkpoint import (
     KeepLatest,
     StorageError,
 )
-from agent_checkpoint.backends import file_numbers
-from agent_checkpoint.backends.reserve import SIZE, Reserve
+from agent_checkpoint.backends import file_sequence
+from agent_checkpoint.backends.disk.reserve import SIZE, Reserve
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from tests.backends.full_disks import KINDS, fill, small_disk
 
@@ -204,7 +204,7 @@ def test_a_mark_goes_when_its_number_can_be_written(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr("agent_checkpoint.backends.file_numbers.write_new", refuse)
+        patch.setattr("agent_checkpoint.backends.file_sequence.write_new", refuse)
         backend.remove("key/a", [4])
         assert sorted(os.listdir(folder)) == ["1.json", "2.json", "3.json", "4.gone"]
         assert (folder / "4.gone").stat().st_size == 0
@@ -213,7 +213,7 @@ def test_a_mark_goes_when_its_number_can_be_written(tmp_path, monkeypatch):
         assert backend.append("key/a", b"y", after=2) == 5
         (folder / "5.gone").touch()  # as a version did that died before the entry went
         for turned in (False, True):
-            patch.setattr(file_numbers, "scan", in_order(file_numbers.scan, turned))
+            patch.setattr(file_sequence, "scan", in_order(file_sequence.scan, turned))
             assert [entry.seq for entry in backend.read("key/a")] == [1, 2, 5]
         with pytest.raises(ConflictError, match="is at entry 5, not at 2"):
             backend.append("key/a", b"z", after=2)
@@ -230,7 +230,7 @@ def test_another_error_than_a_full_disk_keeps_the_entry(tmp_path, monkeypatch):
     def refuse(directory, data):
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr("agent_checkpoint.backends.file_numbers.write_new", refuse)
+    monkeypatch.setattr("agent_checkpoint.backends.file_sequence.write_new", refuse)
     with pytest.raises(StorageError, match="broken"):
         backend.remove("key/a", [1])
     assert os.listdir(tmp_path / "a") == ["1.json"]

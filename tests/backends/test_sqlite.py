@@ -18,7 +18,7 @@ from agent_checkpoint import (
     StorageError,
 )
 from agent_checkpoint.backends import sqlite as sqlite_module
-from agent_checkpoint.backends.mounts import network_file_system
+from agent_checkpoint.backends.disk.mounts import network_file_system
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 from agent_checkpoint.testing import BackendMachine, BackendTests
 
@@ -191,13 +191,13 @@ def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
     table.write_text(
         "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /mnt/with\\040space rw - nfs4 host:/x rw\n"
     )
-    monkeypatch.setattr("agent_checkpoint.backends.mounts.TABLE", table)
+    monkeypatch.setattr("agent_checkpoint.backends.disk.mounts.TABLE", table)
     assert network_file_system(Path("/mnt/with space/store")) == "nfs4"
     assert network_file_system(Path("/mnt/other")) is None
     monkeypatch.setattr(sqlite_module, "network_file_system", lambda path: "nfs4")
     with pytest.raises(InvalidInputError, match=r"network file system \(nfs4\)"):
         SQLiteBackend(tmp_path / "store")
-    monkeypatch.setattr("agent_checkpoint.backends.mounts.TABLE", tmp_path / "none")
+    monkeypatch.setattr("agent_checkpoint.backends.disk.mounts.TABLE", tmp_path / "none")
     assert network_file_system(Path("/mnt/with space/store")) is None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import agent_checkpoint
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.cli.hooks.client import FILE
+from agent_checkpoint.agents.hook.client import FILE
 
 EVENTS = Path(__file__).with_name("events")
 PACKAGE = Path(agent_checkpoint.__file__).parent
@@ -136,8 +136,8 @@ class Scene:
     def sockets(self) -> list[Path]:
         return sorted((self.home / "hook").glob("*.sock"))
 
-    def servers(self) -> list[int]:
-        """The processes that serve this scene, by their environment."""
+    def servers(self, client: Optional[Path] = None) -> list[int]:
+        """The processes that serve this scene, by their environment and the client they run."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             try:
@@ -145,7 +145,7 @@ class Scene:
                 environment = (process / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            ours = {b"--serve", os.fsencode(self.client)} <= set(command)
+            ours = {b"--serve", os.fsencode(client or self.client)} <= set(command)
             if ours and f"AGENT_CHECKPOINT_HOME={self.home}".encode() in environment:
                 found.append(int(process.name))
         return found

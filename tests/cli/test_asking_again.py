@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agent_checkpoint.cli.out import Out
-from agent_checkpoint.workspace import renaming
+from agent_checkpoint.cli.output import Out
+from agent_checkpoint.workspace.restore import atomic_rename
 from tests.cli.scene import Scene, scene
 from tests.cli.world import run
 
@@ -71,14 +71,17 @@ def test_what_has_nothing_to_do_with_it_may_change(repo: Path, answer: Answer) -
 def test_what_is_written_during_a_restore_is_told(
     repo: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rename, edits = renaming._rename, [lambda: (repo / "app.py").write_text("written meanwhile")]
+    rename, edits = (
+        atomic_rename._rename,
+        [lambda: (repo / "app.py").write_text("written meanwhile")],
+    )
 
     def rename_late(source: Any, target: Any, flags: int) -> None:
         if b"app.py" in (source.name, target.name) and edits:
             edits.pop()()
         rename(source, target, flags)
 
-    answer(lambda: monkeypatch.setattr(renaming, "_rename", rename_late), then=False)
+    answer(lambda: monkeypatch.setattr(atomic_rename, "_rename", rename_late), then=False)
     done = run("restore", "@1", at=repo)
     assert done.status == 0
     assert "leave app.py: it changed while the restore was under way" in done.out

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.cli.parsing import parser_of, root_parser
-from agent_checkpoint.cli.reference import page
-from agent_checkpoint.cli.registry import COMMANDS, Listed, find_command
+from agent_checkpoint.cli.args import parser_of, root_parser
+from agent_checkpoint.cli.command_table import COMMANDS, Listed, find_command
+from agent_checkpoint.cli.reference_page import page
 from tests.cli.world import run, run_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ def test_examples_are_such_that_the_parser_takes_them(listed: Listed) -> None:
 
 def test_the_reference_is_up_to_date() -> None:
     written = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert written == page(), "python -m agent_checkpoint.cli.reference > docs/cli.md"
+    assert written == page(), "python -m agent_checkpoint.cli.reference_page > docs/cli.md"
 
 
 def test_the_help_groups_the_commands() -> None:

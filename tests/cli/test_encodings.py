@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session
-from agent_checkpoint.cli.registry import COMMANDS
-from agent_checkpoint.cli.text import inert, json_text, quoted, safe
+from agent_checkpoint.cli.command_table import COMMANDS
+from agent_checkpoint.formatting import inert, json_text, quoted, safe
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 KEY = "schlüssel-日本"

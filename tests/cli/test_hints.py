@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.cli.graph import Node, drawn
+from agent_checkpoint.present.lanes import Node, drawn
 from tests.cli.world import opened, run, run_process
 
 

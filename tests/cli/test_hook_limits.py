@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.cli.hooks.alone import alone
-from agent_checkpoint.cli.hooks.note import Note, read_note
+from agent_checkpoint.agents.session_lock import alone
+from agent_checkpoint.agents.session_note import Note, read_note
 from tests.cli.scene import Scene, scene, wait_for
 from tests.cli.test_hook import CLAUDE
 
@@ -251,7 +251,7 @@ def test_a_lock_that_cannot_be_made_keeps_nothing_from_being_saved(
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr("agent_checkpoint.cli.hooks.alone.take_lock", read_only)
+    monkeypatch.setattr("agent_checkpoint.agents.session_lock.take_lock", read_only)
     entered = False
     with alone("key"):
         entered = True

@@ -9,8 +9,8 @@ from typing import Optional
 
 import pytest
 
-from agent_checkpoint.cli.hooks.events import AGENTS
-from agent_checkpoint.cli.hooks.settings import (
+from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.settings.agent_settings import (
     FORMS,
     command_of,
     events_of,
@@ -18,7 +18,7 @@ from agent_checkpoint.cli.hooks.settings import (
     installed,
     uninstall,
 )
-from agent_checkpoint.cli.hooks.spans import parse
+from agent_checkpoint.agents.settings.jsonc import parse
 from agent_checkpoint.errors import InvalidInputError
 from tests.cli.scene import Scene, scene
 from tests.cli.test_hook import CLAUDE
@@ -174,12 +174,23 @@ def test_what_the_user_put_beside_ours_stays(tmp_path: Path) -> None:
     assert left == {"PostToolUse": [{"hooks": [mine]}], "Stop": [{"hooks": [mine]}]}
 
 
+def test_a_hook_of_version_0_1_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    old = "/usr/bin/python3 -I -S /lib/agent_checkpoint/cli/hooks/client.py claude-code"
+    handler = {"type": "command", "command": f"{old} 2>/dev/null || true"}
+    path.write_text(json.dumps({"hooks": {"Stop": [{"hooks": [handler]}]}}))
+    assert install("claude-code", path)
+    assert "cli/hooks" not in path.read_text()
+    assert uninstall("claude-code", path)
+    assert not path.exists()  # nothing else was in it
+
+
 @pytest.mark.parametrize(
     "command",
     [
         "notify-send done; agent-checkpoint hook claude-code",
         "echo remember: agent-checkpoint hook status",
-        "cat agent_checkpoint/cli/hooks/client.py",
+        "cat agent_checkpoint/agents/hook/client.py",
         "agent-checkpoint hook claude-code && make",
         "'",
     ],

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.cli.hooks.events import AGENTS
-from agent_checkpoint.cli.hooks.settings import (
+from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.settings.agent_settings import (
     install,
     installed,
     settings_file,

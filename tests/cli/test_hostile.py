@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session
-from agent_checkpoint.cli.graph import Node, drawn
 from agent_checkpoint.cli.hints import in_commands
-from agent_checkpoint.cli.text import brief, cut_to, inert, json_text, quoted, safe, width
+from agent_checkpoint.formatting import brief, cut_to, inert, json_text, quoted, safe, width
+from agent_checkpoint.present.lanes import Node, drawn
 from tests.cli.world import opened, run, send_mail
 
 EVIL = "x\x1b[31m\x07\u202eevil\n\r\x9b2J\u2028end"

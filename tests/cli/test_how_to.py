@@ -56,7 +56,7 @@ def test_events_can_be_typed_as_shown(tmp_path: Path) -> None:
 
 
 def test_the_page_names_every_command_with_json() -> None:
-    from agent_checkpoint.cli.registry import COMMANDS
+    from agent_checkpoint.cli.command_table import COMMANDS
 
     text = PAGE.read_text(encoding="utf-8")
     for listed in COMMANDS:

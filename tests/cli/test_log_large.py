@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, MemoryBackend
-from agent_checkpoint.cli.branches import Fork, find_forks, origin_of
+from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
 from agent_checkpoint.records import Entry
 from tests.cli.world import opened, run
 

@@ -223,7 +223,7 @@ def test_what_a_running_agent_still_writes_is_not_lost(work: Scene) -> None:
 
 
 def test_where_files_have_one_name_only(work: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    from agent_checkpoint.cli.hooks.transcripts import Replacement
+    from agent_checkpoint.agents.transcript_file import Replacement
 
     def link(*_: object) -> None:
         raise PermissionError(1, "no such links")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.cli.text import size
+from agent_checkpoint.formatting import size
 from tests.cli.world import opened, run, run_process
 
 

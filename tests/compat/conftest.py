@@ -8,7 +8,7 @@ from typing import Any, Callable
 import pytest
 
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.store import compression
+from agent_checkpoint.store.objects import compression
 from tests.compat import subjects
 
 V1 = Path(__file__).resolve().parent / "v1"

@@ -27,10 +27,11 @@ from unittest.mock import patch
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.backends import sqlite
 from agent_checkpoint.records import Checkpoint, Draft
-from agent_checkpoint.store import compression, importing
-from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.store.archive import importer
+from agent_checkpoint.store.objects import compression
+from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace import chunking, contents
+from agent_checkpoint.workspace.scan import chunking, file_reader
 from tests.compat import subjects
 
 HERE = Path(__file__).resolve().parent / "v1"
@@ -160,12 +161,12 @@ def fixed() -> Iterator[None]:
     with (
         patch.object(time, "time_ns", lambda: next(clock)),
         patch.object(time, "time", lambda: next(clock) / 1e9),
-        patch.object(importing, "_this_process", lambda: "elsewhere/2/2"),
+        patch.object(importer, "_this_process", lambda: "elsewhere/2/2"),
         patch.object(secrets, "token_hex", lambda size: noise.randbytes(size).hex()),
         patch.object(compression, "zstd", None),
         patch.object(sqlite, "LOOSE_FROM", subjects.LOOSE_BYTES),
         patch.object(chunking, "_is_installed", lambda: False),
-        patch.object(contents, "_THREADS", 1),
+        patch.object(file_reader, "_THREADS", 1),
         patch.object(Workspace, "key", "workspace:/golden"),
     ):
         yield

@@ -31,7 +31,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.records import Draft
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.import_records import IMPORT_STREAM
+from agent_checkpoint.store.import_journal import IMPORT_STREAM
 from tests.compat import directories
 
 SECRET_OF_PICKLES = "golden"

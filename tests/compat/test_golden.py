@@ -8,12 +8,12 @@ from zoneinfo import available_timezones
 import pytest
 
 from agent_checkpoint import CheckpointManager, Log, NotFoundError
-from agent_checkpoint.core.decode import _TAGS
-from agent_checkpoint.core.encode import encode, encode_as_pickle
-from agent_checkpoint.core.values import DECODERS
-from agent_checkpoint.store.objects import STATE_KINDS
-from agent_checkpoint.store.reading import TAGS
-from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.core.codec.decode import _TAGS
+from agent_checkpoint.core.codec.encode import encode, encode_as_pickle
+from agent_checkpoint.core.codec.scalars import DECODERS
+from agent_checkpoint.store.objects.object_format import STATE_KINDS
+from agent_checkpoint.store.objects.reader import TAGS
+from agent_checkpoint.store.objects.splitting import inline_tree
 from tests.compat import cutter, reader, subjects
 from tests.compat.conftest import ARCHIVES, STORES, V1, Open, expected
 

@@ -6,26 +6,33 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 from agent_checkpoint import Checkpointable, CheckpointManager, Log
+from agent_checkpoint.core import class_names
 
 PICKLED = Path(__file__).resolve().parent / "v1-pickle"
 
 
-class Sub(Checkpointable):
-    def __init__(self) -> None:
-        self.n = 0
-        self.log = Log[int]()
-
-
-class Agent(Checkpointable):
-    def __init__(self) -> None:
-        self.log = Log[dict[str, str]]()
-        self.items: list[int] = []
-        self.logs: dict[str, Log[str]] = {}
-        self.sub = Sub()
+@pytest.fixture(autouse=True)
+def names_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Register the classes of this file for this file alone: others have an Agent, too."""
+    monkeypatch.setattr(class_names, "_classes", {})
 
 
 def test_an_agent_with_logs_loads_from_a_pickle_store(tmp_path: Path) -> None:
+    class Sub(Checkpointable):
+        def __init__(self) -> None:
+            self.n = 0
+            self.log = Log[int]()
+
+    class Agent(Checkpointable):
+        def __init__(self) -> None:
+            self.log = Log[dict[str, str]]()
+            self.items: list[int] = []
+            self.logs: dict[str, Log[str]] = {}
+            self.sub = Sub()
+
     store = shutil.copytree(PICKLED, tmp_path / "store")
     agent = Agent()
     with CheckpointManager(backend="file", path=store, fmt="pickle") as manager:

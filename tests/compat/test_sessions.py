@@ -11,7 +11,7 @@ from agent_checkpoint import (
     RollbackRefusedError,
     Session,
 )
-from agent_checkpoint.session.listing import list_sessions
+from agent_checkpoint.session.session_list import list_sessions
 from tests.compat import reader, session_subject
 from tests.compat.session_subject import ARCHIVE, KEY, Clerk, charge, mail, publish, put, suspended
 

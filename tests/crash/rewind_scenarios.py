@@ -6,8 +6,8 @@ import os
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from agent_checkpoint.cli.hooks.client import PLACES
-from agent_checkpoint.cli.hooks.saving import Keeper, Request
+from agent_checkpoint.agents.hook.client import PLACES
+from agent_checkpoint.agents.hook.event_saver import Keeper, Request
 from agent_checkpoint.cli.main import main
 from tests.crash.fault_process import say
 

@@ -132,7 +132,7 @@ class Person:
 
     def _number_of(self, effect):
         """Return the idempotency key under which the server knows a mail."""
-        from agent_checkpoint.session.deed import Deed
+        from agent_checkpoint.session.effects.effect_context import Deed
 
         return Deed(effect, self.session._ledger.family).key
 

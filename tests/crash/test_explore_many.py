@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session, explore
-from agent_checkpoint.workspace import apart
+from agent_checkpoint.workspace.fork import isolated
 
 FORKS = 16
 EDITED = 40
@@ -58,7 +58,7 @@ def test_each_sees_only_its_own_edits(tmp_path, own_home, full_faults, tried):
         tree = session.workspace.snapshot()
         outcome = explore(session, edit, variants, executor=pool, timeout=600)
         assert [trial.error for trial in outcome] == [None] * forks
-        if apart.can_view(apart.private_place()):
+        if isolated.can_view(isolated.private_place()):
             assert {trial.place for trial in outcome} == {str(place)}
         for n, trial in enumerate(outcome):
             changes = trial.file_diff

@@ -14,7 +14,7 @@ import pytest
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.store.objects import BLOB, make_object
+from agent_checkpoint.store.objects.object_format import BLOB, make_object
 from tests.crash.fault_process import CHANGES, FaultProcess, places, say
 
 HERE = "tests.crash.test_file_store_crash"

@@ -241,7 +241,7 @@ def test_forked_while_a_thread_is_in_a_save(tmp_path):
 
 FORKED_IN_A_LOCK = """
 import fcntl, os, pathlib, sys
-from agent_checkpoint.backends.posix import locked
+from agent_checkpoint.backends.disk.posix import locked
 
 lock = pathlib.Path(sys.argv[1])
 read_end, write_end = os.pipe()
@@ -269,7 +269,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     """Whoever comes next neither waits nor has to tidy up."""
     source = (
         "import signal, os, sys, pathlib\n"
-        "from agent_checkpoint.backends.posix import locked\n"
+        "from agent_checkpoint.backends.disk.posix import locked\n"
         "with locked(pathlib.Path(sys.argv[1]), exclusive=True):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

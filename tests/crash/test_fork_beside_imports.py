@@ -82,6 +82,41 @@ def test_a_fork_waits_for_the_import_of_another_thread(tmp_path):
     run("-c", BLOCKED, f"sqlite://{tmp_path}/store")
 
 
+LOGGING = """
+import os, threading, time
+from agent_checkpoint.backends.disk import fork_safety
+import logging
+
+gate = fork_safety._gate
+inside = threading.Event()
+got = []
+
+def log():
+    with fork_safety.not_forked():
+        inside.set()
+        while not gate.changed._waiters:
+            time.sleep(0.01)
+        got.append(logging._lock.acquire(timeout=15))
+        if got[0]:
+            logging._lock.release()
+
+thread = threading.Thread(target=log)
+thread.start()
+assert inside.wait(60)
+child = os.fork()
+if not child:
+    os._exit(0)
+os.waitpid(child, 0)
+thread.join()
+assert got == [True]
+"""
+
+
+def test_a_thread_behind_the_gate_may_log_while_another_forks():
+    """The hook of `logging` takes its lock before a fork; it must not hold it while ours waits."""
+    run("-c", LOGGING)
+
+
 # Children are forked at many moments of the first save and load of a thread, each in a new process.
 MANY = """
 import os, signal, sys, threading, time
@@ -121,8 +156,8 @@ def test_forks_at_many_moments_of_a_first_save(tmp_path, scheme, full_faults, tr
 
 LAZY = ("backends", "store", "core", "manager", "session", "workspace")
 LOADED_BY_THE_MANAGER = {"core/checkpointable.py", "core/log.py"}
-FIRST_LOADED_ELSEWHERE = {"core/arrays.py"}  # but for what it decodes, which is tested above
-A_PROGRAM = {"session/trials/child.py"}
+FIRST_LOADED_ELSEWHERE = {"core/codec/arrays.py"}  # but for what it decodes, which is tested above
+A_PROGRAM = {"session/explore/trial_process.py"}
 
 
 def test_every_import_within_a_function_is_behind_the_gate():

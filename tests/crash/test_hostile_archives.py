@@ -12,8 +12,8 @@ from typing import Any
 
 from agent_checkpoint import CheckpointError, CheckpointManager, Session, Workspace
 from agent_checkpoint.records import Claim, Draft
-from agent_checkpoint.store.references import Kept
-from agent_checkpoint.workspace.naming import key_of
+from agent_checkpoint.store.objects.references import Kept
+from agent_checkpoint.workspace.tree_names import key_of
 from tests.attacks.test_imported_lines import plant
 from tests.cli.world import opened, run
 

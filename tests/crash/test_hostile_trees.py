@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
-from agent_checkpoint.store.objects import open_object
-from agent_checkpoint.workspace.reading import find
+from agent_checkpoint.store.objects.object_format import open_object
+from agent_checkpoint.workspace.tree.tree_reader import find
 
 _SAMPLE, _FULL = 12, 400
 _NAMES = (

@@ -15,8 +15,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.store import compression
-from agent_checkpoint.store.objects import BLOB, make_object
+from agent_checkpoint.store.objects import compression
+from agent_checkpoint.store.objects.object_format import BLOB, make_object
 from agent_checkpoint.store.store import Store
 from tests.backends.full_disks import fill, small_disk
 from tests.crash.fault_process import CHANGES, OPENS, FaultProcess, places, say

@@ -19,8 +19,8 @@ from contextlib import closing, suppress
 import pytest
 
 from agent_checkpoint import CheckpointManager, Log, Workspace
-from agent_checkpoint.session.meta import read_meta
-from agent_checkpoint.store.ledger import PREFIX
+from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.store.ledger.ledger import PREFIX
 from agent_checkpoint.store.record_stream import RecordStream
 from tests.crash.fault_process import child_environment
 from tests.crash.session_program import KEY, TASKS, Diary, Worker

@@ -17,12 +17,12 @@ from agent_checkpoint import (
     Workspace,
     WorkspaceError,
 )
-from agent_checkpoint.backends import waiting
-from agent_checkpoint.backends.posix import held, locked
+from agent_checkpoint.agents.session_lock import alone
+from agent_checkpoint.backends.disk import lock_wait
+from agent_checkpoint.backends.disk.lock_wait import holders_of
+from agent_checkpoint.backends.disk.posix import held, locked
 from agent_checkpoint.backends.sqlite import SQLiteBackend
-from agent_checkpoint.backends.waiting import holders_of
-from agent_checkpoint.cli.hooks.alone import alone
-from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.workspace.workspace_lock import RootLock
 
 SOON = 0.2
 needs_the_list = pytest.mark.skipif(
@@ -33,10 +33,10 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agent_checkpoint import FileBackend
-from agent_checkpoint.backends.posix import locked
+from agent_checkpoint.backends.disk.posix import locked
 from agent_checkpoint.backends.sqlite import SQLiteBackend
-from agent_checkpoint.cli.hooks.alone import alone
-from agent_checkpoint.workspace.locking import RootLock
+from agent_checkpoint.agents.session_lock import alone
+from agent_checkpoint.workspace.workspace_lock import RootLock
 what, path = sys.argv[1], Path(sys.argv[2])
 if what == "sqlite":
     lock = SQLiteBackend(path)._connections.alone()
@@ -95,7 +95,7 @@ def test_a_saver_is_told_who_is_stopped(tmp_path, what):
 
 
 def test_savers_of_files_are_told_that_a_deleter_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_checkpoint.backends.posix._GATE_WAIT", SOON)
+    monkeypatch.setattr("agent_checkpoint.backends.disk.posix._GATE_WAIT", SOON)
     backend = FileBackend(tmp_path, lock_timeout=SOON)
     backend.append("key/a", b"one")
     with holding("deleter", tmp_path) as process:
@@ -141,14 +141,14 @@ def test_a_session_of_the_hook_whose_saver_is_stopped(tmp_path):
 def test_a_holder_that_runs_is_waited_for_longer(tmp_path, monkeypatch):
     """A collection of a large store is no reason to fail."""
     looks = threading.Semaphore(0)
-    usual = waiting.holders_of
+    usual = lock_wait.holders_of
 
     def look(*files, **options):
         looks.release()
         return usual(*files, **options)
 
-    monkeypatch.setattr(waiting, "_BUSY", 1_000_000)
-    monkeypatch.setattr(waiting, "holders_of", look)
+    monkeypatch.setattr(lock_wait, "_BUSY", 1_000_000)
+    monkeypatch.setattr(lock_wait, "holders_of", look)
     taken = []
 
     def wait():
@@ -198,8 +198,10 @@ def test_a_lock_that_a_child_has_from_a_process_that_ended(tmp_path):
 
 def test_an_interrupt_ends_the_wait(tmp_path):
     program = (
-        "import sys, pathlib\n"
-        "from agent_checkpoint.backends.posix import held\n"
+        "import pathlib, signal, sys\n"
+        # A shell has programs that it starts in the background ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from agent_checkpoint.backends.disk.posix import held\n"
         "print('waits', flush=True)\n"
         "with held(pathlib.Path(sys.argv[1])): pass\n"
     )
@@ -214,7 +216,7 @@ def test_an_interrupt_ends_the_wait(tmp_path):
 
 
 def test_without_a_list_of_locks_the_holder_has_no_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(waiting, "_LOCKS", str(tmp_path / "none"))
+    monkeypatch.setattr(lock_wait, "_LOCKS", str(tmp_path / "none"))
     lock = tmp_path / ".lock"
     unnamed = pytest.raises(StorageError, match="by another process")
     with held(lock), unnamed, locked(lock, exclusive=False, seconds=0.02):

@@ -19,7 +19,7 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.backends.posix import held
+from agent_checkpoint.backends.disk.posix import held
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 
 BACKENDS = {"sqlite": SQLiteBackend, "file": FileBackend}

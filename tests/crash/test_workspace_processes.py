@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.workspace.snapshots import read_record
+from agent_checkpoint.store.objects.references import ObjectRef
+from agent_checkpoint.workspace.tree.snapshot import read_record
 from tests.crash.crowd import ended, go, start, stop, tell, together
 from tests.crash.workspace_scenarios import build, check_same, file, folder, link, seen, stored
 

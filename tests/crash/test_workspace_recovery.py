@@ -12,7 +12,7 @@ import pytest
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.seal import claim
-from agent_checkpoint.workspace import renaming
+from agent_checkpoint.workspace.restore import atomic_rename
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.crash.fault_process import OPENS
 from tests.crash.sweeping import Failures
@@ -129,7 +129,7 @@ class Place:
     def interrupt(self, after=MIDDLE, **wish):
         """Begin to restore the earlier state, and stop after so many renames."""
         left = [after]
-        rename = renaming._rename
+        rename = atomic_rename._rename
 
         def stop_here(source, target, flags):
             left[0] -= 1
@@ -138,7 +138,7 @@ class Place:
             rename(source, target, flags)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(renaming, "_rename", stop_here)
+            patch.setattr(atomic_rename, "_rename", stop_here)
             with (
                 open_manager(self.path) as manager,
                 open_workspace(self.path, manager) as ws,
@@ -260,9 +260,9 @@ def test_a_workspace_that_was_open_all_the_time_sees_no_half_of_it(place):
 def test_the_interrupted_process_itself_goes_on(place):
     with open_manager(place.path) as manager, open_workspace(place.path, manager) as ws:
         earlier = snapshots(ws)[0][1]
-        rename = renaming._rename
+        rename = atomic_rename._rename
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(renaming, "_rename", lambda *what: interrupted(rename, what))
+            patch.setattr(atomic_rename, "_rename", lambda *what: interrupted(rename, what))
             with pytest.raises(KeyboardInterrupt):
                 ws.restore(earlier)
         assert (place.files / JOURNAL).exists()

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint.errors import CheckpointError, RestoreIncompleteError
-from agent_checkpoint.workspace import exchanging, renaming
-from agent_checkpoint.workspace.renaming import Entry, exchange, put, take
+from agent_checkpoint.workspace.restore import atomic_rename, entry_swap
+from agent_checkpoint.workspace.restore.atomic_rename import Entry, exchange, put, take
 from tests.crash.crowd import ended, go, start, stop, tell
 from tests.crash.workspace_scenarios import (
     build,
@@ -148,20 +148,20 @@ def write(place, number, seed, stop_file):
 
 def be_patient(patch):
     """Wait for whoever has a file open: how long that is on a busy machine is not the question."""
-    patch.setattr(exchanging, "_ONE_WRITER", 60.0)
-    patch.setattr(exchanging, "_ALL_WRITERS", 60.0)
+    patch.setattr(entry_swap, "_ONE_WRITER", 60.0)
+    patch.setattr(entry_swap, "_ALL_WRITERS", 60.0)
 
 
 def dawdle(patch, seed):
     """Make every moment between a look and a rename a long one."""
-    rename, chosen = renaming._rename, random.Random(seed)
+    rename, chosen = atomic_rename._rename, random.Random(seed)
 
     def rename_in_time(*what):
         for act in (lambda: None, lambda: rename(*what)):
             act()
             time.sleep(chosen.choice((0, 0, 0.0002, 0.002)))
 
-    patch.setattr(renaming, "_rename", rename_in_time)
+    patch.setattr(atomic_rename, "_rename", rename_in_time)
 
 
 def restore(place, seed):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 import agent_checkpoint
-from agent_checkpoint.core import decode, values
+from agent_checkpoint.core.codec import decode, scalars
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -266,4 +266,4 @@ def test_the_reference_says_which_errors_are_also_built_in_ones() -> None:
 def test_the_format_page_has_every_tag() -> None:
     page = (ROOT / "docs" / "format-file-store.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^\| `(\$\w+)", page, flags=re.M))
-    assert shown == {*decode._TAGS, *values.DECODERS, "$type"}
+    assert shown == {*decode._TAGS, *scalars.DECODERS, "$type"}

@@ -92,3 +92,17 @@ assert manager.state_dict("key") == {{"value": (1, 2.5, {{3}})}}
 """
     modules = loaded_by(program, "-I", "-S")
     assert not set(OPTIONAL) & set(modules)
+
+
+def test_no_submodule_replaces_a_public_name() -> None:
+    """Importing a submodule sets it as an attribute of the package, over a name that is public."""
+    program = """
+import pkgutil, agent_checkpoint, importlib
+public = {name: getattr(agent_checkpoint, name) for name in agent_checkpoint.__all__}
+for found in pkgutil.walk_packages(agent_checkpoint.__path__, "agent_checkpoint."):
+    if not found.name.endswith("__main__"):
+        importlib.import_module(found.name)
+for name, value in public.items():
+    assert getattr(agent_checkpoint, name) is value, name
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

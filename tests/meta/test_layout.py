@@ -33,5 +33,19 @@ def test_a_file_begins_with_a_docstring(source: Path) -> None:
     assert docstring.splitlines()[0].endswith((".", ":")), "the first line is a sentence"
 
 
+MOST_MODULES = 16
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted({source.parent for source in SOURCES if source.parent.name != "commands"}),
+    ids=name,
+)
+def test_a_folder_holds_few_modules(folder: Path) -> None:
+    """Past a dozen or so a folder holds several concepts: make sub-packages."""
+    modules = [file for file in folder.glob("*.py") if file.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES
+
+
 def test_the_package_says_that_it_is_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()

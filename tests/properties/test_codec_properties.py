@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import Checkpointable, IntegrityError, StateError
-from agent_checkpoint.core.codec import encode_state
-from agent_checkpoint.core.diff import diff_states, same
-from agent_checkpoint.store import json_text
-from agent_checkpoint.store.json_text import read_json, write_json
-from agent_checkpoint.store.splitting import inline_tree
+from agent_checkpoint.core.state_codec import encode_state
+from agent_checkpoint.core.state_diff import diff_states, same
+from agent_checkpoint.store import canonical_json
+from agent_checkpoint.store.canonical_json import read_json, write_json
+from agent_checkpoint.store.objects.splitting import inline_tree
 from tests.exact import alike, decode_state, through_json
 from tests.properties.values import any_text, changed, fields, json_trees, values
 
@@ -79,16 +79,16 @@ def test_encoding_twice_gives_the_same_bytes(value: Any) -> None:
     assert first == second
 
 
-@pytest.mark.skipif(json_text.orjson is None, reason="orjson is not installed")
+@pytest.mark.skipif(canonical_json.orjson is None, reason="orjson is not installed")
 @ours
 @given(values | st.lists(st.floats() | any_text), st.booleans())
 def test_the_bytes_are_the_same_with_and_without_orjson(value: Any, indent: bool) -> None:
     tree = encode_state({"value": value}, "agent")
     fast = write_json(tree, indent=indent)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_text, "orjson", None)
+        patch.setattr(canonical_json, "orjson", None)
         assert write_json(tree, indent=indent) == fast
-        assert alike(read_json(fast), json_text.json.loads(fast))
+        assert alike(read_json(fast), canonical_json.json.loads(fast))
 
 
 @ours

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import FormatError, IntegrityError
-from agent_checkpoint.store import compression
-from agent_checkpoint.store.compression import pack, unpack
-from agent_checkpoint.store.objects import End, Object, make_object, open_object
-from agent_checkpoint.store.varints import read_varint, write_varint
+from agent_checkpoint.store.objects import compression
+from agent_checkpoint.store.objects.compression import pack, unpack
+from agent_checkpoint.store.objects.object_format import End, Object, make_object, open_object
+from agent_checkpoint.store.objects.varint import read_varint, write_varint
 
 ours = settings(max_examples=75, deadline=None, derandomize=True)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from agent_checkpoint import CheckpointManager, KeepEvery, KeepLatest
-from agent_checkpoint.store.objects import open_object
+from agent_checkpoint.store.objects.object_format import open_object
 from tests.unit.store.shelves import cut_small
 
 NAME = re.compile(rb'"([0-9a-f]{64})"')

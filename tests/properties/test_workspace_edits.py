@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.backends.places import ENVIRONMENT
+from agent_checkpoint.backends.default_paths import ENVIRONMENT
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.plan import Plan
-from agent_checkpoint.workspace.snapshots import Tree
-from agent_checkpoint.workspace.watch import can_watch
+from agent_checkpoint.workspace.changes.inotify import can_watch
+from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import (
     IS_ROOT,
     Described,

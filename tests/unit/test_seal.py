@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import StateError, UntrustedDataError
-from agent_checkpoint.core.codec import encode_state
+from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.seal import check_seal, make_seal, secret_file
 from tests.exact import decode_state
 

@@ -5,7 +5,7 @@ import threading
 from typing import Any, Optional
 
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.web.serving import listen
+from agent_checkpoint.web.server.server import listen
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 

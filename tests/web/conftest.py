@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.web import catalog
+from agent_checkpoint.web.timeline import key_catalog
 from tests.web.browsing import Served, chromium
 from tests.web.example_store import make_example
 from tests.web.hostile_store import make_hostile
@@ -41,7 +41,7 @@ def make(folder: Path) -> Place:
 @pytest.fixture(autouse=True)
 def always_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pages be up to date however slow the machine is."""
-    monkeypatch.setattr(catalog, "_CHEAP", 600.0)
+    monkeypatch.setattr(key_catalog, "_CHEAP", 600.0)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 
 from playwright.sync_api import sync_playwright
 
-from agent_checkpoint.web.serving import listen
+from agent_checkpoint.web.server.server import listen
 from tests.web.browsing import Tab, chromium
 from tests.web.example_store import KEY, make_example
 from tests.web.visitor import opened

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
-from agent_checkpoint.session.meta import read_meta
-from agent_checkpoint.store.ledger import Ledger
-from agent_checkpoint.web import moves
+from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.web.pages import fork_page
 from tests.web.conftest import Place
 from tests.web.example_store import KEY
 from tests.web.test_pages import plain
@@ -225,7 +225,7 @@ def test_nothing_is_left_of_an_archive_that_nobody_reads(
         file.close()
         return iter([b"a beginning"])
 
-    monkeypatch.setattr(moves, "_sent", went_away)
+    monkeypatch.setattr(fork_page, "_sent", went_away)
     assert acting.post("/export", {"key": KEY}).status_code == 200
     assert list((tmp_path / "t").iterdir()) == []
 

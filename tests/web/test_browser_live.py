@@ -6,8 +6,8 @@ from urllib.parse import quote
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session
-from agent_checkpoint.web.opening import in_browser
-from agent_checkpoint.web.serving import listen
+from agent_checkpoint.web.server.browser import in_browser
+from agent_checkpoint.web.server.server import listen
 from tests.web.browsing import Served, Tab, chromium
 from tests.web.conftest import Place
 from tests.web.example_store import KEY

@@ -16,9 +16,9 @@ import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, InvalidInputError, Session, Suspended
 from agent_checkpoint.records import same_json
-from agent_checkpoint.web import words
+from agent_checkpoint.web import page_text
 from agent_checkpoint.web.app import CHANGING
-from tests.web.test_guard import content
+from tests.web.test_auth import content
 from tests.web.test_what_is_seen import asked, pay
 from tests.web.visitor import ORIGIN, Visitor, links
 
@@ -86,10 +86,10 @@ def test_names_that_differ_are_never_drawn_alike(number: int) -> None:
     drawn: dict[str, str] = {}
     for _ in range(20 * number):
         name = text(chance, 4)
-        line = str(words.exact(name))
+        line = str(page_text.exact(name))
         assert drawn.setdefault(line, name) == name
         assert not hidden(line)
-        assert words.uncoded(words.coded(name)) == name
+        assert page_text.uncoded(page_text.coded(name)) == name
 
 
 def test_a_fork_is_of_the_key_that_was_seen(number: int) -> None:

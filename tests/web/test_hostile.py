@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Log, Workspace
 from agent_checkpoint.records import Draft
-from agent_checkpoint.store.objects import LEAF, NODE, SPINE, make_object
+from agent_checkpoint.store.objects.object_format import LEAF, NODE, SPINE, make_object
 from tests.web.example_store import KEY as EXAMPLE
 from tests.web.hostile_store import KEY, SESSION
 from tests.web.visitor import Visitor, links, opened

@@ -5,7 +5,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, InvalidInputError, Session
-from agent_checkpoint.web.words import coded, uncoded
+from agent_checkpoint.web.page_text import coded, uncoded
 from tests.web.browsing import Served, Tab, chromium, press
 from tests.web.test_what_is_seen import asked
 from tests.web.visitor import Visitor

@@ -11,8 +11,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.web import serving
-from agent_checkpoint.web.serving import Server, listen
+from agent_checkpoint.web.server import server as module
+from agent_checkpoint.web.server.server import Server, listen
 from tests.web.browsing import chromium
 from tests.web.test_what_is_seen import asked
 
@@ -193,7 +193,7 @@ def test_a_page_at_another_port_of_the_same_host_is_not_sent_the_cookie(
 
 def test_each_run_has_an_address_of_its_own(runs: Runs) -> None:
     hosts = {urlsplit(runs.begin(port=0).address).hostname for _ in range(5)}
-    if serving.own_host() != "127.0.0.1":  # where all of 127.0.0.0/8 is this machine
+    if module.own_host() != "127.0.0.1":  # where all of 127.0.0.0/8 is this machine
         assert len(hosts) == 5
         assert "127.0.0.1" not in hosts
 
@@ -201,10 +201,10 @@ def test_each_run_has_an_address_of_its_own(runs: Runs) -> None:
 def test_where_there_is_only_one_loopback_address_the_path_and_port_differ(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving, "own_host", lambda: "127.0.0.1")
+    monkeypatch.setattr(module, "own_host", lambda: "127.0.0.1")
     servers = [runs.begin(), runs.begin()]
     assert {urlsplit(one.address).hostname for one in servers} == {"127.0.0.1"}
-    assert all(one.port != serving.PORT for one in servers)
+    assert all(one.port != module.PORT for one in servers)
     found = [secrets_of(one) for one in servers]
     assert found[0][0] != found[1][0]
     assert found[0][1] != found[1][1]
@@ -256,7 +256,7 @@ def can_bind_ipv6() -> bool:
 def test_every_address_of_a_name_is_bound_or_none(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving.socket, "getaddrinfo", both)
+    monkeypatch.setattr(module.socket, "getaddrinfo", both)
     server = runs.begin(host="localhost", port=0)
     for family, address in ((socket.AF_INET6, "::1"), (socket.AF_INET, "127.0.0.1")):
         with pytest.raises(OSError, match="in use"):
@@ -275,7 +275,7 @@ def test_an_address_that_this_machine_lacks_is_passed_over(
         kind = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
         return [(socket.AF_INET, *kind, (one, 0)) for one in ("203.0.113.7", "127.0.0.1")]
 
-    monkeypatch.setattr(serving.socket, "getaddrinfo", found)
+    monkeypatch.setattr(module.socket, "getaddrinfo", found)
     server = runs.begin(host="localhost", port=0, token="a token of the tests")
     assert urlsplit(server.address).hostname == "127.0.0.1"
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, Log
-from agent_checkpoint.web import searching, words
+from agent_checkpoint.web import page_text
+from agent_checkpoint.web.pages import search_page
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor, opened
 
@@ -18,35 +19,37 @@ from tests.web.visitor import Visitor, opened
     [(1, "just now"), (30, "30 s ago"), (600, "10 min ago"), (7200, "2 h ago"), (-3, "just now")],
 )
 def test_times_are_said_as_people_do(ago: float, said: str) -> None:
-    assert words.when(1_700_000_000, 1_700_000_000 + ago) == said
+    assert page_text.when(1_700_000_000, 1_700_000_000 + ago) == said
 
 
 def test_older_times_have_a_date() -> None:
     now = time.time()
-    assert words.when(now - 5 * 86_400)[2] == "-"
-    assert words.when(0.0).startswith(("1970", "1969"))
-    assert words.when(None) == words.stamp(None) == "?"
-    assert words.stamp(1e300) == "?"
+    assert page_text.when(now - 5 * 86_400)[2] == "-"
+    assert page_text.when(0.0).startswith(("1970", "1969"))
+    assert page_text.when(None) == page_text.stamp(None) == "?"
+    assert page_text.stamp(1e300) == "?"
 
 
 @pytest.mark.parametrize(
     ("number", "said"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (3e15, "3e+03 TB")]
 )
 def test_sizes(number: float, said: str) -> None:
-    assert words.size(number) == said
+    assert page_text.size(number) == said
 
 
 def test_ids_are_short_beside_their_key() -> None:
-    assert words.short("key_1700000000000000000-7", "key") == "@7"
-    assert words.short("key@7", "key") == "@7"
-    assert words.short("key_1700000000000000000-7", "other") == "key @7"
-    assert words.short("nonsense", "key") == "nonsense"
+    assert page_text.short("key_1700000000000000000-7", "key") == "@7"
+    assert page_text.short("key@7", "key") == "@7"
+    assert page_text.short("key_1700000000000000000-7", "other") == "key @7"
+    assert page_text.short("nonsense", "key") == "nonsense"
 
 
 def test_addresses_carry_any_text() -> None:
-    assert words.link("/a", key="b c&d=\udcff", path="", row=0) == "/a?key=b%20c%26d%3D%FF&row=0"
-    assert words.link("/a", key="\ud800") == "/a?key=%ED%A0%80"
-    assert words.link("/a") == "/a"
+    assert (
+        page_text.link("/a", key="b c&d=\udcff", path="", row=0) == "/a?key=b%20c%26d%3D%FF&row=0"
+    )
+    assert page_text.link("/a", key="\ud800") == "/a?key=%ED%A0%80"
+    assert page_text.link("/a") == "/a"
 
 
 def test_messages_of_several_makers_are_told_apart(tmp_path: Path) -> None:
@@ -115,9 +118,9 @@ def test_a_search_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -
     for number in range(5):
         manager.save("key", {"n": number})
     manager.store.backend.append("key/key", b"damaged")
-    search = searching.Search(manager.store, "key", "x")
+    search = search_page.Search(manager.store, "key", "x")
     assert list(search.run())[-1] == {"end": "all", "looked": 5, "found": 0}
-    monkeypatch.setattr(searching, "SECONDS", -1.0)
+    monkeypatch.setattr(search_page, "SECONDS", -1.0)
     visitor = Visitor(manager)
     last = visitor.get("/search/results", key="key", q="x").text.splitlines()[-1]
     assert json.loads(last) == {"end": "time", "looked": 1, "found": 0}

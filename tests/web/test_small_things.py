@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, Session, Workspace
-from agent_checkpoint.web import files, words
+from agent_checkpoint.web import page_text
+from agent_checkpoint.web.pages import file_view
 from tests.web.example_store import KEY
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor, links
@@ -29,7 +30,7 @@ def test_links_lead_to_the_checkpoint_they_stand_for_whatever_keys_are_called() 
                 shown = plain(visitor.text(place))
                 assert " other " not in shown, place
     assert f'data-pick="{first}"' in pages[0]
-    assert f"a={words.link('', a=second).partition('=')[2]}" in "".join(links(pages[2]))
+    assert f"a={page_text.link('', a=second).partition('=')[2]}" in "".join(links(pages[2]))
     assert "@3 of job" in plain(visitor.text("/checkpoint", id=third))
 
 
@@ -39,12 +40,12 @@ def test_keys_that_look_alike_are_told_apart() -> None:
     for key in [*keys, "prod\ufe0f", "prod\u200b"]:
         manager.save(key, {"n": 1})
     visitor = Visitor(manager)
-    shown = {words.on_one_line(key) for key in manager.list_keys()}
+    shown = {page_text.on_one_line(key) for key in manager.list_keys()}
     assert len(shown) == 10
     html = visitor.text("/")
     for name in shown:
         assert f'><bdo dir="ltr">{name}</bdo></a>' in html
-    assert words.shown("\u2764\ufe0f") == "\u2764\ufe0f"  # an emoji is what it is
+    assert page_text.shown("\u2764\ufe0f") == "\u2764\ufe0f"  # an emoji is what it is
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_keys_that_look_alike_are_told_apart() -> None:
     ],
 )
 def test_a_file_is_saved_under_its_name(name: str, header: str) -> None:
-    assert words.attachment(name) == header
+    assert page_text.attachment(name) == header
 
 
 def test_a_download_has_the_name_of_the_file(looking: Visitor) -> None:
@@ -70,7 +71,7 @@ def test_a_download_has_the_name_of_the_file(looking: Visitor) -> None:
 def test_all_entries_of_a_directory_can_be_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(file_view, "MOST_ENTRIES", 10)
     manager = CheckpointManager()
     for number in range(25):
         (tmp_path / f"file-{number:02}").write_text("x")
@@ -144,7 +145,7 @@ def test_forks_that_share_a_line_are_told() -> None:
     [(4.2e-05, "under 1 ms"), (0.42, "420 ms"), (1.934, "1.93 s"), (float("nan"), "?")],
 )
 def test_how_long_is_said_as_people_do(seconds: float, said: str) -> None:
-    assert words.lasting(seconds) == said
+    assert page_text.lasting(seconds) == said
 
 
 def test_a_find_is_shown_as_it_is_read(looking: Visitor) -> None:

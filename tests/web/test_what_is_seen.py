@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
-from agent_checkpoint.web import answers, words
-from agent_checkpoint.web.outline import exactly, written
-from agent_checkpoint.web.peek import Peek
+from agent_checkpoint.web import page_text
+from agent_checkpoint.web.pages import approval_page
+from agent_checkpoint.web.state.lazy_state import Peek
+from agent_checkpoint.web.state.outline import exactly, written
 from tests.web.browsing import Served, chromium, press
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor
@@ -61,7 +62,7 @@ def test_a_long_argument_is_approved_only_where_all_of_it_is_shown(visitor: Visi
 def test_what_no_page_can_show_is_not_approved_here(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "MOST_ALONE", 50_000)
+    monkeypatch.setattr(approval_page, "MOST_ALONE", 50_000)
     name = asked(visitor.manager, memo="a" * 60_000)
     html = visitor.text("/request", id=name)
     assert buttons(html) == 0
@@ -102,11 +103,11 @@ def test_after_an_answer_there_is_no_button_of_another_request(visitor: Visitor)
 
 
 def test_hundreds_of_requests_are_counted_and_reached(visitor: Visitor) -> None:
-    number = 2 * answers.REQUESTS + 1
+    number = 2 * approval_page.REQUESTS + 1
     for place in range(number):
         asked(visitor.manager, f"payer-{place:03}", n=place)
     seen: list[str] = []
-    for start in range(0, number, answers.REQUESTS):
+    for start in range(0, number, approval_page.REQUESTS):
         html = visitor.text("/approvals", **{"from": start})
         assert f"{number} requests" in plain(html)
         seen += re.findall(r">(payer-\d+)<", html)
@@ -117,7 +118,7 @@ def test_hundreds_of_requests_are_counted_and_reached(visitor: Visitor) -> None:
 def test_the_page_of_a_session_says_how_many_it_does_not_show(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "REQUESTS", 2)
+    monkeypatch.setattr(approval_page, "REQUESTS", 2)
     for number in range(3):
         name = asked(visitor.manager, n=number)
         Approvals(visitor.manager.store).deny(name)
@@ -174,7 +175,7 @@ def test_a_long_text_inside_another_value_is_not_all_of_it() -> None:
     ],
 )
 def test_names_that_differ_are_drawn_otherwise(names: "list[str]") -> None:
-    assert len({words.exact(name) for name in names}) == len(names)
+    assert len({page_text.exact(name) for name in names}) == len(names)
 
 
 def test_a_name_that_is_cut_is_not_all_of_a_call(visitor: Visitor) -> None:
@@ -192,7 +193,7 @@ def test_a_page_is_bounded_whatever_the_calls_have(visitor: Visitor) -> None:
     for place in range(3):
         asked(visitor.manager, f"payer-{place}", to="a" * 15_000, memo="b" * 15_000)
     html = visitor.text("/approvals")
-    assert len(html) < 3 * (answers.MOST_ON_CARD + 10_000)
+    assert len(html) < 3 * (approval_page.MOST_ON_CARD + 10_000)
     assert buttons(html) == 0
     for request in Approvals(visitor.manager.store).pending():
         assert "b" * 15_000 in visitor.text("/request", id=request.id)
@@ -213,8 +214,8 @@ def test_fields_of_another_call_are_refused(visitor: Visitor) -> None:
 
 def test_a_field_has_room_for_all_of_a_text_on_a_narrow_screen() -> None:
     for text in ("\u6f22" * 300, "word " * 200, "a\n\n\nb"):
-        rows = answers.Argument("memo", text, True, True).rows
-        assert rows >= sum(words.columns(line) // 30 for line in text.split("\n"))
+        rows = approval_page.Argument("memo", text, True, True).rows
+        assert rows >= sum(page_text.columns(line) // 30 for line in text.split("\n"))
 
 
 # -- in a browser ----------------------------------------------------------------------------------

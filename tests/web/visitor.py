@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlencode
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.web.app import make_app
-from agent_checkpoint.web.guard import Guard
+from agent_checkpoint.web.auth import Guard
 
 PORT = 8421
 ORIGIN = f"http://127.0.0.1:{PORT}"

@@ -27,16 +27,9 @@ from agent_checkpoint.backends.base import (
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
-from agent_checkpoint.backends.file_numbers import (
-    entry_file,
-    keep_number,
-    newest_and_next,
-    numbers,
-)
-from agent_checkpoint.backends.limits import Limits, is_record
-from agent_checkpoint.backends.pinning import Pin
-from agent_checkpoint.backends.posix import (
+from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS
+from agent_checkpoint.backends.disk.pin import Pin
+from agent_checkpoint.backends.disk.posix import (
     Identity,
     check_held,
     check_path,
@@ -56,9 +49,16 @@ from agent_checkpoint.backends.posix import (
     url_of,
     write_new,
 )
-from agent_checkpoint.backends.waiting import LOCK_SECONDS
+from agent_checkpoint.backends.disk.space_limits import Limits, is_record
+from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
+from agent_checkpoint.backends.file_sequence import (
+    entry_file,
+    keep_number,
+    newest_and_next,
+    numbers,
+)
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
-from agent_checkpoint.private import check_own, check_writers
+from agent_checkpoint.file_ownership import check_own, check_writers
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,

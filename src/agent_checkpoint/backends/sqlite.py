@@ -27,10 +27,9 @@ from agent_checkpoint.backends.base import (
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.file_names import FORMAT_FOLDER
-from agent_checkpoint.backends.limits import Limits, is_record
-from agent_checkpoint.backends.mounts import network_file_system
-from agent_checkpoint.backends.posix import (
+from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS
+from agent_checkpoint.backends.disk.mounts import network_file_system
+from agent_checkpoint.backends.disk.posix import (
     check_path,
     check_seconds,
     link_new,
@@ -45,7 +44,9 @@ from agent_checkpoint.backends.posix import (
     url_of,
     write_new,
 )
-from agent_checkpoint.backends.reserve import Reserve
+from agent_checkpoint.backends.disk.reserve import Reserve
+from agent_checkpoint.backends.disk.space_limits import Limits, is_record
+from agent_checkpoint.backends.file_names import FORMAT_FOLDER
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
 from agent_checkpoint.backends.sqlite_rows import (
     HIGHEST,
@@ -62,9 +63,8 @@ from agent_checkpoint.backends.sqlite_rows import (
     stream_names,
 )
 from agent_checkpoint.backends.sqlite_space import Space
-from agent_checkpoint.backends.waiting import LOCK_SECONDS
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
-from agent_checkpoint.private import check_own
+from agent_checkpoint.file_ownership import check_own
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,

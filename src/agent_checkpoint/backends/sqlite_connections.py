@@ -17,15 +17,10 @@ from threading import get_ident
 from typing import NamedTuple
 from weakref import finalize
 
-from agent_checkpoint.backends.database_files import (
-    APPLICATION_ID,
-    opening,
-    register,
-    unregister,
-)
-from agent_checkpoint.backends.forking import close_before_fork, not_forked
-from agent_checkpoint.backends.pinning import Pin
-from agent_checkpoint.backends.posix import (
+from agent_checkpoint.backends.disk.fork_safety import close_before_fork, not_forked
+from agent_checkpoint.backends.disk.lock_wait import holders_of, in_words
+from agent_checkpoint.backends.disk.pin import Pin
+from agent_checkpoint.backends.disk.posix import (
     Identity,
     check_held,
     free_bytes,
@@ -37,8 +32,13 @@ from agent_checkpoint.backends.posix import (
     sync_directory,
     writers_kept_out,
 )
-from agent_checkpoint.backends.reserve import Reserve
-from agent_checkpoint.backends.waiting import holders_of, in_words
+from agent_checkpoint.backends.disk.reserve import Reserve
+from agent_checkpoint.backends.sqlite_files import (
+    APPLICATION_ID,
+    opening,
+    register,
+    unregister,
+)
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
 
 SCHEMA_VERSION = 1

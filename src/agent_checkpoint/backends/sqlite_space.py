@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from agent_checkpoint.backends.posix import free_bytes
+from agent_checkpoint.backends.disk.posix import free_bytes
 from agent_checkpoint.backends.sqlite_connections import LOG_BYTES, PAGE_BYTES, Connections
 from agent_checkpoint.errors import StorageError
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.formatting import quoted
 
 _COMMAND = "agent-checkpoint"
 _WORDS: tuple[tuple[str, str], ...] = (

@@ -11,17 +11,17 @@ import os
 import sys
 from contextlib import suppress
 
-from agent_checkpoint.cli.parsing import NAME as NAME
-from agent_checkpoint.cli.parsing import WRONG as WRONG
-from agent_checkpoint.cli.parsing import parse
-from agent_checkpoint.cli.parsing import parser_of as parser_of
+from agent_checkpoint.cli.args import NAME as NAME
+from agent_checkpoint.cli.args import WRONG as WRONG
+from agent_checkpoint.cli.args import parse
+from agent_checkpoint.cli.args import parser_of as parser_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from agent_checkpoint.cli.registry import Listed
+    from agent_checkpoint.cli.command_table import Listed
 
 FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
 _ENCODING = "_AGENT_CHECKPOINT_ENCODING"
@@ -81,8 +81,8 @@ def _open_all() -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from agent_checkpoint.cli.out import Out
-    from agent_checkpoint.cli.places import Places, shared_name
+    from agent_checkpoint.cli.output import Out
+    from agent_checkpoint.cli.store_location import Places, shared_name
     from agent_checkpoint.errors import CheckpointError
 
     command: Listed = chosen.command
@@ -111,7 +111,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _complain(chosen: argparse.Namespace, message: str) -> None:
     from agent_checkpoint.cli.hints import in_commands
-    from agent_checkpoint.cli.text import safe
+    from agent_checkpoint.formatting import safe
 
     message = in_commands(message, chosen.store, can_force=hasattr(chosen, "force"))
     text = f"{NAME}: {safe(message)}\n"

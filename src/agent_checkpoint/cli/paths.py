@@ -12,12 +12,11 @@ from pathlib import Path
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.workspace.naming import within
-from agent_checkpoint.workspace.reading import find
-from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_reader import find
+from agent_checkpoint.workspace.tree_names import within
 
 _GIT = ".git"
-_NAMED = 3
 
 
 class Paths:
@@ -100,10 +99,3 @@ def without_git(paths: Sequence[str]) -> tuple[list[str], dict[str, int]]:
         else:
             counts[above] = counts.get(above, 0) + 1
     return kept, counts
-
-
-def paths_words(named: list[str]) -> str:
-    """Return some paths in a few words."""
-    more = len(named) - _NAMED
-    words = ", ".join(named[:_NAMED])
-    return f"{words} and {more:,} more" if more > 0 else words

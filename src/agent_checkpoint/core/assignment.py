@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from agent_checkpoint.core.trouble import cause
+from agent_checkpoint.core.path_errors import cause
 from agent_checkpoint.errors import StateError
 
 Undo = Callable[[], object]

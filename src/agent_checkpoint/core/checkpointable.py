@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from agent_checkpoint.core.names import ask_class, name_of, register_class
+from agent_checkpoint.core.class_names import ask_class, name_of, register_class
+from agent_checkpoint.core.path_errors import Trouble, cause, troubles
 from agent_checkpoint.core.stateful import META, VERSION_FORM, LoadResult, is_stateful
-from agent_checkpoint.core.trouble import Trouble, cause, troubles
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import show
 
@@ -33,8 +33,8 @@ class Checkpointable:
         Raises:
             StateError: a value cannot be copied; the message names its path.
         """
+        from agent_checkpoint.core.codec.encode import own_state
         from agent_checkpoint.core.copying import snapshot
-        from agent_checkpoint.core.encode import own_state
 
         with troubles("agent", self):
             # Not what an overriding state_dict() says: that may be who is asking, by super().
@@ -83,7 +83,7 @@ class Checkpointable:
         Raises:
             StateError: a value cannot be copied.
         """
-        from agent_checkpoint.core.diff import diff_states
+        from agent_checkpoint.core.state_diff import diff_states
 
         if not is_stateful(other):
             raise InvalidInputError(f"diff compares with a Stateful, not {show(other)}.")

@@ -12,12 +12,12 @@ from itertools import repeat
 from typing import Any, TypeVar
 
 from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
-from agent_checkpoint.core.encode import state_of
+from agent_checkpoint.core.codec.encode import state_of
+from agent_checkpoint.core.codec.scalars import LEAVES
 from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.path_errors import MAX_DEPTH, TooDeep, Trouble, blame, cause, key_piece
 from agent_checkpoint.core.stateful import StateDict, is_stateful_part, stores_itself
-from agent_checkpoint.core.trouble import MAX_DEPTH, TooDeep, Trouble, blame, cause, key_piece
-from agent_checkpoint.core.values import LEAVES
-from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.objects.references import ObjectRef
 
 _SEQUENCES = frozenset({list, tuple, deque, Log})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, StateDict})

@@ -13,18 +13,18 @@ from contextlib import suppress
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.core.codec import decode_part
-from agent_checkpoint.core.encode import encode
-from agent_checkpoint.core.trouble import cause
+from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import InvalidInputError, StateError, StateMismatchError
 from agent_checkpoint.records import show
-from agent_checkpoint.store.objects import RECORD, make_object
-from agent_checkpoint.store.reading import fetch_objects
+from agent_checkpoint.store.objects.object_format import RECORD, make_object
+from agent_checkpoint.store.objects.reader import fetch_objects
+from agent_checkpoint.store.objects.references import ObjectRef
+from agent_checkpoint.store.objects.splitting import inline_tree
+from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.record_stream import RecordStream
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.store.splitting import inline_tree
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.store.writing import Writer
 
 _STREAM = "meta/external/"
 _ABANDONED = 86_400 * 10**9

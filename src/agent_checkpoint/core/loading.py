@@ -11,7 +11,6 @@ from functools import partial
 from types import MemberDescriptorType
 from typing import Any
 
-from agent_checkpoint.core.anchors import Anchors
 from agent_checkpoint.core.assignment import Assignments
 from agent_checkpoint.core.checkpointable import (
     Checkpointable,
@@ -19,12 +18,14 @@ from agent_checkpoint.core.checkpointable import (
     overrides,
     version_of,
 )
+from agent_checkpoint.core.class_names import canonical, find_class, name_of
+from agent_checkpoint.core.codec.decode import Decoded
+from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import rebuilt, snapshot
-from agent_checkpoint.core.decode import Decoded
-from agent_checkpoint.core.hints import hinted_types
+from agent_checkpoint.core.live_objects import Anchors
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.migrations import migrate
-from agent_checkpoint.core.names import canonical, find_class, name_of
+from agent_checkpoint.core.path_errors import Trouble, cause, key_piece, troubles
 from agent_checkpoint.core.stateful import (
     CLASS,
     META,
@@ -34,10 +35,9 @@ from agent_checkpoint.core.stateful import (
     is_stateful_part,
     stores_itself,
 )
-from agent_checkpoint.core.trouble import Trouble, cause, key_piece, troubles
 from agent_checkpoint.errors import StateError, StateMismatchError
 from agent_checkpoint.records import show
-from agent_checkpoint.store.references import ObjectRef
+from agent_checkpoint.store.objects.references import ObjectRef
 
 
 def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> LoadResult:

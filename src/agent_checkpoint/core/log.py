@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
+from agent_checkpoint.core.path_errors import troubles
 from agent_checkpoint.core.stateful import LoadResult
-from agent_checkpoint.core.trouble import troubles
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, show
-from agent_checkpoint.store.sequences import SequenceBuilder, StoredList
-from agent_checkpoint.store.splitting import IN_ENTRY, Large, add_item, put_list
-from agent_checkpoint.store.writing import Writer
+from agent_checkpoint.store.objects.merkle_list import SequenceBuilder, StoredList
+from agent_checkpoint.store.objects.splitting import IN_ENTRY, Large, add_item, put_list
+from agent_checkpoint.store.objects.writer import Writer
 
 if TYPE_CHECKING:
-    from agent_checkpoint.core.encode import ItemEncoder
+    from agent_checkpoint.core.codec.encode import ItemEncoder
 
 T = TypeVar("T")
 
@@ -135,7 +135,7 @@ class Log(Sequence[T]):
         Raises:
             StateError: an item cannot be captured.
         """
-        from agent_checkpoint.core.encode import ItemEncoder
+        from agent_checkpoint.core.codec.encode import ItemEncoder
 
         refs: list[str] = []
         self.frozen(ItemEncoder({}, 0)).put(writer, refs)

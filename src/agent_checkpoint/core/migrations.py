@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from agent_checkpoint.core.names import canonical
+from agent_checkpoint.core.class_names import canonical
+from agent_checkpoint.core.path_errors import Trouble, cause
 from agent_checkpoint.core.stateful import CLASS, VERSION, VERSION_FORM, StateDict
-from agent_checkpoint.core.trouble import Trouble, cause
 from agent_checkpoint.errors import InvalidInputError, MigrationError
 from agent_checkpoint.records import show
 

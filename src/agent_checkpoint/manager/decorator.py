@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from agent_checkpoint.core.anchors import Anchors
+from agent_checkpoint.core.live_objects import Anchors
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, Suspended
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.manager.subjects import ONLY, capture, restore_parts
+from agent_checkpoint.manager.parts import ONLY, capture, restore_parts
 from agent_checkpoint.records import check_key, show
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -13,15 +13,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.opening import open_store
-from agent_checkpoint.core.anchors import Anchors
-from agent_checkpoint.core.codec import check_format
-from agent_checkpoint.core.diff import Changes
+from agent_checkpoint.backends.registry import open_store
+from agent_checkpoint.core.live_objects import Anchors
+from agent_checkpoint.core.state_codec import check_format
+from agent_checkpoint.core.state_diff import Changes
 from agent_checkpoint.errors import ConflictError, Suspended
-from agent_checkpoint.manager.aio import in_thread, wait_for
-from agent_checkpoint.manager.comparison import Comparison, DiffOptions
-from agent_checkpoint.manager.lines import LineVerbs, moved
-from agent_checkpoint.manager.subjects import (
+from agent_checkpoint.manager.async_verbs import in_thread, wait_for
+from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
+from agent_checkpoint.manager.key_verbs import LineVerbs, moved
+from agent_checkpoint.manager.parts import (
     capture,
     make_draft,
     parts_of,
@@ -30,7 +30,7 @@ from agent_checkpoint.manager.subjects import (
     states_of,
 )
 from agent_checkpoint.records import Checkpoint, Draft, again, check_key
-from agent_checkpoint.store.reading import Reader
+from agent_checkpoint.store.objects.reader import Reader
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

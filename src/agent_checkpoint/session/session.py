@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.backends.forking import not_forked
+from agent_checkpoint.backends.disk.fork_safety import not_forked
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -21,18 +21,18 @@ from agent_checkpoint.errors import (
     Suspended,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.session.current import closed, enter, leave, opened
-from agent_checkpoint.session.opening import Opening, manager_of
-from agent_checkpoint.session.report import RollbackReport
-from agent_checkpoint.session.rollback import POLICIES, Rollback
-from agent_checkpoint.session.saving import CLOSE
-from agent_checkpoint.session.targets import find_target, last_move
+from agent_checkpoint.session.checkpoint_writer import CLOSE
+from agent_checkpoint.session.current_session import closed, enter, leave, opened
+from agent_checkpoint.session.rollback.rollback import POLICIES, Rollback
+from agent_checkpoint.session.rollback.rollback_report import RollbackReport
+from agent_checkpoint.session.rollback.rollback_target import find_target, last_move
+from agent_checkpoint.session.session_open import Opening, manager_of
 from agent_checkpoint.session.work import Work
-from agent_checkpoint.store.ledger import APPROVED, DENIED, Request
+from agent_checkpoint.store.ledger.ledger import APPROVED, DENIED, Request
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.forking import Branch
-    from agent_checkpoint.session.trials.outcome import Trial
+    from agent_checkpoint.session.branch.session_fork import Branch
+    from agent_checkpoint.session.explore.outcome import Trial
     from agent_checkpoint.workspace.workspace import Workspace
 
 Self = TypeVar("Self", bound="Session")
@@ -193,7 +193,9 @@ class Session(Work):
             WorkspaceError: the files cannot be forked.
         """
         with not_forked():
-            from agent_checkpoint.session.forking import Forking  # which is built on this
+            from agent_checkpoint.session.branch.session_fork import (
+                Forking,  # which is built on this
+            )
 
         self._check_open()
         label = f"fork {name}"
@@ -215,8 +217,8 @@ class Session(Work):
             NotFoundError: it, or the moment of the fork, is not kept any more.
         """
         with not_forked():
-            from agent_checkpoint.session.adopting import adoption  # needed by few
-            from agent_checkpoint.session.trials.outcome import Trial
+            from agent_checkpoint.session.branch.adopt import adoption  # needed by few
+            from agent_checkpoint.session.explore.outcome import Trial
 
         self._check_open()
         live = branch if isinstance(branch, Session) and branch._is_open else None

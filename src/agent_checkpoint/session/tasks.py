@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.copying import copied
-from agent_checkpoint.core.encode import encode
-from agent_checkpoint.core.trouble import troubles
+from agent_checkpoint.core.path_errors import troubles
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import show
-from agent_checkpoint.session.arguments import error_words
-from agent_checkpoint.session.current import set_task
-from agent_checkpoint.session.progress import show_progress
+from agent_checkpoint.session.current_session import set_task
+from agent_checkpoint.session.task_progress import show_progress
+from agent_checkpoint.session.tools.call_arguments import error_words
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work

@@ -10,25 +10,29 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import ConflictError, InvalidInputError
-from agent_checkpoint.manager.aio import wait_for
+from agent_checkpoint.manager.async_verbs import wait_for
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.manager.subjects import check_text
+from agent_checkpoint.manager.parts import check_text
 from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
-from agent_checkpoint.session.approvals import Approvals
-from agent_checkpoint.session.calls import Calls
-from agent_checkpoint.session.current import enter, leave
-from agent_checkpoint.session.effects import Effects
-from agent_checkpoint.session.files import Files
-from agent_checkpoint.session.meta import PART, Meta
-from agent_checkpoint.session.report import gone_notice, standing_notice, still_gone
-from agent_checkpoint.session.rollback import Rollback
-from agent_checkpoint.session.saving import CLOSE, IN_FLIGHT, Saving
+from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT, Saving
+from agent_checkpoint.session.current_session import enter, leave
+from agent_checkpoint.session.effects.approvals import Approvals
+from agent_checkpoint.session.effects.effects import Effects
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.session.rollback.rollback_report import (
+    gone_notice,
+    standing_notice,
+    still_gone,
+)
+from agent_checkpoint.session.session_record import PART, Meta
 from agent_checkpoint.session.tasks import Tasks
-from agent_checkpoint.store.ledger import Effect, Epoch, Ledger
-from agent_checkpoint.workspace.naming import PART as FILES
+from agent_checkpoint.session.tool_call import Calls
+from agent_checkpoint.session.workspace_part import Files
+from agent_checkpoint.store.ledger.ledger import Effect, Epoch, Ledger
+from agent_checkpoint.workspace.tree_names import PART as FILES
 
 if TYPE_CHECKING:
-    from agent_checkpoint.workspace.diff import WorkspaceDiff
+    from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
     from agent_checkpoint.workspace.workspace import Workspace
 
 AGENT, MESSAGES, CALLS, TASKS = "agent", "messages", "calls", "tasks"

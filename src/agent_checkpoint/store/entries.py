@@ -23,7 +23,7 @@ from agent_checkpoint.errors import (
     UntrustedDataError,
 )
 from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, show
-from agent_checkpoint.store.json_text import read_json, write_json
+from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.sealed_streams import Foreign
 
 FORMAT = 1

@@ -11,8 +11,8 @@ from agent_checkpoint.errors import (
     IntegrityError,
     InvalidInputError,
 )
-from agent_checkpoint.store import compression
 from agent_checkpoint.store.entries import FORMAT, open_entry, seal_entry
+from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.sealed_streams import append_entry
 
 _STREAM = "meta/format"

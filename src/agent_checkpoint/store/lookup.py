@@ -19,9 +19,9 @@ from agent_checkpoint.records import (
     parse_checkpoint_id,
     show,
 )
-from agent_checkpoint.store.objects import LostObjectError
+from agent_checkpoint.store.maintenance.tombstones import purged_at
+from agent_checkpoint.store.objects.object_format import LostObjectError
 from agent_checkpoint.store.store import Store, unknown
-from agent_checkpoint.store.tombstones import purged_at
 
 T = TypeVar("T")
 

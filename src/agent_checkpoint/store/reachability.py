@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional
 
 from agent_checkpoint.errors import FormatError, IntegrityError
-from agent_checkpoint.store.objects import End, Object, open_object
-from agent_checkpoint.store.reading import ObjectSource, fetch_objects, names_in
+from agent_checkpoint.store.objects.object_format import End, Object, open_object
+from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, names_in
 
 _AT_ONCE = 16
 """Objects that are read together to be looked at one by one; each may have 32 MiB."""

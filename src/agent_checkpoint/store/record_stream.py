@@ -10,11 +10,11 @@ from typing import Any
 
 from agent_checkpoint.errors import IntegrityError, MissingObjectsError
 from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, show
+from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.entries import open_entry, seal_entry
-from agent_checkpoint.store.json_text import read_json
-from agent_checkpoint.store.reading import Reader, names_in
+from agent_checkpoint.store.objects.reader import Reader, names_in
+from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
-from agent_checkpoint.store.splitting import inline_parts, split_parts
 from agent_checkpoint.store.store import Store
 
 _TRIES = 5

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.forking import not_forked
+from agent_checkpoint.backends.disk.fork_safety import not_forked
 from agent_checkpoint.errors import (
     UNUSABLE,
     InvalidInputError,
@@ -27,8 +27,7 @@ from agent_checkpoint.records import (
     check_key,
     show,
 )
-from agent_checkpoint.store.cache import Cache
-from agent_checkpoint.store.codecs import Codecs
+from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.entries import (
     now_ns,
     read_checkpoint,
@@ -36,14 +35,15 @@ from agent_checkpoint.store.entries import (
     write_readable,
 )
 from agent_checkpoint.store.format_record import FormatRecord
-from agent_checkpoint.store.import_records import Import, unfinished_imports
-from agent_checkpoint.store.json_text import read_json, write_json
-from agent_checkpoint.store.list_memory import ListMemory
-from agent_checkpoint.store.objects import Packed, missing
-from agent_checkpoint.store.reading import MAX_STATE, Reader, names_in
+from agent_checkpoint.store.import_journal import Import, unfinished_imports
+from agent_checkpoint.store.object_codecs import Codecs
+from agent_checkpoint.store.objects.list_cache import ListMemory
+from agent_checkpoint.store.objects.object_cache import Cache
+from agent_checkpoint.store.objects.object_format import Packed, missing
+from agent_checkpoint.store.objects.reader import MAX_STATE, Reader, names_in
+from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
+from agent_checkpoint.store.objects.writer import Memory, Writer
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
-from agent_checkpoint.store.splitting import inline_parts, split_parts
-from agent_checkpoint.store.writing import Memory, Writer
 
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'

@@ -17,50 +17,50 @@ from starlette.routing import Route
 
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.web import (
-    answers,
-    checkpoint,
-    comparing,
-    going_back,
-    listing,
-    live,
-    moves,
-    searching,
-    timeline,
+from agent_checkpoint.web.auth import App, Guard, fault
+from agent_checkpoint.web.pages import (
+    approval_page,
+    checkpoint_page,
+    diff_page,
+    fork_page,
+    key_list,
+    live_updates,
+    rollback_page,
+    search_page,
+    timeline_page,
 )
-from agent_checkpoint.web.guard import App, Guard, fault
+from agent_checkpoint.web.request_threads import abandonable
 from agent_checkpoint.web.site import HERE, Refused, Site
-from agent_checkpoint.web.threads import abandonable
 
 LOOKING: dict[str, Callable[[Site, Request], Response]] = {
-    "/": listing.first_page,
-    "/timeline": timeline.timeline_page,
-    "/news": live.news,
-    "/timeline/rows": timeline.timeline_piece,
-    "/timeline/state": timeline.timeline_state,
-    "/checkpoint": checkpoint.checkpoint_page,
-    "/state": checkpoint.state_piece,
-    "/file": checkpoint.raw_file,
-    "/diff": comparing.diff_page,
-    "/effects": answers.effects_page,
-    "/approvals": answers.approvals_page,
-    "/request": answers.request_page,
-    "/waiting": answers.waiting,
-    "/rollback": going_back.rollback_page,
-    "/preview": going_back.preview_page,
-    "/fork": moves.fork_page,
-    "/export": moves.export_page,
-    "/search": searching.search_page,
-    "/search/results": searching.search_results,
+    "/": key_list.first_page,
+    "/timeline": timeline_page.timeline_page,
+    "/news": live_updates.news,
+    "/timeline/rows": timeline_page.timeline_piece,
+    "/timeline/state": timeline_page.timeline_state,
+    "/checkpoint": checkpoint_page.checkpoint_page,
+    "/state": checkpoint_page.state_piece,
+    "/file": checkpoint_page.raw_file,
+    "/diff": diff_page.diff_page,
+    "/effects": approval_page.effects_page,
+    "/approvals": approval_page.approvals_page,
+    "/request": approval_page.request_page,
+    "/waiting": approval_page.waiting,
+    "/rollback": rollback_page.rollback_page,
+    "/preview": rollback_page.preview_page,
+    "/fork": fork_page.fork_page,
+    "/export": fork_page.export_page,
+    "/search": search_page.search_page,
+    "/search/results": search_page.search_results,
 }
 CHANGING: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
-    "/approve": answers.approve,
-    "/deny": answers.deny,
-    "/resolve": answers.resolve,
-    "/preview": going_back.look_at_rollback,
-    "/rollback": going_back.rollback,
-    "/fork": moves.fork,
-    "/export": moves.export,
+    "/approve": approval_page.approve,
+    "/deny": approval_page.deny,
+    "/resolve": approval_page.resolve,
+    "/preview": rollback_page.look_at_rollback,
+    "/rollback": rollback_page.rollback,
+    "/fork": fork_page.fork,
+    "/export": fork_page.export,
 }
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 

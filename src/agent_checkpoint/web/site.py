@@ -26,12 +26,12 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, parse_checkpoint_id
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.web import words
-from agent_checkpoint.web.catalog import Catalog
-from agent_checkpoint.web.guard import LARGEST_BODY, Guard, same
-from agent_checkpoint.web.history import Histories
-from agent_checkpoint.web.scenes import Scenes
-from agent_checkpoint.web.troubles import Troubles
+from agent_checkpoint.web import page_text
+from agent_checkpoint.web.auth import LARGEST_BODY, Guard, same
+from agent_checkpoint.web.timeline.history import Histories
+from agent_checkpoint.web.timeline.key_catalog import Catalog
+from agent_checkpoint.web.timeline.layout_cache import Scenes
+from agent_checkpoint.web.timeline.unknown_effects import Troubles
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
@@ -65,18 +65,18 @@ class Site:
             auto_reload=False,
         )
         self._templates.filters.update(
-            shown=words.shown,
-            exact=words.exact,
-            coded=words.coded,
-            line=words.on_one_line,
-            when=words.when,
-            stamp=words.stamp,
-            size=words.size,
-            short=words.short,
-            kin=words.kin,
-            lasting=words.lasting,
+            shown=page_text.shown,
+            exact=page_text.exact,
+            coded=page_text.coded,
+            line=page_text.on_one_line,
+            when=page_text.when,
+            stamp=page_text.stamp,
+            size=page_text.size,
+            short=page_text.short,
+            kin=page_text.kin,
+            lasting=page_text.lasting,
         )
-        self._templates.globals.update(link=words.link, count=words.count)
+        self._templates.globals.update(link=page_text.link, count=page_text.count)
 
     def _show(self, manager: CheckpointManager) -> None:
         self.manager = manager
@@ -178,7 +178,7 @@ def asked(request: Request) -> dict[str, str]:
 def _decoded(pairs: list[tuple[str, str]]) -> dict[str, str]:
     """Return what a form or an address says. What has a star after its name is coded."""
     return dict(
-        (name[:-1], words.uncoded(value)) if name.endswith("*") else (name, value)
+        (name[:-1], page_text.uncoded(value)) if name.endswith("*") else (name, value)
         for name, value in pairs
     )
 

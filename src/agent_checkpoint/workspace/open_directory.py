@@ -15,25 +15,25 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.forking import not_forked
-from agent_checkpoint.backends.opening import open_named
+from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.folders import Folder
-from agent_checkpoint.workspace.ignoring import Rules
-from agent_checkpoint.workspace.layer import Layer
-from agent_checkpoint.workspace.locking import RootLock
-from agent_checkpoint.workspace.meter import Meter, Progress
-from agent_checkpoint.workspace.naming import own_key
-from agent_checkpoint.workspace.premises import checked_place, clean_up_forks, opened_store
-from agent_checkpoint.workspace.sight import Sight
-from agent_checkpoint.workspace.snapshots import PathNote, Tree
-from agent_checkpoint.workspace.staging import has_staging
-from agent_checkpoint.workspace.taking import Taking
+from agent_checkpoint.workspace.capture import Taking
+from agent_checkpoint.workspace.changes.overlay_upper import Layer
+from agent_checkpoint.workspace.ignore.rules import Rules
+from agent_checkpoint.workspace.restore.staging import has_staging
+from agent_checkpoint.workspace.root_checks import checked_place, clean_up_forks, opened_store
+from agent_checkpoint.workspace.scan.scanner import Sight
+from agent_checkpoint.workspace.scan.snapshot_limit import Meter, Progress
+from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.tree.snapshot import PathNote, Tree
+from agent_checkpoint.workspace.tree_names import own_key
+from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
-    from agent_checkpoint.workspace.forks import Fork
-    from agent_checkpoint.workspace.plan import Plan
-    from agent_checkpoint.workspace.restoring import Restoring
+    from agent_checkpoint.workspace.fork.workspace_fork import Fork
+    from agent_checkpoint.workspace.restore.plan import Plan
+    from agent_checkpoint.workspace.restore.recovery import Restoring
 
 _LIMIT = 10 << 30
 
@@ -198,7 +198,7 @@ class OpenDirectory:
     @property
     def _restoring(self) -> Restoring:
         with not_forked():
-            from agent_checkpoint.workspace.restoring import Restoring  # slow to load
+            from agent_checkpoint.workspace.restore.recovery import Restoring  # slow to load
 
         return Restoring(self._root, self._sight, self._take, self._key_in, self.saved_in)
 

@@ -7,25 +7,25 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.forking import not_forked
+from agent_checkpoint.backends.disk.fork_safety import not_forked
 from agent_checkpoint.errors import (
     InvalidInputError,
     StateMismatchError,
     WorkspaceError,
 )
-from agent_checkpoint.store.reading import OBJECT
-from agent_checkpoint.store.references import ObjectRef
-from agent_checkpoint.store.safety import SAFETY
-from agent_checkpoint.store.writing import Writer
-from agent_checkpoint.workspace.naming import PART, tree_named, within
+from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
+from agent_checkpoint.store.objects.reader import OBJECT
+from agent_checkpoint.store.objects.references import ObjectRef
+from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.open_directory import OpenDirectory
-from agent_checkpoint.workspace.snapshots import Tree, objects_from, tree_of
+from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from, tree_of
+from agent_checkpoint.workspace.tree_names import PART, tree_named, within
 
 if TYPE_CHECKING:
-    from agent_checkpoint.workspace.diff import WorkspaceDiff
-    from agent_checkpoint.workspace.forks import Fork
-    from agent_checkpoint.workspace.plan import Plan
-    from agent_checkpoint.workspace.restoring import Held
+    from agent_checkpoint.workspace.fork.workspace_fork import Fork
+    from agent_checkpoint.workspace.restore.plan import Plan
+    from agent_checkpoint.workspace.restore.recovery import Held
+    from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 
 class Workspace(OpenDirectory):
@@ -72,8 +72,8 @@ class Workspace(OpenDirectory):
             StorageError: the store failed.
         """
         with not_forked():
-            from agent_checkpoint.workspace.comparing import Side
-            from agent_checkpoint.workspace.diff import compare  # slow to load
+            from agent_checkpoint.workspace.tree.compare import Side
+            from agent_checkpoint.workspace.tree.workspace_diff import compare  # slow to load
 
         before = tree_named(self, tree)
         if other is not None:
@@ -146,7 +146,7 @@ class Workspace(OpenDirectory):
             WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
         """
         with not_forked():
-            from agent_checkpoint.workspace.restoring import Wish  # slow to load
+            from agent_checkpoint.workspace.restore.recovery import Wish  # slow to load
 
         if isinstance(paths, (str, os.PathLike)):
             raise InvalidInputError(f"paths is a list of paths, such as [{str(paths)!r}].")
@@ -180,7 +180,7 @@ class Workspace(OpenDirectory):
         Raises as `restore` does.
         """
         with not_forked():
-            from agent_checkpoint.workspace.restoring import Wish  # slow to load
+            from agent_checkpoint.workspace.restore.recovery import Wish  # slow to load
 
         if self._held is not None:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
@@ -209,7 +209,9 @@ class Workspace(OpenDirectory):
             StorageError: the store failed.
         """
         with not_forked():
-            from agent_checkpoint.workspace.forks import make_fork  # which is built on this class
+            from agent_checkpoint.workspace.fork.workspace_fork import (
+                make_fork,  # which is built on this class
+            )
 
         with self._lock:
             fork = make_fork(self, path, None if tree is None else tree_named(self, tree), driver)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from agent_checkpoint.core import migrations, names, types
+from agent_checkpoint.core import class_names, migrations
+from agent_checkpoint.core.codec import type_registry
 
 
 @pytest.fixture(autouse=True)
@@ -12,10 +13,10 @@ def own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
         name: [
             known for known in found if (known() or type).__module__.startswith("tests.unit.core")
         ]
-        for name, found in names._classes.items()
+        for name, found in class_names._classes.items()
     }
-    monkeypatch.setattr(names, "_classes", classes)
-    monkeypatch.setattr(names, "_aliases", {})
+    monkeypatch.setattr(class_names, "_classes", classes)
+    monkeypatch.setattr(class_names, "_aliases", {})
     monkeypatch.setattr(migrations, "_steps", {})
-    monkeypatch.setattr(types, "_by_class", {})
-    monkeypatch.setattr(types, "_by_name", {})
+    monkeypatch.setattr(type_registry, "_by_class", {})
+    monkeypatch.setattr(type_registry, "_by_name", {})

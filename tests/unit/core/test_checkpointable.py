@@ -18,7 +18,7 @@ from agent_checkpoint import (
     register_alias,
     register_migration,
 )
-from agent_checkpoint.core.codec import encode_state
+from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.core.stateful import LoadResult, StateDict
 from tests.unit.core.agents import Holder, Module, MyAgent, PinnedAgent, Remark, Skill, reloaded
 

@@ -13,7 +13,7 @@ from agent_checkpoint import (
     register_migration,
     register_type,
 )
-from agent_checkpoint.core.codec import encode_state
+from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.core.stateful import LoadResult, StateDict
 from tests.unit.core.agents import Holder, MyAgent, Remark, Skill, reloaded
 

@@ -16,8 +16,8 @@ from agent_checkpoint import (
     Stateful,
     StateMismatchError,
 )
-from agent_checkpoint.core.encode import ItemEncoder
-from agent_checkpoint.store.writing import Memory, Writer
+from agent_checkpoint.core.codec.encode import ItemEncoder
+from agent_checkpoint.store.objects.writer import Memory, Writer
 
 
 class LoggedTool(Checkpointable):

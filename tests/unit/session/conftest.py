@@ -6,7 +6,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session import current
+from agent_checkpoint.session import current_session
 from tests.unit.session.stores import BACKENDS, manager_on
 
 
@@ -14,10 +14,10 @@ from tests.unit.session.stores import BACKENDS, manager_on
 def no_session_is_left():
     """Close what a test has left open: threads of the next one would find two sessions."""
     yield
-    for session in list(current._open):
+    for session in list(current_session._open):
         with suppress(CheckpointError):
             session.close()
-    current._forked.clear()
+    current_session._forked.clear()
 
 
 @pytest.fixture(params=["memory", "file", "sqlite"])

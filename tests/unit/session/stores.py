@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint import CheckpointManager, Session
-from agent_checkpoint.session import current
-from agent_checkpoint.store.ledger import Ledger
+from agent_checkpoint.session import current_session
+from agent_checkpoint.store.ledger.ledger import Ledger
 
 BACKENDS = ["memory", "file", "sqlite"]
 DURABLE = ["file", "sqlite"]
@@ -27,14 +27,14 @@ class Killed(BaseException):
 def killed(key: str, store: CheckpointManager, **options: Any) -> "Iterator[Session]":
     """Open a session for a block that ends it by `raise Killed`: nothing more is saved."""
     session = Session(key, store=store, **options)
-    token = current.enter(session)
+    token = current_session.enter(session)
     try:
         yield session
     except Killed:
         pass
     finally:
-        current.leave(token)
-        current.closed(session)
+        current_session.leave(token)
+        current_session.closed(session)
 
 
 def ledger_of(session: Session) -> Ledger:

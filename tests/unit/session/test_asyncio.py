@@ -8,7 +8,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session, tool
 from agent_checkpoint.errors import ConflictError, InvalidInputError, Suspended
-from agent_checkpoint.session.current import current_session
+from agent_checkpoint.session.current_session import current_session
 from tests.agents import Agent
 
 _done = []

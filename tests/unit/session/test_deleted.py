@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, ConflictError, Session, tool
-from agent_checkpoint.store.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
 
 SENT: list[str] = []
 

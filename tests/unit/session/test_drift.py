@@ -6,7 +6,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
-from agent_checkpoint.session.meta import read_meta
+from agent_checkpoint.session.session_record import read_meta
 from tests.agents import Agent
 from tests.unit.session.places import files_of
 

@@ -17,7 +17,7 @@ from agent_checkpoint import (
     StateMismatchError,
     tool,
 )
-from agent_checkpoint.session import progress
+from agent_checkpoint.session import task_progress
 from tests.agents import Agent
 from tests.unit.session.stores import Killed, killed
 
@@ -607,7 +607,7 @@ def test_a_terminal_is_told_how_far_it_is(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
-    monkeypatch.setattr(progress, "_EVERY", 0.0)
+    monkeypatch.setattr(task_progress, "_EVERY", 0.0)
     run(memory)
     told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
     assert told == ["0/2 one …", "1/2 one completed", "1/2 two …", "2/2 two completed"]
@@ -620,11 +620,11 @@ def test_quick_tasks_do_not_flood_the_terminal(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
-    monkeypatch.setattr(progress, "_EVERY", 1000.0)
-    monkeypatch.setattr(progress._Pace, "told", float("-inf"))
+    monkeypatch.setattr(task_progress, "_EVERY", 1000.0)
+    monkeypatch.setattr(task_progress._Pace, "told", float("-inf"))
     for number in range(1000):
-        progress.show_progress(number, 1000, "quick\none")
-    progress.show_progress(1000, 1000, "the last")
+        task_progress.show_progress(number, 1000, "quick\none")
+    task_progress.show_progress(1000, 1000, "the last")
     told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
     assert told == ["0/1000 quick one", "1000/1000 the last"]
 
@@ -658,6 +658,6 @@ def test_a_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
     monkeypatch.setenv("COLUMNS", "40")
-    progress.show_progress(3, 3, "x" * 500)
+    task_progress.show_progress(3, 3, "x" * 500)
     assert len(out.getvalue().rstrip("\n")) == 39
-    progress.show_progress(0, 0, "nothing to do")
+    task_progress.show_progress(0, 0, "nothing to do")

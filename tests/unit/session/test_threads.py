@@ -9,7 +9,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Log, Session, tool
 from agent_checkpoint.errors import ConflictError, EffectConflictError, RollbackRefusedError
-from agent_checkpoint.session.meta import read_meta
+from agent_checkpoint.session.session_record import read_meta
 from tests.agents import Agent
 
 _done = []

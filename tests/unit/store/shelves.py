@@ -7,9 +7,10 @@ import pytest
 
 from agent_checkpoint.core import log
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.store import json_text, reading, sequences, splitting
-from agent_checkpoint.store.objects import Object, make_object
-from agent_checkpoint.store.sequences import SequenceBuilder, read_sequence
+from agent_checkpoint.store import canonical_json
+from agent_checkpoint.store.objects import merkle_list, reader, splitting
+from agent_checkpoint.store.objects.merkle_list import SequenceBuilder, read_sequence
+from agent_checkpoint.store.objects.object_format import Object, make_object
 
 
 class Shelf:
@@ -42,7 +43,7 @@ class Shelf:
     def read(self, root: str) -> "list[Any]":
         items: list[Any] = []
         for _, text in read_sequence(root, self.get):
-            part = json_text.read_json(text)
+            part = canonical_json.read_json(text)
             assert isinstance(part, list)
             items += part
         return items
@@ -50,14 +51,14 @@ class Shelf:
 
 def cut_small(patch: pytest.MonkeyPatch) -> None:
     """Have all limits so small that everything is cut, also in small states."""
-    patch.setattr(sequences, "LEAF_BYTES", 64)
-    patch.setattr(sequences, "SMALLEST_LEAF", 16)
-    patch.setattr(sequences, "LARGEST_LEAF", 200)
-    patch.setattr(sequences, "SEGMENT_BYTES", 12)
-    patch.setattr(sequences, "FAN_OUT", 2)
-    patch.setattr(sequences, "LARGEST_FAN_OUT", 3)
+    patch.setattr(merkle_list, "LEAF_BYTES", 64)
+    patch.setattr(merkle_list, "SMALLEST_LEAF", 16)
+    patch.setattr(merkle_list, "LARGEST_LEAF", 200)
+    patch.setattr(merkle_list, "SEGMENT_BYTES", 12)
+    patch.setattr(merkle_list, "FAN_OUT", 2)
+    patch.setattr(merkle_list, "LARGEST_FAN_OUT", 3)
     patch.setattr(splitting, "IN_ENTRY", 8)
-    patch.setattr(reading, "_A_STEP", 4)  # half of the smallest object, as the real one is
+    patch.setattr(reader, "_A_STEP", 4)  # half of the smallest object, as the real one is
     patch.setattr(log, "IN_ENTRY", 8)  # below SMALLEST_LEAF, as the real ones are
     patch.setattr(splitting, "IN_OBJECT", 10)
     patch.setattr(splitting, "LARGEST_TEXT", 24)

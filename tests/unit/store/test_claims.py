@@ -10,7 +10,7 @@ from agent_checkpoint import CheckpointManager, MemoryBackend, Workspace
 from agent_checkpoint.records import Claim
 from agent_checkpoint.store import claims
 from agent_checkpoint.store.claims import host_of, make_claim, why_foreign
-from agent_checkpoint.workspace.naming import key_of, natural_key, own_key
+from agent_checkpoint.workspace.tree_names import key_of, natural_key, own_key
 
 
 def shared(monkeypatch: pytest.MonkeyPatch) -> MemoryBackend:

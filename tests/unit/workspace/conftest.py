@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import make
 
 

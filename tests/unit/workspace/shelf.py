@@ -4,7 +4,7 @@ import struct
 from collections.abc import Sequence
 from typing import Optional
 
-from agent_checkpoint.store.objects import Object, make_object
+from agent_checkpoint.store.objects.object_format import Object, make_object
 
 HEAD = struct.Struct("<cHBQ")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.workspace.plan import is_git_object
+from agent_checkpoint.workspace.restore.plan import is_git_object
 from tests.unit.workspace.disk import describe
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")

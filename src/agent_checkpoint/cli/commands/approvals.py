@@ -11,14 +11,14 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.effect_rows import all_ledgers, named, request_data
-from agent_checkpoint.cli.out import Answer, Out, inert, when
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.text import brief
+from agent_checkpoint.cli.effect_output import all_ledgers, named, request_data
+from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
+from agent_checkpoint.formatting import brief
 from agent_checkpoint.records import show
-from agent_checkpoint.session.approvals import Approvals
+from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import Action, ArgumentParser, Namespace
 from typing import NamedTuple
 
-from agent_checkpoint.cli.out import Answer
-from agent_checkpoint.cli.parsing import NAME, parser_of
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.registry import COMMANDS
+from agent_checkpoint.cli.args import NAME, parser_of
+from agent_checkpoint.cli.command_table import COMMANDS
+from agent_checkpoint.cli.output import Answer
+from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
 agent-checkpoint completion bash >> ~/.bashrc

@@ -6,13 +6,13 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.out import Answer, Out, count, inert, when
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.output import Answer, Out, count, inert, when
+from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.session.meta import PART
+from agent_checkpoint.session.session_record import PART
 
 EXAMPLES = """
 agent-checkpoint delete fix-bug-42             the key, with all its checkpoints

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from agent_checkpoint.cli.out import Answer
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.output import Answer
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """

@@ -7,25 +7,25 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.ownership import files_belong_to
+from agent_checkpoint.agents.directory_keys import files_belong_to
+from agent_checkpoint.cli.output import Answer, Out, count, inert
 from agent_checkpoint.cli.paths import Paths, below, git_above, holds, without_git
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.states import (
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.formatting import brief
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.state_json import (
     LOGS,
     compared_logs,
     compared_states,
     message_words,
     read_parts,
 )
-from agent_checkpoint.cli.text import brief
-from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.workspace.diff import WorkspaceDiff
-from agent_checkpoint.workspace.naming import PART as FILES
-from agent_checkpoint.workspace.naming import tree_in
-from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
+from agent_checkpoint.workspace.tree_names import PART as FILES
+from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 
 EXAMPLES = """
@@ -140,8 +140,8 @@ def _files(manager: CheckpointManager, sides: _Sides) -> WorkspaceDiff | None:
 
 
 def _between(before: Tree, after: Tree) -> WorkspaceDiff:
-    from agent_checkpoint.workspace.comparing import Side
-    from agent_checkpoint.workspace.diff import compare
+    from agent_checkpoint.workspace.tree.compare import Side
+    from agent_checkpoint.workspace.tree.workspace_diff import compare
 
     return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint import __version__
-from agent_checkpoint.backends.places import default_store
-from agent_checkpoint.cli.asking import add_json
+from agent_checkpoint.backends.default_paths import default_store
 from agent_checkpoint.cli.hints import in_commands
-from agent_checkpoint.cli.out import Answer, Out, count, inert, size
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.telling import place_of
+from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.progress_backend import place_of
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
 
@@ -118,9 +118,9 @@ def _existing(place: Path) -> Path:
 
 
 def _kernel() -> list[_Check]:
-    from agent_checkpoint.workspace.copying import can_reflink
-    from agent_checkpoint.workspace.drivers import best_driver, can_view
-    from agent_checkpoint.workspace.watch import Watcher, WatchError
+    from agent_checkpoint.workspace.changes.inotify import Watcher, WatchError
+    from agent_checkpoint.workspace.fork.drivers import best_driver, can_view
+    from agent_checkpoint.workspace.fork.tree_copy import can_reflink
 
     try:
         Watcher().close()
@@ -178,12 +178,18 @@ def _tried(probe: Callable[[], bool]) -> bool:
 
 
 def _packages() -> list[_Check]:
-    from agent_checkpoint.store import compression, json_text
-    from agent_checkpoint.workspace import chunking
+    from agent_checkpoint.store import canonical_json
+    from agent_checkpoint.store.objects import compression
+    from agent_checkpoint.workspace.scan import chunking
 
     rows = (
         ("zstd", compression.zstd is not None, "stores made with compression=zstd", "fast"),
-        ("orjson", json_text.orjson is not None, "large states read and written faster", "fast"),
+        (
+            "orjson",
+            canonical_json.orjson is not None,
+            "large states read and written faster",
+            "fast",
+        ),
         (
             "chunking",
             chunking._is_installed(),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.effect_rows import all_ledgers, effect_data, named
-from agent_checkpoint.cli.out import Answer, Out, inert, when
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.effect_output import all_ledgers, effect_data, named
+from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.session.meta import Meta, read_meta
-from agent_checkpoint.session.outcomes import Outcomes
-from agent_checkpoint.store.ledger import Effect, Epoch, Ledger
+from agent_checkpoint.session.effects.outcomes import Outcomes
+from agent_checkpoint.session.session_record import Meta, read_meta
+from agent_checkpoint.store.ledger.ledger import Effect, Epoch, Ledger
 
 EXAMPLES = """
 agent-checkpoint effects                       of this directory's session

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.out import Answer, Out, count, inert, size
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.telling import telling_manager
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.progress_backend import telling_manager
+from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.formatting import quoted
 
 EXAMPLES = """
 agent-checkpoint export fix-bug-42 fix.ckpt        to take it elsewhere

@@ -6,25 +6,25 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.hooks.note import PART as HOOK
-from agent_checkpoint.cli.lines import Line
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.ownership import is_foreign
+from agent_checkpoint.agents.directory_keys import is_foreign
+from agent_checkpoint.agents.session_note import PART as HOOK
+from agent_checkpoint.agents.tracked_dir import Line
+from agent_checkpoint.cli.output import Answer, Out, count, inert
 from agent_checkpoint.cli.paths import Paths
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.plans import show_foreign
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.cli.plan_output import show_foreign
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.formatting import quoted
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Draft, check_key, show
-from agent_checkpoint.session.files import is_empty
-from agent_checkpoint.session.meta import PART
+from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.session.workspace_part import is_empty
+from agent_checkpoint.store.archive.importer import drop_dead
 from agent_checkpoint.store.claims import make_claim
-from agent_checkpoint.store.importing import drop_dead
-from agent_checkpoint.store.references import Kept
-from agent_checkpoint.workspace.naming import tree_in
-from agent_checkpoint.workspace.plan import Plan
+from agent_checkpoint.store.objects.references import Kept
+from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.tree_names import tree_in
 
 EXAMPLES = """
 agent-checkpoint fork fix-bug-42 try-a                    from its present

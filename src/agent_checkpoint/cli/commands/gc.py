@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, count, size
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.telling import telling_manager
+from agent_checkpoint.cli.output import Answer, Out, count, size
+from agent_checkpoint.cli.progress_backend import telling_manager
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
 agent-checkpoint gc                    delete it; others may go on saving

@@ -7,10 +7,9 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.posix import read_regular
-from agent_checkpoint.cli.hooks import client
-from agent_checkpoint.cli.hooks.events import AGENTS
-from agent_checkpoint.cli.hooks.settings import (
+from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.hook import client
+from agent_checkpoint.agents.settings.agent_settings import (
     FORMS,
     install,
     installed,
@@ -18,11 +17,12 @@ from agent_checkpoint.cli.hooks.settings import (
     store_of,
     uninstall,
 )
-from agent_checkpoint.cli.out import Answer, Out
-from agent_checkpoint.cli.parsing import meant
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.backends.disk.posix import read_regular
+from agent_checkpoint.cli.args import meant
+from agent_checkpoint.cli.output import Answer, Out
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
+from agent_checkpoint.formatting import quoted
 from agent_checkpoint.records import show as shown
 
 EXAMPLES = """
@@ -72,7 +72,7 @@ def run(args: Namespace, places: Places) -> Answer:
     if args.what == "status":
         return _status(places)
     if args.what == "stop":
-        from agent_checkpoint.cli.hooks.serving import end_all
+        from agent_checkpoint.agents.hook.daemon import end_all
 
         told = end_all()
         words = "Told to end." if told else "There is no process that saves."

@@ -6,12 +6,12 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.ownership import said_place
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.agents.directory_keys import said_place
+from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError
+from agent_checkpoint.formatting import quoted
 from agent_checkpoint.records import show as quoted_name
 
 EXAMPLES = """

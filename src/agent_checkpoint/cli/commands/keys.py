@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, inert, when
-from agent_checkpoint.cli.ownership import is_foreign, line_place, works_in
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.agents.directory_keys import is_foreign, line_place, works_in
+from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.session.meta import PART
+from agent_checkpoint.session.session_record import PART
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """

@@ -6,17 +6,17 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.branches import Fork, find_forks, origin_of
-from agent_checkpoint.cli.graph import ASCII, UNICODE, Node, Place, drawn
-from agent_checkpoint.cli.out import Answer, Out, inert, when, width
-from agent_checkpoint.cli.ownership import RESTORED
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.text import cut_to, quoted
+from agent_checkpoint.agents.directory_keys import RESTORED
+from agent_checkpoint.cli.output import Answer, Out, inert, when, width
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.formatting import cut_to, quoted
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
+from agent_checkpoint.present.lanes import ASCII, UNICODE, Node, Place, drawn
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.store.safety import MOVES
+from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES
 
 EXAMPLES = """
 agent-checkpoint log                    of this directory

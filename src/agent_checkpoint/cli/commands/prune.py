@@ -6,11 +6,11 @@ from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.store.retention import (
+from agent_checkpoint.store.maintenance.retention import (
     KeepEvery,
     KeepLatest,
     KeepNewerThan,

@@ -8,13 +8,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.posix import is_regular, os_errors, read_regular, write_new
-from agent_checkpoint.cli.asking import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.hooks import client
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.agents.hook import client
+from agent_checkpoint.backends.disk.posix import is_regular, os_errors, read_regular, write_new
+from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.store.purge import PurgeReport
+from agent_checkpoint.store.maintenance.purge import PurgeReport
 
 EXAMPLES = """
 agent-checkpoint purge                            asks for the secret, and shows nothing of it

@@ -10,20 +10,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, again, agreed, refused
-from agent_checkpoint.cli.out import Answer, Out, Tell, inert
-from agent_checkpoint.cli.ownership import files_belong_to, is_foreign, is_line
-from agent_checkpoint.cli.paths import Paths, holds, paths_words
-from agent_checkpoint.cli.places import Places, existing_directory
-from agent_checkpoint.cli.plans import plan_data, show_plan, show_since
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.agents.directory_keys import files_belong_to, is_foreign, is_line
+from agent_checkpoint.cli.output import Answer, Out, Tell, inert
+from agent_checkpoint.cli.paths import Paths, holds
+from agent_checkpoint.cli.plan_output import plan_data, show_plan, show_since
+from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
+from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
+from agent_checkpoint.formatting import paths_words, quoted
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.claims import newest_readable, why_foreign
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.naming import own_key, tree_in
-from agent_checkpoint.workspace.plan import Plan, PlanChangedError
-from agent_checkpoint.workspace.snapshots import Tree
+from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree_names import own_key, tree_in
 
 EXAMPLES = """
 agent-checkpoint restore @~1              this directory, as it was one checkpoint ago
@@ -56,7 +56,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Preview it, ask, and do it."""
-    from agent_checkpoint.cli.lines import Line
+    from agent_checkpoint.agents.tracked_dir import Line
 
     with places.manager() as manager, _made(args.into, places):
         store = manager.store

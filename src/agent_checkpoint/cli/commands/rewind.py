@@ -8,22 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, again, agreed, refused
-from agent_checkpoint.cli.hooks.events import AGENTS
-from agent_checkpoint.cli.hooks.note import Note, read_note
-from agent_checkpoint.cli.hooks.rewinding import Rewinding, make_good
-from agent_checkpoint.cli.out import Answer, Out, inert, when
-from agent_checkpoint.cli.ownership import keys_of
+from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.directory_keys import keys_of
+from agent_checkpoint.agents.rewind.rewind import Rewinding, make_good
+from agent_checkpoint.agents.session_note import Note, read_note
+from agent_checkpoint.cli.output import Answer, Out, inert, when
 from agent_checkpoint.cli.paths import Paths
-from agent_checkpoint.cli.places import Places, short_form
-from agent_checkpoint.cli.plans import show_plan, show_since
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.cli.plan_output import show_plan, show_since
+from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
+from agent_checkpoint.cli.store_location import Places, short_form
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
+from agent_checkpoint.formatting import quoted
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.lookup import find
-from agent_checkpoint.workspace.plan import PlanChangedError
+from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
 agent-checkpoint rewind                  the tool calls of the session here, the newest first

@@ -7,25 +7,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json, add_yes, again, agreed, refused
-from agent_checkpoint.cli.effect_rows import effect_data, effect_words
+from agent_checkpoint.agents.directory_keys import works_in
+from agent_checkpoint.cli.effect_output import effect_data, effect_words
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.ownership import works_in
+from agent_checkpoint.cli.output import Answer, Out, count, inert
 from agent_checkpoint.cli.paths import Paths
-from agent_checkpoint.cli.places import Places, existing_directory
-from agent_checkpoint.cli.plans import plan_data, show_plan, show_since
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.cli.plan_output import plan_data, show_plan, show_since
+from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
+from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
+from agent_checkpoint.formatting import quoted
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.records import show as show_name
-from agent_checkpoint.session.preview import preview_rollback
-from agent_checkpoint.session.report import RollbackReport
-from agent_checkpoint.session.rollback import POLICIES
+from agent_checkpoint.session.rollback.rollback import POLICIES
+from agent_checkpoint.session.rollback.rollback_report import RollbackReport
+from agent_checkpoint.session.rollback_preview import preview_rollback
 from agent_checkpoint.session.session import Session
-from agent_checkpoint.session.tools import REVERSIBLE
-from agent_checkpoint.workspace.plan import PlanChangedError
+from agent_checkpoint.session.tools.tool import REVERSIBLE
+from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
 agent-checkpoint rollback                       this directory's session, one step

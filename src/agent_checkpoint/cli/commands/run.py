@@ -9,10 +9,10 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.out import Answer, safe
-from agent_checkpoint.cli.places import Places, existing_directory
-from agent_checkpoint.cli.text import quoted
+from agent_checkpoint.cli.output import Answer, safe
+from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
+from agent_checkpoint.formatting import quoted
 
 EXAMPLES = """
 agent-checkpoint run -- python agent.py         before, every 10 seconds if files change, after
@@ -41,9 +41,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Run it, and save; return its exit status."""
-    from agent_checkpoint.cli.ownership import line_of
-    from agent_checkpoint.cli.recording import Recorder
-    from agent_checkpoint.cli.running import CannotStartError, Running
+    from agent_checkpoint.agents.directory_keys import line_of
+    from agent_checkpoint.cli.child_process import CannotStartError, Running
+    from agent_checkpoint.cli.run_recorder import Recorder
     from agent_checkpoint.workspace.workspace import Workspace
 
     command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, count, inert, size
-from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import show as quoted_name
 
@@ -58,8 +58,13 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Save it."""
-    from agent_checkpoint.cli.lines import Line
-    from agent_checkpoint.cli.ownership import foreign_lines, foreign_words, line_around, line_of
+    from agent_checkpoint.agents.directory_keys import (
+        foreign_lines,
+        foreign_words,
+        line_around,
+        line_of,
+    )
+    from agent_checkpoint.agents.tracked_dir import Line
 
     if not 0 <= args.limit < 1e9:
         raise InvalidInputError("--limit is a number of GiB, 0 for any amount.")

@@ -5,19 +5,19 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.files import show_files
-from agent_checkpoint.cli.out import Answer, Out, count, inert, size, when
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.states import LOGS, class_in, message_words, plain, read_parts
-from agent_checkpoint.cli.text import brief, json_text
+from agent_checkpoint.cli.checkpoint_files import show_files
+from agent_checkpoint.cli.output import Answer, Out, count, inert, size, when
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.formatting import brief, json_text
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.state_json import LOGS, class_in, message_words, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import show as quoted_name
-from agent_checkpoint.session.meta import PART as NOTES
-from agent_checkpoint.workspace.naming import PART as FILES
-from agent_checkpoint.workspace.naming import tree_in
+from agent_checkpoint.session.session_record import PART as NOTES
+from agent_checkpoint.workspace.tree_names import PART as FILES
+from agent_checkpoint.workspace.tree_names import tree_in
 
 EXAMPLES = """
 agent-checkpoint show                      the latest of this directory

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, count, inert, size
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.telling import place_of, telling_manager
+from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.progress_backend import place_of, telling_manager
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
 agent-checkpoint stats                       of your store

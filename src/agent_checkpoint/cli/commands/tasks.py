@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.asking import add_json
-from agent_checkpoint.cli.out import Answer, Out, inert, when
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.states import plain, read_parts
-from agent_checkpoint.cli.text import brief
+from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.formatting import brief
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.session.approvals import Approvals
-from agent_checkpoint.session.listing import SessionRow, list_sessions
+from agent_checkpoint.present.state_json import plain, read_parts
+from agent_checkpoint.session.effects.approvals import Approvals
+from agent_checkpoint.session.session_list import SessionRow, list_sessions
 
 EXAMPLES = """
 agent-checkpoint tasks                 of this directory's session

@@ -6,8 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 
-from agent_checkpoint.cli.out import Answer
-from agent_checkpoint.cli.places import Places
+from agent_checkpoint.cli.output import Answer
+from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
@@ -45,7 +45,7 @@ def _about_token() -> str:
 def run(args: Namespace, places: Places) -> Answer:
     """Serve the page until it is interrupted."""
     try:
-        from agent_checkpoint.web.serving import in_browser, listen
+        from agent_checkpoint.web.server.server import in_browser, listen
     except ImportError as error:
         raise InvalidInputError(
             f"The page needs more than is installed ({error.name}): "

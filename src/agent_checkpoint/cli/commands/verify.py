@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from agent_checkpoint.cli.asking import add_json
 from agent_checkpoint.cli.main import FAILED
-from agent_checkpoint.cli.out import Answer, Out, count, inert
-from agent_checkpoint.cli.places import Places
-from agent_checkpoint.cli.telling import telling_manager
+from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.progress_backend import telling_manager
+from agent_checkpoint.cli.prompts import add_json
+from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
 agent-checkpoint verify                     ends with 1 if anything is damaged

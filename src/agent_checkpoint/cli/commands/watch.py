@@ -9,8 +9,8 @@ from argparse import ArgumentParser, Namespace
 from types import FrameType
 
 from agent_checkpoint.cli.commands.run import checked_seconds
-from agent_checkpoint.cli.out import Answer, safe
-from agent_checkpoint.cli.places import Places, existing_directory
+from agent_checkpoint.cli.output import Answer, safe
+from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import CheckpointError
 
 EXAMPLES = """
@@ -35,8 +35,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, places: Places) -> Answer:
     """Save until it is told to end; then once more."""
-    from agent_checkpoint.cli.lines import Line
-    from agent_checkpoint.cli.ownership import line_of
+    from agent_checkpoint.agents.directory_keys import line_of
+    from agent_checkpoint.agents.tracked_dir import Line
 
     every = checked_seconds(args.every)
     place = existing_directory(args.directory, places.directory)

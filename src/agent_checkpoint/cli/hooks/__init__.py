@@ -1,1 +1,1 @@
-"""Events of coding agents, made checkpoints. `client.py` is what such an agent starts."""
+"""The path of the hook client before it moved to `agents.hook`. Owns the forwarding only."""

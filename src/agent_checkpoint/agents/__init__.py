@@ -1,0 +1,1 @@
+"""Coding agents: hook, daemon, settings, transcript files, rewind."""

@@ -1,0 +1,278 @@
+"""Which keys belong to a directory. Owns how that is found out; opens nothing.
+
+The line of a directory carries this user's claim in each checkpoint. Sessions and coding agents
+note where they work, under the same seal. What only says that it is of a directory is foreign.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from agent_checkpoint.agents.agent_events import AGENTS
+from agent_checkpoint.agents.session_note import PART as HOOK
+from agent_checkpoint.agents.session_note import Note, read_note
+from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.formatting import inert, quoted
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import is_foreign as is_foreign_session
+from agent_checkpoint.store.claims import (
+    is_line_of,
+    newest_readable,
+    path_text,
+    why_foreign,
+)
+from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.tree_names import WORKSPACE, key_of, natural_key, own_key
+
+_FORK = "fork"
+"""Who noted where the files of a fork are, in checkpoints of version 0.1."""
+RESTORED = "restored "
+"""How the label of a checkpoint begins that a restore of a directory ends with."""
+
+_LOOKED_THROUGH = 100
+
+
+class Owned(NamedTuple):
+    """A key that belongs to a directory."""
+
+    ts_ns: int
+    key: str
+    is_session: bool
+    is_line: bool
+    """Whether it is of the directory alone: what `save` adds to."""
+
+
+def keys_of(store: Store, place: Path) -> list[str]:
+    """Return the keys that belong to a directory, the one with the latest checkpoint first.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    return [owned.key for owned in owned_by(store, [place]).get(place, [])]
+
+
+def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
+    """Return the keys that belong to each of some directories, the latest first.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    found: dict[Path, list[Owned]] = {}
+    said = _Said(places)
+    by_name = {str(place): place for place in places}
+    for key in store.list_keys():
+        try:
+            head = newest_readable(store, key)
+            if head is None:
+                continue
+            place = said.place(store, head)
+            line = place is not None and is_line(store, head, place)
+            place = place if line else by_name.get(works_in(store, head) or "")
+            if place is not None:
+                ts_ns = _last_saved(store, head)
+                found.setdefault(place, []).append(Owned(ts_ns, key, PART in head.parts, line))
+        except UNUSABLE:
+            continue  # `verify` tells about it
+    return {place: sorted(keys, reverse=True) for place, keys in found.items()}
+
+
+class OtherLine(NamedTuple):
+    """A line that is said to be of a directory, and is not proven to be this user's."""
+
+    ts_ns: int
+    key: str
+    why: str
+
+
+def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
+    """Return the lines that are said to be of a directory and are not this user's, latest first.
+
+    Raises:
+        StateError: the secret cannot be read just now.
+        StorageError: the medium failed.
+    """
+    found = []
+    said = _Said([place])
+    for key in store.list_keys():
+        head = newest_readable(store, key)
+        try:
+            if head is None or said.place(store, head) is None or is_line(store, head, place):
+                continue
+        except UNUSABLE:
+            continue  # `verify` tells about it
+        why = why_foreign(store, head) or "it was sealed under another secret"
+        found.append(OtherLine(head.ts_ns, key, why))
+    return sorted(found, reverse=True)
+
+
+def foreign_words(line: OtherLine) -> str:
+    """Return what a person has to know of a line that is not theirs, or is not known to be."""
+    key = quoted(line.key)
+    return (
+        f"The key {inert(line.key)} is said to be of this directory, but {line.why}: it is not "
+        f"taken for yours. If it is, `agent-checkpoint save --mine {key}` goes on with it. "
+        f"Otherwise `agent-checkpoint restore {key} --into DIR` shows what it holds."
+    )
+
+
+class _Said:
+    """Which of some directories a line is said to be of, whoever says so."""
+
+    def __init__(self, places: list[Path]) -> None:
+        self._by_key = {key_of(place): place for place in places}
+        self._by_path = {path_text(place): place for place in places}
+
+    def place(self, store: Store, head: Checkpoint) -> Path | None:
+        if head.claim is not None:
+            return self._by_path.get(head.claim.path)
+        if natural_key(head.key) in self._by_key:
+            return self._by_key[natural_key(head.key)]
+        note = _note(store, head)
+        return None if note is None or note.agent != _FORK else self._by_path.get(note.root)
+
+
+def line_around(store: Store, here: Path) -> tuple[Path, str]:
+    """Return the nearest directory that was saved by itself, and its key: here if there is none.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    around = [here, *here.parents]
+    found = owned_by(store, around)
+    for place in around:
+        for owned in found.get(place, ()):
+            if owned.is_line:
+                return place, owned.key
+    return here, own_key(store, here)
+
+
+def line_of(store: Store, place: Path) -> str:
+    """Return the key that a directory is saved to. Raises StorageError."""
+    found = owned_by(store, [place]).get(place, ())
+    key = next((owned.key for owned in found if owned.is_line), None)
+    return own_key(store, place) if key is None else key
+
+
+def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
+    """Tell whether a key is the line of a directory, by the newest checkpoint of the key.
+
+    Raises:
+        IntegrityError: its note is damaged.
+        StateError: the secret cannot be read just now.
+        StorageError: the medium failed.
+    """
+    key = head.key if natural_key(head.key) == key_of(place) else ""
+    if head.claim is not None or key:
+        return is_line_of(store, head, place, key)
+    note = _note(store, head)
+    if note is None or note.agent != _FORK or note.root != str(place):
+        return False
+    return note.is_ours  # else what is saved here would go to the key of another
+
+
+def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
+    """Tell whether the files of a checkpoint may be of somebody else. Raises as `is_line` does."""
+    if checkpoint.token is None and checkpoint.claim is not None:
+        return why_foreign(store, checkpoint) is not None
+    note = read_note(store, checkpoint)
+    return not note.is_ours if note is not None else is_foreign_session(store, checkpoint)
+
+
+def _note(store: Store, checkpoint: Checkpoint) -> Note | None:
+    """Return where a checkpoint says that it works, if that is its own word."""
+    note = read_note(store, checkpoint)
+    if note is None:
+        return None
+    own = f"{note.agent}/{note.session}" if note.agent in AGENTS else note.session
+    # One that was forked off by a program repeats what the other key noted.
+    return note if own == checkpoint.key else None
+
+
+def _last_saved(store: Store, head: Checkpoint) -> int:
+    """Return when somebody last saved something; what a restore or a fork put aside is not that."""
+    if not _is_restore(head):
+        return head.ts_ns
+    older = islice(store.newest_first(head.key), _LOOKED_THROUGH)
+    return next((item.ts_ns for item in older if not _is_restore(item)), 0)
+
+
+def _is_restore(checkpoint: Checkpoint) -> bool:
+    return checkpoint.kind == SAFETY or (
+        checkpoint.kind in MOVES and (checkpoint.label or "").startswith(RESTORED)
+    )
+
+
+def works_in(store: Store, head: Checkpoint) -> str | None:
+    """Return the directory that a checkpoint's session works in, if it says so."""
+    if HOOK in head.parts:
+        note = _note(store, head)
+        return note.root if note is not None and note.is_ours else None
+    if PART not in head.parts:
+        return None
+    meta = read_meta(store, head)
+    # A fork that nobody has opened yet repeats what the other session noted.
+    if meta is None or meta.workspace is None or meta.key != head.key or not meta.is_bound:
+        return None
+    return os.path.realpath(meta.workspace)
+
+
+def said_place(store: Store, head: Checkpoint) -> str | None:
+    """Return the directory that a line is said to be of, whoever says so; None if nobody does.
+
+    Raises:
+        IntegrityError: its notes are damaged.
+        StorageError: the medium failed.
+    """
+    note, meta = read_note(store, head), read_meta(store, head)
+    if note is not None:
+        return note.root
+    return _line_of(head) if meta is None else meta.workspace
+
+
+def line_place(store: Store, head: Checkpoint) -> str | None:
+    """Return the directory that a key is the line of, if it is; from its newest checkpoint.
+
+    Raises as `is_line` does.
+    """
+    return _line_of(head) if why_foreign(store, head) is None else None
+
+
+def _line_of(head: Checkpoint) -> str | None:
+    """Return the directory that a line is said to be of."""
+    if head.claim is not None:
+        return head.claim.path
+    natural = natural_key(head.key)
+    path = natural[len(WORKSPACE) :]
+    return path if natural.startswith(WORKSPACE) and natural == key_of(Path(path)) else None
+
+
+def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
+    """Return the directory that the files of a checkpoint are those of; None if nobody can tell.
+
+    What a checkpoint says about itself counts if it was this user who said so: one that came from
+    elsewhere must not choose what is written to. What was sealed under another secret counts in
+    that very directory, where the preview says so; what was imported counts nowhere.
+    """
+    is_imported = checkpoint.token is not None
+    if HOOK in checkpoint.parts:
+        note = _note(store, checkpoint)
+        if note is not None and (note.is_ours or (Path(note.root) == here and not is_imported)):
+            return Path(note.root)
+    if PART in checkpoint.parts:
+        meta = read_meta(store, checkpoint)
+        if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
+            place = Path(os.path.realpath(meta.workspace))
+            return place if meta.is_bound or (place == here and not is_imported) else None
+    head = newest_readable(store, checkpoint.key) or checkpoint
+    around = (here, *here.parents)
+    own = next((place for place in around if is_line(store, head, place)), None)
+    if own is not None:
+        return own
+    if head.claim is not None and not head.key.startswith(WORKSPACE):  # a fork
+        return Path(head.claim.path) if why_foreign(store, head) is None else None
+    return None if is_imported else _Said([here]).place(store, head)

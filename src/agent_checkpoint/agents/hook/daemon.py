@@ -1,0 +1,262 @@
+"""The process that stays, watches and saves what hooks hand over. Owns its life and its socket.
+
+There is one a user, host and installed version. It ends when it has had nothing to do for some
+minutes, when another version is installed in its place, and when it is told to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+from agent_checkpoint.agents.hook.client import (
+    IDLE,
+    MOST_EVENT,
+    PLACES,
+    SECRET,
+    open_state,
+    socket_name,
+    stamp,
+    tell_failure,
+)
+from agent_checkpoint.agents.hook.event_saver import Keeper, parse_request
+from agent_checkpoint.agents.session_lock import take_lock
+
+END = b"end\n"
+_IDLE = 600.0
+_LOOKS_AFTER = 2.0
+_READS_WITHIN = 10.0
+_MOST_AT_ONCE = 16
+_MOST_MEMORY = 2 << 30
+_CREDENTIALS = struct.Struct("3i")
+
+
+def serve(ready: int) -> None:
+    """Listen until it is time to end.
+
+    Args:
+        ready: a pipe to close as soon as somebody listens.
+    """
+    directory = open_state()
+    if directory is None:
+        return
+    name = socket_name()
+    if not _becomes_first(directory, name):
+        return
+    os.umask(0o077)
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=directory)  # of one that was killed
+    path = f"/proc/self/fd/{directory}/{name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(64)
+        os.close(ready)
+        server = Server(listener)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: server.end())
+        try:
+            server.run()
+        finally:
+            with suppress(OSError):
+                os.unlink(name, dir_fd=directory)
+            _sweep(directory)
+    server.close()
+
+
+class Server:
+    """Takes requests, each in a thread of its own."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._keeper = Keeper(watch=True)
+        self._version = stamp()
+        self._home = os.stat("/proc/self/ns/mnt").st_ino
+        self._places = tuple(os.environ.get(name, "") for name in PLACES)
+        self._secret = os.environ.get(SECRET, "")
+        self._at_work = 0
+        self._changed = threading.Condition()
+        self._used = time.monotonic()
+        self._is_ending = False
+
+    def run(self) -> None:
+        """Serve until it is time to end."""
+        self._listener.settimeout(_LOOKS_AFTER)
+        while not self._is_over():
+            try:
+                connection, _ = self._listener.accept()
+            except socket.timeout:
+                continue
+            except OSError as error:  # no more descriptors, perhaps
+                if self._is_ending:
+                    break
+                tell_failure(f"The process that saves cannot accept: {error}")
+                time.sleep(0.1)
+                continue
+            with self._changed:
+                if self._at_work >= _MOST_AT_ONCE:
+                    connection.close()  # whoever asks then does it alone
+                    continue
+                self._at_work += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def end(self) -> None:
+        """Take no more requests."""
+        self._is_ending = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # who waits for one is woken up
+
+    def close(self) -> None:
+        """Wait for what is under way, and let go of the stores."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._at_work == 0, timeout=60)
+        self._keeper.close()
+
+    def _is_over(self) -> bool:
+        if self._is_ending:
+            return True
+        try:
+            if stamp() != self._version:
+                return True
+        except OSError:  # uninstalled
+            return True
+        with self._changed:
+            idle = time.monotonic() - self._used
+            return self._at_work == 0 and (idle > _idle_seconds() or _memory() > _MOST_MEMORY)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection:
+                self._answer(connection)
+        except BaseException as error:
+            tell_failure(f"{type(error).__name__}: {error}")
+        finally:
+            with self._changed:
+                self._at_work -= 1
+                self._used = time.monotonic()
+                self._changed.notify_all()
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(_READS_WITHIN)
+        if not self._is_like_us(connection):
+            return
+        text = _read_request(connection)
+        if not text:  # somebody only wanted to know whether anybody listens
+            return
+        if text == END:
+            self.end()
+            return
+        request = parse_request(text)
+        if request.places != self._places or request.secret != self._secret:
+            return  # its store or its secret are elsewhere
+        connection.sendall(b"+")
+        try:
+            self._keeper.save(request)
+        except BaseException as error:
+            tell_failure(f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # it may have given up
+            connection.sendall(b".")
+
+    def _is_like_us(self, connection: socket.socket) -> bool:
+        """Tell whether it is the same user who asks, and sees the same files as this process."""
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, uid, _ = _CREDENTIALS.unpack(data)
+        if uid != os.geteuid() or pid <= 0:
+            return False
+        try:
+            return os.stat(f"/proc/{pid}/ns/mnt").st_ino == self._home
+        except OSError:
+            return False
+
+
+def end_all() -> int:
+    """Tell all processes that serve this user here to end; return how many were told."""
+    directory = open_state()
+    if directory is None:
+        return 0
+    told = 0
+    try:
+        for name in sorted(os.listdir(directory)):
+            if name.endswith(".sock"):
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                    connection.settimeout(_LOOKS_AFTER)
+                    with suppress(OSError):
+                        connection.connect(f"/proc/self/fd/{directory}/{name}")
+                        connection.sendall(END)
+                        connection.recv(1)
+                        told += 1
+    finally:
+        os.close(directory)
+    return told
+
+
+def _read_request(connection: socket.socket) -> bytes:
+    pieces = [connection.recv(1 << 16)]
+    line, found, rest = pieces[0].partition(b"\n")
+    if pieces[0] == END or not found:
+        return pieces[0]
+    left = sum(map(int, line.split()[:2])) - len(rest)
+    if left > MOST_EVENT + (1 << 20):
+        raise ValueError("a request is too long")
+    while left > 0:
+        piece = connection.recv(min(left, 1 << 20))
+        if not piece:
+            break
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
+
+
+def _becomes_first(directory: int, name: str) -> bool:
+    """Tell whether no other process serves; wait until another one that has the lock listens.
+
+    It may never do so: the lock of one that was killed is there for a moment longer than itself.
+    """
+    for _ in range(100):
+        if take_lock(directory, f"{name}.lock") is not None:
+            return True  # it is held until this process ends
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            try:
+                connection.connect(f"/proc/self/fd/{directory}/{name}")
+                return False
+            except OSError:
+                time.sleep(0.02)
+    return False
+
+
+def _sweep(directory: int) -> None:
+    """Remove the locks of processes that are no more."""
+    for name in os.listdir(directory):
+        if not name.endswith((".sock.lock", ".session.lock")):
+            continue
+        with suppress(OSError):
+            fd = os.open(name, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=directory)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with suppress(FileNotFoundError):
+                    os.unlink(name.removesuffix(".lock"), dir_fd=directory)
+                os.unlink(name, dir_fd=directory)
+            finally:
+                os.close(fd)
+
+
+def _idle_seconds() -> float:
+    try:
+        return float(os.environ.get(IDLE) or _IDLE)
+    except ValueError:
+        return _IDLE
+
+
+def _memory() -> int:
+    """Return how many bytes of memory this process has."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0

@@ -1,0 +1,329 @@
+"""From an event to a checkpoint. Owns when one is due, and what is kept between two of them.
+
+The same for a process of its own at each event, and for the one that stays and watches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agent_checkpoint.agents.agent_events import AFTER, TURN, Event, read_event
+from agent_checkpoint.agents.hook.client import PLACES, tell_failure
+from agent_checkpoint.agents.session_lock import PATIENCE, alone
+from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, Note, read_note
+from agent_checkpoint.agents.transcript_file import Transcript, remove_stray
+from agent_checkpoint.backends.base import Pinned
+from agent_checkpoint.backends.registry import open_named
+from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.errors import (
+    UNUSABLE,
+    CheckpointError,
+    ConflictError,
+    InvalidInputError,
+    StorageError,
+)
+from agent_checkpoint.records import Checkpoint, Draft, check_key, show
+from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
+from agent_checkpoint.store.objects.reader import OBJECT
+from agent_checkpoint.store.objects.references import Captured
+from agent_checkpoint.store.objects.writer import Writer
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.tree_names import PART as FILES
+from agent_checkpoint.workspace.tree_names import tree_in
+from agent_checkpoint.workspace.workspace import Workspace
+
+_MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
+_MOST_KEPT = 32 << 20
+"""Of a longer conversation nothing is kept in memory."""
+_TRIES = 8
+_TOLD = 3
+_RECENT = 8
+_ROOTS = (".git", ".hg", ".jj", ".svn")
+
+
+class Request(NamedTuple):
+    """What an agent's process hands over."""
+
+    agent: str
+    store: str
+    project: str
+    secret: str
+    places: tuple[str, ...]
+    event: bytes
+
+
+def parse_request(text: bytes) -> Request:
+    """Take a request apart. Raises InvalidInputError."""
+    try:
+        line, _, rest = text.partition(b"\n")
+        head, event = map(int, line.split())
+        fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
+        agent, store, project, secret, *places = fields
+    except ValueError:
+        raise InvalidInputError("This is no request of a hook.") from None
+    if len(rest) != head + event or len(places) != len(PLACES):
+        raise InvalidInputError("A request of a hook is not whole.")
+    return Request(agent, store, project, secret, tuple(places), rest[head:])
+
+
+class Keeper:
+    """Saves events, one after the other for each session; several threads may use it."""
+
+    def __init__(self, *, watch: bool) -> None:
+        """Keep nothing yet.
+
+        Args:
+            watch: whether directories stay open and are watched, for the next event.
+        """
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._stores: OrderedDict[str, Store] = OrderedDict()
+        self._workspaces: OrderedDict[tuple[int, str], Workspace] = OrderedDict()
+        self._transcripts: OrderedDict[str, Transcript] = OrderedDict()
+        self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
+
+    def save(self, request: Request, *, patience: float = PATIENCE) -> str | None:
+        """Save what is not saved yet; return the id of the checkpoint, if one was due.
+
+        Args:
+            request: what was handed over.
+            patience: for how many seconds to wait for another process that works on the session.
+
+        Raises:
+            CheckpointError: nothing was saved; the message says why.
+        """
+        event = read_event(request.agent, request.event)
+        key = check_key(event.key)
+        with self._session(key), alone(key, patience):
+            return self._save(event, key, self._store(request.store), request.project)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        with self._lock:
+            for workspace in self._workspaces.values():
+                workspace.close()
+            for store in self._stores.values():
+                store.backend.close()
+            self._workspaces.clear()
+            self._stores.clear()
+            self._transcripts.clear()
+
+    # -- one checkpoint --------------------------------------------------------------------------
+
+    def _save(self, event: Event, key: str, store: Store, project: str) -> str | None:
+        head, before = _present(store, key)
+        workspace = self._workspace(store, root_of(event, before, project))
+        transcript, trouble = self._transcript(event, key)
+        if trouble is not None and (before is None or before.trouble != trouble):
+            tell_failure(f"The conversation is not saved, the files are: {trouble}")
+        noted = None if transcript is None else transcript.note()
+        note = Note.of(store, event, str(workspace.path), noted, trouble=trouble)
+        files = _Files(workspace, full=event.is_end)
+        captured: Any = Captured(files, store.writer)
+        parts: dict[str, Any] = {FILES: captured}
+        if transcript is not None:
+            parts[TRANSCRIPT] = encode(transcript.lines, TRANSCRIPT)
+        parts[PART] = note.dump()
+        if head is None:
+            _tell_left_out(workspace)
+        _tell_losses(workspace, store, head)
+        draft = Draft(key, parts, label=event.label, tags=event.tags)
+        for attempt in range(_TRIES):
+            is_new = _has_news(note, {OBJECT: captured.name}, head, before)
+            if not is_new and (event.moment != AFTER or _is_noted(store, key, event)):
+                files.writer.committed()  # the head has just that
+                return None
+            after = (0 if head is None else head.seq) if attempt < _TRIES - 1 else None
+            try:
+                parents = () if head is None else (head.id,)
+                return store.write(draft, parents=parents, after=after).id
+            except ConflictError:  # another hook was faster, and may have saved the same
+                head, before = _head(store, key)
+        raise AssertionError("unreachable: the last try has no condition")
+
+    # -- what is kept ----------------------------------------------------------------------------
+
+    def _session(self, name: str) -> threading.Lock:
+        with self._lock:
+            lock = self._sessions.pop(name, None) or threading.Lock()
+            self._sessions[name] = lock
+            for old in [n for n, held in self._sessions.items() if not held.locked()]:
+                if len(self._sessions) <= _MOST_LOCKS:
+                    break
+                if old != name:
+                    del self._sessions[old]
+            return lock
+
+    def _store(self, said: str) -> Store:
+        with self._lock:
+            found = self._stores.pop(said, None)
+            if found is not None and _is_replaced(found):
+                self._forget(found)
+                found = None
+            found = found or Store(open_named(said or None))
+            self._stores[said] = found
+            if len(self._stores) > _MOST_STORES:
+                self._forget(self._stores.pop(next(iter(self._stores))))
+            return found
+
+    def _forget(self, store: Store) -> None:
+        for name in [name for name in self._workspaces if name[0] == id(store)]:
+            self._workspaces.pop(name).close()
+        store.backend.close()
+
+    def _workspace(self, store: Store, root: str) -> Workspace:
+        name = id(store), root
+        with self._lock:
+            found = self._workspaces.pop(name, None)
+        if found is None:  # which may take its time, if a restore was interrupted
+            found = Workspace(root, store, watch=self._watch)
+            for notice in found.notices:
+                tell_failure(notice)
+        with self._lock:
+            found = self._workspaces.setdefault(name, found)
+            self._workspaces.move_to_end(name)
+            while len(self._workspaces) > _MOST_WORKSPACES:
+                self._workspaces.pop(next(iter(self._workspaces))).close()
+            return found
+
+    def _transcript(self, event: Event, key: str) -> tuple[Transcript | None, str | None]:
+        """Return the conversation, as it is now; without one why, if there should be one."""
+        if event.transcript is None:
+            return None, None
+        key = f"{key}\0{event.transcript}"
+        with self._lock:
+            found = self._transcripts.pop(key, None)
+        if found is None:
+            found = Transcript(event.transcript)
+        remove_stray(event.transcript)
+        try:
+            if not found.read(again=event.moment == TURN):
+                return None, None
+        except StorageError as error:
+            return None, str(error)
+        if found.size <= _MOST_KEPT:
+            with self._lock:
+                self._transcripts[key] = found
+                while len(self._transcripts) > _MOST_TRANSCRIPTS:
+                    self._transcripts.popitem(last=False)
+        return found, None
+
+
+class _Files:
+    """Captures a workspace, and keeps what it was handed to."""
+
+    writer: Writer
+
+    def __init__(self, workspace: Workspace, *, full: bool) -> None:
+        self._workspace = workspace
+        self._full = full
+
+    def checkpoint_to(self, writer: Writer) -> str:
+        self.writer = writer
+        return self._workspace.checkpoint_to(writer, full=self._full)
+
+
+def _is_replaced(store: Store) -> bool:
+    return isinstance(store.backend, Pinned) and store.backend.is_replaced()
+
+
+def root_of(event: Event, before: Note | None, project: str) -> str:
+    """Return the directory of a session: where it began to work, whatever it goes to since."""
+    if before is not None and before.is_ours and os.path.isdir(before.root):
+        return before.root
+    if os.path.isabs(project) and os.path.isdir(project):
+        return os.path.realpath(project)
+    cwd = Path(os.path.realpath(event.cwd))
+    home = Path(os.path.realpath(os.path.expanduser("~")))
+    for place in (cwd, *cwd.parents):
+        if place == home or place in home.parents:
+            break
+        if any(os.path.lexists(place / name) for name in _ROOTS):
+            return str(place)
+    return str(cwd)
+
+
+def _tell_left_out(workspace: Workspace) -> None:
+    """Write down what the rules leave out: they may have come with the project."""
+    names = workspace.left_out
+    if names:
+        some = ", ".join(map(show, names[:_TOLD]))
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        root = show(str(workspace.path))
+        tell_failure(f"The .checkpointignore of {root} leaves out: {some}{more}")
+
+
+def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
+    """Write down what is left out of the files, unless that is so of the head already."""
+    losses = workspace.losses
+    if not losses:
+        return
+    with suppress(CheckpointError):  # what is wrong with the head is no matter of this checkpoint
+        before = None if head is None else tree_in(store, head)
+        if before is not None and set(losses) <= set(before.notes):
+            return
+    some = "; ".join(f"{show(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_TOLD])
+    more = f" and {len(losses) - _TOLD} more" if len(losses) > _TOLD else ""
+    tell_failure(f"Not all files of {show(str(workspace.path))} are saved: {some}{more}")
+
+
+def _present(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
+    """Return the head, after what a crash has interrupted is carried out."""
+    head, before = _head(store, key)
+    if head is None or before is None or before.rewind is None:
+        return head, before
+    from agent_checkpoint.agents.rewind.rewind import finish  # slow to load, and seldom needed
+
+    told = finish(store, head, before)
+    if told is not None:
+        tell_failure(told)
+    return _head(store, key)
+
+
+def _head(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
+    try:
+        head = store.head(key)
+        return head, None if head is None else read_note(store, head)
+    except UNUSABLE:  # `verify` tells about it; the agent goes on
+        head = next(_readable(store, key), None)
+        return head, None
+
+
+def _readable(store: Store, key: str) -> Any:
+    from agent_checkpoint.store.entries import read_checkpoint
+
+    for entry in store.entries(key):
+        try:
+            yield read_checkpoint(key, entry.seq, entry.data)
+        except UNUSABLE:
+            continue
+
+
+def _has_news(note: Note, files: Any, head: Checkpoint | None, before: Note | None) -> bool:
+    """Tell whether there is something to save that the head does not have."""
+    if head is None or before is None or head.kind == SAFETY:
+        return True
+    return head.parts.get(FILES) != files or note.transcript != before.transcript
+
+
+def _is_noted(store: Store, key: str, event: Event) -> bool:
+    """Tell whether a tool call was noted: one that changed nothing is, but once.
+
+    Not the head alone counts: whoever was killed may have saved it, and others since.
+    """
+    if not all(call.id for call in event.calls):
+        return False
+    tags = set(event.tags)
+    try:
+        return any(
+            tags <= set(item.tags)
+            for item in islice(store.newest_first(key, page=_RECENT), _RECENT)
+        )
+    except UNUSABLE:  # further down, where `verify` tells about it
+        return False

@@ -1,0 +1,1 @@
+"""Rewind: files and conversation of a coding agent, set back together."""

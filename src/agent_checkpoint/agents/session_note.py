@@ -1,0 +1,142 @@
+"""What the hook notes about an agent in each checkpoint. Owns that part, and reading it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from agent_checkpoint.agents.agent_events import Call, Event
+from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.core.state_codec import decode_part
+from agent_checkpoint.errors import IntegrityError, StateError
+from agent_checkpoint.records import Checkpoint, JsonValue, show
+from agent_checkpoint.seal import claim, is_claimed
+from agent_checkpoint.store.claims import host_of
+from agent_checkpoint.store.store import Store
+
+PART = "hook"
+"""The name of the part."""
+TRANSCRIPT = "transcript"
+"""The name of the part that the conversation is."""
+
+
+class Note(NamedTuple):
+    """Which session of which agent a checkpoint is of, and where it works."""
+
+    agent: str
+    session: str
+    root: str
+    cwd: str
+    event: str
+    calls: tuple[Call, ...] = ()
+    transcript: dict[str, Any] | None = None
+    trouble: str | None = None
+    """Why the conversation is not in the checkpoint, although there is one."""
+    rewind: dict[str, Any] | None = None
+    """What was about to be done, in the safety checkpoint of a rewind: see `rewinding`."""
+    seal: str | None = None
+    """Proves that it was this user's hook that named the paths: anybody can write a note."""
+    host: str = ""
+    """Where the paths are. It is sealed and not written: a note of another host is not ours."""
+    is_imported: bool = False
+    """Whether it came with an archive: then a seal of ours vouches for nothing beside it."""
+
+    @classmethod
+    def of(
+        cls,
+        store: Store,
+        event: Event,
+        root: str,
+        transcript: dict[str, Any] | None,
+        **more: Any,
+    ) -> Note:
+        """Return the note of an event."""
+        names = (event.agent, event.session, root, event.cwd, event.name)
+        host = host_of(store.backend)
+        return cls(*names, event.calls, transcript, host=host, **more).sealed()
+
+    def sealed(self) -> Note:
+        """Return it with the seal of this user; without one, nothing is written to its paths."""
+        return self._replace(seal=claim(self._said()))
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it was this user who wrote it, on this host."""
+        return not self.is_imported and is_claimed(self._said(), self.seal)
+
+    def _said(self) -> bytes:
+        path = None if self.transcript is None else self.transcript["path"]
+        said: list[Any] = ["hook", self.agent, self.session, self.root, path]
+        if self.rewind is not None:
+            said.append(self.rewind)
+        if self.host:
+            said.append(self.host)
+        return json.dumps(said, sort_keys=True).encode()
+
+    def dump(self) -> JsonValue:
+        """Return the part, ready to be written. Raises StateError."""
+        found = {name: value for name, value in self._asdict().items() if value is not None}
+        del found["host"], found["is_imported"]
+        return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
+
+
+def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
+    """Return what the hook noted in a checkpoint; None if it is none of the hook.
+
+    Raises:
+        IntegrityError: the part is damaged.
+        StorageError: the medium failed.
+    """
+    tree = checkpoint.parts.get(PART)
+    if tree is None:
+        return None
+    reader = store.reader(checkpoint)
+    reader.fetch([tree])
+    try:
+        found = decode_part(tree, PART, reader=reader).value
+        calls = tuple(
+            Call(*map(_text, call[:2]), *map(_maybe, call[2:])) for call in found["calls"]
+        )
+        names = ("agent", "session", "root", "cwd", "event")
+        texts = {name: _text(found[name]) for name in names}
+        return Note(
+            **texts,
+            calls=calls,
+            transcript=_transcript(found.get("transcript")),
+            trouble=_maybe(found.get("trouble")),
+            rewind=_rewind(found.get("rewind")),
+            seal=_maybe(found.get("seal")),
+            host=host_of(store.backend),
+            is_imported=checkpoint.token is not None,
+        )
+    except (StateError, KeyError, TypeError, ValueError) as error:
+        where = show(checkpoint.id, 120)
+        raise IntegrityError(f"The checkpoint {where} has a damaged note of a hook.") from error
+
+
+def _transcript(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    kinds = {"path": str, "lines": int, "bytes": int, "ended": bool, "digest": str}
+    if any(type(found[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError("not what a transcript is noted as")
+    return {name: found[name] for name in kinds}
+
+
+def _rewind(found: Any) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    kinds = {"target": str, "files": bool, "conversation": bool, "exclude": list}
+    if any(type(found[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError("not what a rewind is noted as")
+    return {**{name: found[name] for name in kinds}, "exclude": list(map(_text, found["exclude"]))}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("not a text")
+    return value
+
+
+def _maybe(value: Any) -> str | None:
+    return None if value is None else _text(value)

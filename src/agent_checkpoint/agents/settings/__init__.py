@@ -1,0 +1,1 @@
+"""Settings files of coding agents, and installing the hook in them."""

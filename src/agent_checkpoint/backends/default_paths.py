@@ -1,0 +1,70 @@
+"""Where a store is that was opened without a path. Owns that directory's name; makes nothing.
+
+The secret of pickles is found in the same manner, by `seal.py`, but in the config directory:
+who copies the data must not get the secret with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from agent_checkpoint.backends.disk.posix import check_path, os_errors
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.file_ownership import check_own
+from agent_checkpoint.records import show
+
+ENVIRONMENT = "AGENT_CHECKPOINT_HOME"
+
+
+def default_store() -> Path:
+    """Return the directory of the user's own store.
+
+    It is `store` below `AGENT_CHECKPOINT_HOME`, else below `agent-checkpoint` in the user's data
+    directory: `$XDG_DATA_HOME`, `~/Library/Application Support` on macOS, or `~/.local/share`.
+
+    Raises:
+        InvalidInputError: the environment names no absolute path, or the user has no home.
+    """
+    given = os.environ.get(ENVIRONMENT)
+    if given:
+        path = check_path(given)
+        if not path.is_absolute():
+            raise InvalidInputError(
+                f"{ENVIRONMENT} is {show(given)}; it must be an absolute path, or every directory "
+                "would have a store of its own."
+            )
+        return path / "store"
+    return _data_directory() / "agent-checkpoint" / "store"
+
+
+def data_home() -> Path:
+    """Return the directory beside that store: of indexes, forks and the like; it may be missing.
+
+    Raises:
+        InvalidInputError: it is not this user's own, or as for `default_store`.
+        StorageError: the file system refuses to tell.
+    """
+    home = default_store().parent
+    with os_errors(f"look at {home}"):
+        check_own(home)
+    return home
+
+
+def _data_directory() -> Path:
+    data = os.environ.get("XDG_DATA_HOME")
+    if data and Path(data).is_absolute():
+        return Path(data)
+    try:
+        if os.environ.get("HOME") == "":
+            raise RuntimeError("HOME is empty")
+        home = Path.home()
+    except RuntimeError as error:
+        raise InvalidInputError(
+            f"There is no home directory for the default store ({error}): pass a path, or set "
+            f"{ENVIRONMENT}."
+        ) from error
+    if sys.platform == "darwin":
+        return home / "Library" / "Application Support"
+    return home / ".local" / "share"

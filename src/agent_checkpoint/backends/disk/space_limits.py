@@ -1,0 +1,119 @@
+"""How much of a disk a store may take.
+
+Owns the two limits and when they are measured; knows no layout, and nothing of what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from agent_checkpoint.backends.disk.posix import disk_room, free_bytes, os_errors, scan
+from agent_checkpoint.errors import InvalidInputError, StorageError
+from agent_checkpoint.records import show
+
+MIN_FREE = 16 << 20
+MIN_SHARE = 50
+"""If nothing else is said a store leaves 16 MiB free, or a fiftieth of a small file system."""
+
+_ADVICE = "Prune and gc, or free some space; reading and deleting still work."
+_LONGEST_RECORD = 16 << 10
+_MEASURE_EVERY = 256  # writes: other processes write and delete too
+
+
+def is_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
+    """Tell whether an entry is a small record of a stream that is no key's.
+
+    Such as the outcome of an external side effect, a tombstone, or the end of a session whose key
+    is deleted. These are not limited: an outcome would be lost, and the key could not be deleted.
+    """
+    return not (stream.startswith("key/") or objects or len(entry) > _LONGEST_RECORD)
+
+
+class Limits:
+    """Asked before each write; reading, deleting and small records are never limited."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        min_free: int | None,
+        max_bytes: int | None,
+        reserve: Path | None = None,
+    ) -> None:
+        """Limit the store in the directory `path`.
+
+        Args:
+            path: where the store is, or will be.
+            min_free: how many bytes of the file system to leave free; 0 for no such limit, None for
+                16 MiB or a fiftieth of it, whichever is less.
+            max_bytes: how many bytes all files of the store may have together; None for any.
+            reserve: a file of the store that does not count: it holds no data.
+
+        Raises:
+            InvalidInputError: a limit is not a number of bytes.
+        """
+        if min_free is not None and (type(min_free) is not int or min_free < 0):
+            raise InvalidInputError(f"min_free counts bytes, 0 for no limit, not {show(min_free)}.")
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes <= 0):
+            raise InvalidInputError(f"max_bytes counts bytes, None for any, not {show(max_bytes)}.")
+        self.path = path
+        self.min_free = min_free
+        self.max_bytes = max_bytes
+        self._reserve = reserve
+        # Threads count without a lock, which a fork could leave held for ever: what they lose is
+        # found when it is measured again.
+        self._size = 0
+        self._until_measured = 0
+
+    def check(self, objects: Mapping[str, bytes], entry: bytes = b"") -> int:
+        """Return how many bytes these are, if writing them keeps within the limits; count them.
+
+        Raises:
+            StorageError: it does not; the message says what to do. Or the disk cannot be measured.
+        """
+        incoming = len(entry) + sum(map(len, objects.values()))
+        with os_errors(f"measure {self.path}"):
+            if self.min_free != 0:
+                self._check_free(incoming)
+            if self.max_bytes is not None:
+                self._check_size(incoming, self.max_bytes)
+        return incoming
+
+    def _check_free(self, incoming: int) -> None:
+        free, total = disk_room(self.path)
+        least = min(MIN_FREE, total // MIN_SHARE) if self.min_free is None else self.min_free
+        if free - incoming < least:
+            raise StorageError(
+                f"Nothing was written to {self.path}: its file system has {free:,} bytes free, "
+                f"{incoming:,} are to be written, and min_free={least:,} must stay. "
+                f"{_ADVICE}",
+                no_room=True,
+            )
+
+    def _check_size(self, incoming: int, most: int) -> None:
+        if self._until_measured <= 0 or self._size + incoming > most:
+            self._size = _measure(self.path, self._reserve)
+            self._until_measured = _MEASURE_EVERY
+        if self._size + incoming > most:
+            raise StorageError(
+                f"Nothing was written to {self.path}: the store has {self._size:,} bytes, "
+                f"{incoming:,} are to be written, and max_bytes={most:,}. "
+                f"{free_bytes(self.path):,} bytes are free on the file system. {_ADVICE}",
+                no_room=True,
+            )
+        self._size += incoming
+        self._until_measured -= 1
+
+
+def _measure(folder: Path, besides: Path | None) -> int:
+    total = 0
+    for item in scan(folder):
+        path = Path(item.path)
+        if item.is_dir(follow_symlinks=False):
+            total += _measure(path, besides)
+        elif path != besides:
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                total += item.stat(follow_symlinks=False).st_size
+    return total

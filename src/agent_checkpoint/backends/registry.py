@@ -1,0 +1,241 @@
+"""From a name or a URL to a backend. Owns the list of schemes; knows no medium."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show
+
+ENTRY_POINTS = "agent_checkpoint.backends"
+"""Packages register a URL scheme here: the name is the scheme, the value a `(url) -> Backend`."""
+
+
+def open_store(
+    store: str | Backend | None,
+    backend: str | Backend | None,
+    path: str | os.PathLike[str] | None,
+    **options: Any,
+) -> Backend:
+    """Open the backend that a user names in one way or another; without arguments, in memory.
+
+    Args:
+        store: a store URL or a Backend.
+        backend: a short name, a store URL or a Backend, instead of `store`.
+        path: the directory, beside a short name.
+        options: those of `open_backend`, beside a short name.
+
+    Raises:
+        InvalidInputError: they name none, or contradict each other.
+    """
+    said = list(_said(**options))
+    if store is not None and (backend is not None or path is not None):
+        raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
+    chosen = store if store is not None else backend
+    if isinstance(chosen, Backend):
+        if path is not None:
+            raise InvalidInputError("A path makes no sense with a Backend instance.")
+        if said:
+            raise InvalidInputError(f"Give {', '.join(said)} to the Backend instance itself.")
+        return chosen
+    if chosen is None and path is not None:
+        raise InvalidInputError('A path needs a backend: backend="file", path=….')
+    if chosen is None:
+        return open_backend("memory", **options)
+    if isinstance(chosen, os.PathLike):
+        raise InvalidInputError('For a directory say backend="file", path=….')
+    if not isinstance(chosen, str):
+        raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
+    if "://" not in chosen and store is None:
+        return open_backend(chosen, path, **options)
+    if said:
+        raise InvalidInputError(f"Write {', '.join(said)} into the URL: …?{said[0]}=….")
+    return open_url(chosen)
+
+
+def open_named(
+    store: str | os.PathLike[str] | Backend | None, *, shared: bool | None = None
+) -> Backend:
+    """Open what a user calls a store in one word: a path, a store URL, a Backend.
+
+    A path is that of an SQLite store; None is the user's own. `shared` is as for `open_backend`,
+    for what is no Backend.
+
+    Raises:
+        InvalidInputError: it is none of these.
+    """
+    if store is None or isinstance(store, os.PathLike):
+        return open_backend("sqlite", store, shared=shared)
+    if isinstance(store, str) and "://" not in store:
+        return open_backend("sqlite", store, shared=shared)
+    if isinstance(store, str) and shared:
+        store = as_shared(store)
+    return open_store(store, None, None)
+
+
+def as_shared(store: str) -> str:
+    """Return the URL that opens a store, named by its path or URL, as one that others may write."""
+    if "://" not in store:
+        with not_forked():
+            from agent_checkpoint.backends.disk.posix import check_path, url_of
+
+        return url_of("sqlite", check_path(store).absolute(), shared=True)
+    if store.partition("?")[2].split("&").count("shared=1"):
+        return store
+    return f"{store}{'&' if '?' in store else '?'}shared=1"
+
+
+def open_backend(
+    name: str,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    durability: str | None = None,
+    min_free: int | None = None,
+    max_bytes: int | None = None,
+    compression: str | None = None,
+    shared: bool | None = None,
+) -> Backend:
+    """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
+
+    Args:
+        name: which backend.
+        path: the directory of a file or SQLite store; SQLite has a default, `default_store`.
+        durability: `full` or `fast`, of an SQLite store.
+        min_free: how many bytes to leave free on the file system; as for `Limits`.
+        max_bytes: how many bytes all files of the store may have together; any if not said.
+        compression: how a new file or SQLite store packs its objects, `zlib` or `zstd`.
+        shared: whether the directory may be another user's, or one that others may write. Entries
+            are then sealed under the user's secret, and those without that seal are refused.
+
+    Raises:
+        InvalidInputError: the name is unknown, a path is missing or makes no sense, the backend
+            has no such option, or the directory is not this user's own.
+    """
+    options = _said(min_free=min_free, max_bytes=max_bytes, compression=compression, shared=shared)
+    if name == "memory":
+        if path is not None:
+            raise InvalidInputError("The memory backend takes no path.")
+        _refuse(name, {**_said(durability=durability), **options})
+        return _open_memory("memory://")
+    if name == "file":
+        _refuse(name, _said(durability=durability))
+        if path is None:
+            raise InvalidInputError('The file backend needs a directory: path="checkpoints".')
+        with not_forked():
+            from agent_checkpoint.backends.file import FileBackend
+
+        return FileBackend(path, **options)
+    if name == "sqlite":
+        with not_forked():
+            from agent_checkpoint.backends.default_paths import default_store
+            from agent_checkpoint.backends.sqlite import SQLiteBackend
+
+        place = default_store() if path is None else path
+        return SQLiteBackend(place, **_said(durability=durability), **options)
+    raise InvalidInputError(
+        f"Unknown backend {show(name)}: use 'memory', 'file', 'sqlite' or a store URL."
+    )
+
+
+def open_url(url: str) -> Backend:
+    """Open the backend that a store URL names, such as `file:///var/checkpoints`.
+
+    Options of `open_backend` follow a question mark: `sqlite:///var/store?durability=fast`.
+
+    Raises:
+        InvalidInputError: the text is not a URL, or no installed package knows its scheme.
+    """
+    scheme, separator, _ = url.partition("://")
+    if not separator:
+        raise InvalidInputError(
+            f"{show(url)} is not a store URL such as file:///path. "
+            'For a directory say backend="file", path=….'
+        )
+    opener = _BUILT_IN.get(scheme) or _registered(scheme)
+    if opener is None:
+        raise InvalidInputError(
+            f"No backend is registered for {scheme}:// URLs. This package knows memory://, "
+            "file:// and sqlite://; install the one that brings another."
+        )
+    return opener(url)
+
+
+def _open_memory(url: str) -> Backend:
+    with not_forked():
+        from agent_checkpoint.backends.memory import MemoryBackend
+
+    return MemoryBackend()
+
+
+def _open_directory(url: str) -> Backend:
+    with not_forked():
+        from urllib.parse import unquote, urlsplit  # slow to load
+
+    scheme = url.partition(":")[0]
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # such as file://[
+        parts = urlsplit("")
+    if parts.netloc not in ("", "localhost") or not parts.path or parts.fragment:
+        raise InvalidInputError(
+            f"{show(url)} must be {scheme}:///absolute/path, with %3f and %23 for ? and #."
+        )
+    return open_backend(scheme, unquote(parts.path), **_options(parts.query))
+
+
+def _options(query: str) -> dict[str, Any]:
+    """Return the options of a URL. Raises InvalidInputError for what is not one."""
+    options: dict[str, Any] = {}
+    for item in query.split("&") if query else ():
+        option, _, value = item.partition("=")
+        if option not in _OPTIONS or option in options:
+            raise InvalidInputError(
+                f"{show(item)} is not an option of a store URL, or was given twice. There are "
+                f"{', '.join(_OPTIONS)}; a ? in the path is written %3f."
+            )
+        try:
+            options[option] = _OPTIONS[option](value)
+        except (ValueError, KeyError):
+            wanted = "0 or 1" if option == "shared" else "a number of bytes"
+            raise InvalidInputError(f"{show(item)} must be {wanted}.") from None
+    return options
+
+
+def _said(**options: Any) -> dict[str, Any]:
+    """Return the options that were given; the backend's defaults hold for the others."""
+    return {option: value for option, value in options.items() if value is not None}
+
+
+def _refuse(name: str, options: dict[str, Any]) -> None:
+    if options:
+        raise InvalidInputError(f"The {name} backend has no {', '.join(options)}.")
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "durability": str,
+    "min_free": int,
+    "max_bytes": int,
+    "compression": str,
+    "shared": {"0": False, "1": True}.__getitem__,
+}
+_BUILT_IN: dict[str, Callable[[str], Backend]] = {
+    "memory": _open_memory,
+    "file": _open_directory,
+    "sqlite": _open_directory,
+}
+
+
+def _registered(scheme: str) -> Callable[[str], Backend] | None:
+    with not_forked():
+        from importlib.metadata import entry_points  # costly, and needed for foreign schemes only
+
+    found = entry_points()
+    if hasattr(found, "select"):
+        chosen = list(found.select(group=ENTRY_POINTS, name=scheme))
+    else:  # Python 3.9 returns a dict of lists
+        chosen = [point for point in found.get(ENTRY_POINTS, ()) if point.name == scheme]
+    return chosen[0].load() if chosen else None

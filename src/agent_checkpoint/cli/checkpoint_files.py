@@ -1,0 +1,91 @@
+"""Files of a checkpoint, shown without restoring them. Owns their list and their bytes."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from typing import Any
+
+from agent_checkpoint.agents.directory_keys import files_belong_to
+from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.paths import Paths, holds
+from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_format import FOLDER, LINK, Item
+from agent_checkpoint.workspace.tree.tree_reader import find, pieces, walk
+from agent_checkpoint.workspace.tree_names import tree_in
+
+_SHOWN = 200
+_PROBE = 8000
+_TYPES = {FOLDER: "directory", LINK: "link"}
+
+
+def show_files(args: Namespace, places: Places, store: Store, checkpoint: Checkpoint) -> Answer:
+    """Return the list of a checkpoint's files, or the bytes of one.
+
+    Raises:
+        NotFoundError: it has no files, or not this one.
+        InvalidInputError: the bytes are none for a terminal, or for JSON.
+        IntegrityError: something of it is missing or damaged.
+    """
+    tree = tree_in(store, checkpoint)
+    if tree is None:
+        raise NotFoundError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
+    paths = Paths(files_belong_to(store, checkpoint, places.directory), places.directory)
+    chosen = None if args.path is None else paths.typed([args.path])
+    path = "" if chosen is None else chosen[0]
+    if not holds(tree, path):
+        raise paths.missing(args.path, path, tree, checkpoint)
+    item = find(tree, path)
+    if item is None or item.type == FOLDER or args.files or args.json:
+        return _list(tree, path, paths)
+    return _content(tree, item, args.path, args.out)
+
+
+def _list(tree: Tree, path: str, paths: Paths) -> Answer:
+    rows = [_row(place, item) for place, item in walk(tree, path)]
+    told = [row for row in rows if row["type"] != "directory"]
+
+    def tell(out: Out) -> None:
+        shown = out.limit(_SHOWN)
+        wide = max((len(str(row["size"])) for row in told[:shown]), default=0)
+        for row in told[:shown]:
+            link = f" -> {inert(row['target'])}" if row["type"] == "link" else ""
+            name = inert(paths.shown(row["path"]))
+            out.line(f"{row['mode']}  {row['size']:>{wide}}  {name}{link}")
+        if len(told) > shown:
+            left = count(len(told) - shown, "file")
+            out.line(f"and {left} more: | less shows them all", style="dim")
+
+    return Answer(rows, tell)
+
+
+def _row(path: str, item: Item) -> dict[str, Any]:
+    return {
+        "path": path,
+        "type": _TYPES.get(item.type, "file"),
+        "mode": f"{item.mode:03o}",
+        "size": item.size,
+        "id": item.id or None,
+        "target": os.fsdecode(item.target) if item.type == LINK else None,
+    }
+
+
+def _content(tree: Tree, item: Item, said: str, out: Out) -> Answer:
+    if item.type == LINK:
+        target = os.fsdecode(item.target)
+        return Answer(target, lambda out: out.line(inert(target)))
+    data = pieces(tree, item)
+    if out.is_terminal:
+        begin = next(data, b"")
+        if b"\0" in begin[:_PROBE]:
+            raise InvalidInputError(
+                f"{show(said, 200)} is no text ({size(item.size)}): send it elsewhere, by > FILE."
+            )
+        text = b"".join([begin, *data]).decode("utf-8", "replace")
+        return Answer(None, lambda out: out.line(text.removesuffix("\n")))
+    out.write(data)  # while the store is open: a file may be larger than the memory
+    return Answer(None, lambda out: None)

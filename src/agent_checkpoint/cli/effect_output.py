@@ -1,0 +1,86 @@
+"""Effects and requests, in words and for programs. Owns how one is shown and found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from agent_checkpoint.cli.output import inert, when
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
+from agent_checkpoint.records import show
+from agent_checkpoint.store.ledger.ledger import Effect, Ledger, Request
+from agent_checkpoint.store.ledger.lineage import families
+from agent_checkpoint.store.store import Store
+
+_NAMED = 8
+
+
+def effect_words(effect: Effect) -> str:
+    """Return an effect in one line."""
+    return f"{inert(effect.words, 200)} ({effect.kind}, {when(effect.ts)})"
+
+
+def effect_data(effect: Effect) -> dict[str, Any]:
+    """Return an effect for programs."""
+    return {
+        "id": effect.id,
+        "session": effect.session,
+        "tool": effect.tool,
+        "words": effect.words,
+        "kind": effect.kind,
+        "status": effect.status,
+        "ts": effect.ts,
+        "task": effect.task,
+        "at": effect.at,
+        "note": effect.note,
+    }
+
+
+def request_data(request: Request) -> dict[str, Any]:
+    """Return a request for programs; the arguments are added by who can read them."""
+    return {
+        "id": request.id,
+        "session": request.session,
+        "tool": request.tool,
+        "words": request.words,
+        "status": "expired"
+        if request.status == "pending" and request.is_expired
+        else request.status,
+        "ts": request.ts,
+        "expires": request.expires,
+        "task": request.task,
+        "at": request.at,
+        "answer": request.answer,
+        "by": request.by,
+        "reason": request.reason,
+    }
+
+
+def all_ledgers(store: Store) -> Iterator[Ledger]:
+    """Iterate over the ledgers of a store that can be read. Raises StorageError."""
+    for family in families(store):
+        ledger = Ledger(store, family)
+        try:
+            ledger.refresh()
+        except UNUSABLE:
+            continue  # `verify` tells about it
+        yield ledger
+
+
+def named(text: str, names: Iterable[str], noun: str) -> str:
+    """Return the one name that is meant: itself, or the only one that begins so.
+
+    Raises:
+        NotFoundError: there is none.
+        InvalidInputError: there are several.
+    """
+    known = list(names)
+    if text in known:
+        return text
+    found = [name for name in known if name.startswith(text) and text]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        some = ", ".join(sorted(found)[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        raise InvalidInputError(f"{show(text)} is the beginning of {len(found)} {noun}s: {some}.")
+    raise NotFoundError(f"There is no {noun} {show(text)} in this store.")

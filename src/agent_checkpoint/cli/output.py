@@ -1,0 +1,246 @@
+"""What a person sees. Owns tables, colours, questions and progress; knows no checkpoint.
+
+Plain text unless a person looks at a terminal and the extra `cli` is there: without colours, and
+nothing is cut off. Whatever comes from a store is shown as text.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, TextIO
+
+from agent_checkpoint.cli.hints import typed
+from agent_checkpoint.formatting import count, cut_to, inert, json_text, safe, size, when, width
+
+__all__ = ["Answer", "Out", "Tell", "count", "inert", "safe", "size", "when", "width"]
+
+Tell = Callable[[int, str], None]
+"""Called with how much is done, and what to say about it."""
+
+
+class Answer(NamedTuple):
+    """What a command found or did."""
+
+    data: Any
+    """The same for a program, as JSON."""
+    show: Callable[[Out], object]
+    """Writes it for a person."""
+    status: int = 0
+
+
+class Out:
+    """The standard output, as it is."""
+
+    def __init__(self, stream: TextIO | None = None, *, store: str | None = None) -> None:
+        """Take the stream, the standard output if None.
+
+        Args:
+            stream: where to write.
+            store: what was said by `--store`: commands that are shown say it, too.
+        """
+        self._store = store
+        self.has_asked = False
+        """Whether somebody was there to answer a question."""
+        self._stream = sys.stdout if stream is None else stream
+        with suppress(AttributeError, ValueError, OSError):
+            # A name that is no UTF-8, or a terminal that has no such sign, is no reason to fail.
+            self._stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        self.is_terminal = _is_terminal(self._stream)
+        self._console = _rich_console(self._stream) if self.is_terminal else None
+        self._styles: dict[str, Any] = {}
+
+    @property
+    def columns(self) -> int | None:
+        """How many columns there are; None if nobody looks and nothing is cut."""
+        if not self.is_terminal:
+            return None
+        if self._console is not None:
+            return int(self._console.width)
+        import shutil
+
+        return shutil.get_terminal_size().columns
+
+    @property
+    def has_signs(self) -> bool:
+        """Whether lines and arrows can be written, and not only ASCII."""
+        encoding = str(getattr(self._stream, "encoding", None) or "ascii")
+        return encoding.lower().replace("-", "").startswith("utf")
+
+    def line(self, text: str = "", *, style: str = "") -> None:
+        """Write a line, or some: `style` is one of rich's, and ignored without it."""
+        text = safe(text)
+        if style and text and self._console is not None:
+            text = "\n".join(self._styled(line, style) for line in text.split("\n"))
+        self._stream.write(text + "\n")
+
+    def hint(self, words: str, command: str, *, style: str = "dim") -> None:
+        """Write a command that can be pasted, after the words that say what for.
+
+        Args:
+            words: what it does.
+            command: its name and what follows, quoted for a shell.
+            style: as for `line`.
+        """
+        self.line(f"{words}: {typed(command, self._store)}", style=style)
+
+    def limit(self, number: int) -> int:
+        """Return how much is shown of what may be long: so much on a terminal, else all of it."""
+        return number if self.is_terminal else sys.maxsize
+
+    def write(self, pieces: Iterable[bytes]) -> None:
+        """Write bytes as they are. Raises OSError."""
+        self._stream.flush()
+        for piece in pieces:
+            self._stream.buffer.write(piece)
+        self._stream.buffer.flush()
+
+    def pieces(self, *pieces: tuple[str, str]) -> None:
+        """Write one line of pieces, each with its style; on a terminal it is cut at the edge."""
+        room = self.columns
+        done = []
+        for text, style in pieces:
+            text = safe(text)
+            if room is not None:
+                text = cut_to(text, room) if room > 0 else ""
+                room -= width(text)
+            done.append(self._styled(text, style) if style and text else text)
+        self._stream.write("".join(done).rstrip(" ") + "\n")
+
+    def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+        """Write rows in columns; numbers stand to the right."""
+        cells = [[inert(item) for item in row] for row in rows]
+        right = [
+            bool(cells) and all(_is_number(row[column]) for row in cells)
+            for column in range(len(heads))
+        ]
+        if self._console is not None:
+            self._rich_table(heads, cells, right)
+            return
+        widths = [
+            max(width(row[column]) for row in [list(heads), *cells]) for column in range(len(heads))
+        ]
+        for row in [list(heads), *cells]:
+            padded = [_padded(*item) for item in zip(row, widths, right)]
+            self._stream.write("  ".join(padded).rstrip() + "\n")
+
+    def json(self, data: Any) -> None:
+        """Write data for a program."""
+        self._stream.write(json_text(data, ascii_only=not self.has_signs) + "\n")
+
+    def confirm(self, question: str) -> bool:
+        """Ask a person; nobody there means no."""
+        if not (self.is_terminal and _is_terminal(sys.stdin)):
+            return False
+        self.has_asked = True
+        self._stream.write(f"{safe(question)} [y/N] ")
+        self._stream.flush()
+        return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+    @contextmanager
+    def progress(self, words: str, total: Callable[[], int] | None = None) -> Iterator[Tell]:
+        """Show how far long work is, on the terminal of the errors.
+
+        Nothing is shown if that is none, or if the output goes elsewhere.
+
+        Args:
+            words: what is being done; shown at once.
+            total: counts how much there is to do, while the words are shown.
+        """
+        if not (self.is_terminal and _is_terminal(sys.stderr)):
+            yield lambda done, said: None
+            return
+        console = _rich_console(sys.stderr)
+        if console is None:
+            with _plain_progress(words, self.columns or 80) as tell:
+                yield tell
+            return
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        columns = [SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()]
+        if total is not None:
+            columns.insert(2, BarColumn(bar_width=24))
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(words, total=None)
+            if total is not None:
+                bar.update(task, total=total())
+            # Markup is taken out: what is said may have a path in it.
+            yield lambda done, said: bar.update(
+                task, completed=done, description=f"{words}: {inert(said)}".replace("[", "\\[")
+            )
+
+    def flush(self) -> None:
+        """Write what is held back. Raises OSError."""
+        self._stream.flush()
+
+    def _styled(self, text: str, style: str) -> str:
+        if self._console is None:
+            return text
+        if style not in self._styles:
+            from rich.style import Style
+
+            self._styles[style] = Style.parse(style)
+        system = None if self._console.no_color else self._console._color_system
+        return str(self._styles[style].render(text, color_system=system)) if system else text
+
+    def _rich_table(
+        self, heads: Sequence[str], rows: list[list[str]], right: Sequence[bool]
+    ) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
+        for head, is_right in zip(heads, right):
+            table.add_column(head, justify="right" if is_right else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(cell) for cell in row))
+        if self._console is not None:
+            self._console.print(table)
+
+
+@contextmanager
+def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
+    """Show one line that changes, without the extra `cli`; it is gone at the end."""
+    shown = ""
+
+    def show(text: str) -> None:
+        nonlocal shown
+        text = cut_to(inert(text), columns - 1)
+        space = " " * max(0, width(shown) - width(text))
+        sys.stderr.write(f"\r{text}{space}\r")
+        sys.stderr.flush()
+        shown = text
+
+    show(words)
+    try:
+        yield lambda done, said: show(f"{words}: {said}")
+    finally:
+        show("")
+
+
+def _padded(cell: str, room: int, right: bool) -> str:
+    space = " " * (room - width(cell))
+    return space + cell if right else cell + space
+
+
+def _is_number(text: str) -> bool:
+    return bool(text) and text.replace(",", "").replace(".", "", 1).isdigit()
+
+
+def _is_terminal(stream: Any) -> bool:
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):
+        return False
+
+
+def _rich_console(stream: TextIO) -> Any:
+    if os.environ.get("TERM") == "dumb":
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, emoji=False)  # which goes by NO_COLOR

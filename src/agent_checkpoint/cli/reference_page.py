@@ -1,0 +1,40 @@
+"""`docs/cli.md`, made from the help of the commands. Owns the form of that page.
+
+`python -m agent_checkpoint.cli.reference_page` writes it to the standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from agent_checkpoint.cli.args import parser_of, root_parser
+from agent_checkpoint.cli.command_table import COMMANDS
+
+_WIDTH = 96
+_BEGIN = """\
+# The command
+
+Generated from the help of the commands by `python -m agent_checkpoint.cli.reference_page`;
+edit the help, not this page. How to use it is on [a page of its own](how-to/command-line.md).
+"""
+
+
+def page() -> str:
+    """Return the whole page."""
+    blocks = [_BEGIN, _fenced(root_parser().format_help(_WIDTH))]
+    group = ""
+    for listed in COMMANDS:
+        if listed.group != group:
+            group = listed.group
+            blocks.append(f"## {group[0].upper()}{group[1:]}\n")
+        blocks.append(f"### {listed.name}\n")
+        blocks.append(_fenced(parser_of(listed.name).format_help(_WIDTH)))
+    return "\n".join(blocks)
+
+
+def _fenced(text: str) -> str:
+    return f"```text\n{text}```\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())

@@ -1,0 +1,137 @@
+"""What a command does to a directory, as checkpoints. Owns its output, and when one is due."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from agent_checkpoint.agents.agent_events import Event
+from agent_checkpoint.agents.session_note import PART, Note
+from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.core.log import Log
+from agent_checkpoint.records import Checkpoint, Draft, check_key
+from agent_checkpoint.store.claims import make_claim
+from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
+from agent_checkpoint.store.objects.reader import OBJECT
+from agent_checkpoint.store.objects.references import Captured
+from agent_checkpoint.store.objects.writer import Writer
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.tree_names import PART as FILES
+from agent_checkpoint.workspace.workspace import Workspace
+
+OUTPUT, RUN = "output", "run"
+"""The names of the parts: what was printed, and what was run."""
+_MOST_BEGIN, _MOST_END = 512 << 10, 64 << 10
+
+
+class Output:
+    """What a command prints: the beginning in pieces that are only added to, and the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.begin: Log[str] = Log()
+        self._begun = 0
+        self._end = b""
+        self._dropped = 0
+
+    def add(self, data: bytes) -> None:
+        """Take what was printed."""
+        with self._lock:
+            if self._begun < _MOST_BEGIN:
+                head, data = data[: _MOST_BEGIN - self._begun], data[_MOST_BEGIN - self._begun :]
+                self._begun += len(head)
+                self.begin.append(head.decode("utf-8", "surrogateescape"))
+            if data:
+                end = self._end + data
+                self._end = end[-_MOST_END:]
+                self._dropped += len(end) - len(self._end)
+
+    def dump(self) -> Any:
+        """Return the part, ready to be written."""
+        with self._lock:
+            end = self._end.decode("utf-8", "surrogateescape")
+            found = {"begin": self.begin, "dropped": self._dropped, "end": end}
+            return encode(found, OUTPUT)
+
+    @property
+    def size(self) -> int:
+        """How many bytes were printed."""
+        return self._begun + len(self._end) + self._dropped
+
+
+class Recorder:
+    """Saves a directory, and what a command has printed, as checkpoints of one key."""
+
+    def __init__(
+        self, store: Store, workspace: Workspace, key: str, line: str, command: list[str]
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: where the checkpoints go.
+            workspace: the directory.
+            key: their key.
+            line: the key that the directory is saved to by itself.
+            command: what is run.
+        """
+        self._store = store
+        self._workspace = workspace
+        self._key = check_key(key)
+        self._is_line = key == line
+        self._command = command
+        self.output = Output()
+
+    def save(
+        self,
+        label: str,
+        *,
+        only_changes: bool = False,
+        status: int | None = None,
+        seconds: float | None = None,
+        full: bool = False,
+    ) -> Checkpoint | None:
+        """Save what is there now; return the checkpoint, if one was due.
+
+        Args:
+            label: what it is called.
+            only_changes: do nothing if no file has changed since the last checkpoint.
+            status: the exit status, if there is one by now.
+            seconds: how long it took.
+            full: look at every file.
+
+        Raises:
+            CheckpointError: nothing was saved.
+        """
+        files = _Files(self._workspace, full)
+        captured: Any = Captured(files, self._store.writer)
+        head = self._store.head(self._key)
+        is_same = head is not None and head.kind != SAFETY
+        is_same = is_same and head is not None and head.parts.get(FILES) == {OBJECT: captured.name}
+        if only_changes and is_same:
+            files.writer.committed()
+            return None
+        about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
+        parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}
+        place = self._workspace.path
+        claim = make_claim(self._store.backend, self._key, place) if self._is_line else None
+        if not self._is_line:
+            event = Event(RUN, RUN, self._key, str(place), None)
+            parts[PART] = Note.of(self._store, event, str(place), None).dump()
+        text = label if len(label) <= 100 else label[:99] + "…"
+        text = text.encode("utf-8", "replace").decode()
+        draft = Draft(self._key, parts, label=" ".join(text.split()), claim=claim)
+        return self._store.write(draft)
+
+
+class _Files:
+    """Captures a workspace, and keeps what it was handed to."""
+
+    writer: Writer
+
+    def __init__(self, workspace: Workspace, full: bool) -> None:
+        self._workspace = workspace
+        self._full = full
+
+    def checkpoint_to(self, writer: Writer) -> str:
+        self.writer = writer
+        return self._workspace.checkpoint_to(writer, full=self._full)

@@ -1,0 +1,1 @@
+"""Python values to JSON and back. Owns the tags, the type registry and sealed pickles."""

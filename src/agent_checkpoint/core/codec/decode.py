@@ -1,0 +1,281 @@
+"""Plain JSON to Python values.
+
+Owns reading the tags; takes nothing on trust: a tag is one of ours, a registered type, a type that
+the loading class hints at, or an error.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from agent_checkpoint.core.codec.arrays import decode_array
+from agent_checkpoint.core.codec.encode import FACTORIES
+from agent_checkpoint.core.codec.pickles import decode_pickle
+from agent_checkpoint.core.codec.scalars import DECODERS
+from agent_checkpoint.core.codec.type_registry import type_named
+from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.path_errors import Trouble, cause, key_piece, troubles
+from agent_checkpoint.core.stateful import CLASS, StateDict
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.store.canonical_json import read_json
+from agent_checkpoint.store.objects.reader import OBJECT, Reader, has_no_tags, tag_of, whole
+from agent_checkpoint.store.objects.reader import TAGS as STORED_TAGS
+from agent_checkpoint.store.objects.references import ObjectRef, Reference
+from agent_checkpoint.store.objects.splitting import Large
+
+Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
+"""Gives the hinted types for a nested state, by its class name and the types hinted around it."""
+
+
+class Decoded(NamedTuple):
+    """A value made of JSON, which nobody else holds, and whether there are states in it."""
+
+    value: Any
+    has_states: bool
+
+
+def decode(
+    tree: JsonValue,
+    path: str = "agent",
+    *,
+    scope: Scope,
+    rebuild: Callable[[StateDict], Any],
+    trust_pickle: bool = False,
+    reader: Reader | None = None,
+) -> Decoded:
+    """Return the value that the JSON stands for.
+
+    Args:
+        tree: what `encode` returned.
+        path: the name of the value in messages.
+        scope: tells the type hints of a class by its name.
+        rebuild: makes an object of a state that is nested in a registered type.
+        trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the tree, if it comes from a store.
+
+    Raises:
+        StateError: a tag is unknown or damaged; the message names the path.
+        UntrustedDataError: a pickle has no seal of this user.
+    """
+    with troubles(path):
+        decoder = _Decoder(scope, rebuild, trust_pickle, reader)
+        value = decoder.value(tree)
+        return Decoded(value, has_states=decoder.states > 0)
+
+
+class _Decoder:
+    """One walk over a tree; `types` are the classes hinted by the innermost state."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        rebuild: Callable[[StateDict], Any],
+        trust: bool,
+        reader: Reader | None,
+    ) -> None:
+        self.scope = scope
+        self.rebuild = rebuild
+        self.trust = trust
+        self.reader = reader
+        self.states = 0
+        self.types: Mapping[str, type] = {}
+        self.inside_type = False
+
+    def value(self, tree: Any) -> Any:
+        kind = type(tree)
+        if kind is str or kind is int or kind is bool or tree is None:
+            return tree
+        if kind is list:
+            return self.items(tree)
+        if kind is dict:
+            return self.object(tree)
+        if isinstance(tree, float) and tree - tree == 0:
+            return float(tree)  # a tree that was never written still has its ExponentFloats
+        if isinstance(tree, Reference) and tree.source is not None:
+            self.states += 1
+            return ObjectRef(tree.name, tree.source)
+        if isinstance(tree, Large):
+            return self.value(tree.inline())
+        raise Trouble("is damaged: not a value that JSON can have.")
+
+    def items(self, tree: Any) -> list[Any]:
+        done: list[Any] = []
+        if tag_of(tree) == "$list":
+            for trees, is_plain in self.stored.arrays(tree["$list"]):
+                self._add(done, trees, is_plain=is_plain)
+        else:
+            self._add(done, self.listed(tree), is_plain=False)
+        return done
+
+    def _add(self, done: list[Any], trees: list[Any], *, is_plain: bool) -> None:
+        if is_plain:
+            done += trees
+            return
+        try:
+            for tree in trees:
+                done.append(self.value(tree))
+        except Trouble as trouble:
+            raise trouble.at(f"[{len(done)}]") from trouble.__cause__
+
+    @property
+    def stored(self) -> Reader:
+        if self.reader is None:
+            raise Trouble("is damaged: it refers to objects of a store, and there is none.")
+        return self.reader
+
+    def whole(self, tree: Any) -> Any:
+        """Return a payload with nothing cut out of it: a value's own text, and no container."""
+        return tree if type(tree) is str else whole(tree, self.reader)
+
+    def listed(self, payload: Any) -> list[Any]:
+        payload = self.here(payload)
+        if type(payload) is not list:
+            raise ValueError("not a list")
+        return payload
+
+    def here(self, payload: Any) -> Any:
+        """Return a payload itself where a tag or a Large stands for it."""
+        if isinstance(payload, Large):
+            return payload.inline()
+        tag = tag_of(payload)
+        return payload if tag is None else self.stored.tree(tag, payload[tag])
+
+    def object(self, tree: dict[str, Any], fresh: set[str] | None = None) -> Any:
+        done: dict[str, Any] = {}
+        for key, item in tree.items():
+            if key[:1] == "$":
+                if key[1:2] != "$":
+                    return self.tag(tree)
+                key = key[1:]
+            before = self.states
+            try:
+                done[key] = self.value(item)
+            except Trouble as trouble:
+                raise trouble.at(key_piece(key)) from trouble.__cause__
+            if fresh is not None and self.states == before:
+                fresh.add(key)
+        return done
+
+    def tag(self, tree: dict[str, Any]) -> Any:
+        if len(tree) != 1:
+            raise Trouble("is damaged: a tag stands alone.")
+        ((tag, payload),) = tree.items()
+        handler = _TAGS.get(tag)
+        simple = DECODERS.get(tag)
+        try:
+            if handler is not None:
+                return handler(self, payload)
+            if simple is not None:
+                return simple(self.whole(payload))
+            if tag in STORED_TAGS:
+                return self.outside(tag, payload)
+            if tag.startswith("$type:"):
+                return self.registered(tag[len("$type:") :], payload)
+        except (Trouble, RecursionError, MemoryError):
+            raise
+        except IntegrityError as error:
+            raise Trouble(f"cannot be read. {error}", IntegrityError) from None
+        except Exception as error:
+            raise Trouble(f"is damaged: not a {tag} ({cause(error)}).") from error
+        raise Trouble(f"has the tag {show(tag)}, which this version does not know.")
+
+    def outside(self, tag: str, payload: Any) -> Any:
+        if tag == "$list":
+            return self.items({tag: payload})
+        if tag == "$ref":
+            text = self.stored.text(payload)
+            return read_json(text) if has_no_tags(text) else self.value(read_json(text))
+        found = self.stored.tree(tag, payload)
+        return self.object(found) if tag == "$map" else found
+
+    def registered(self, name: str, payload: Any) -> Any:
+        structure = type_named(name, self.types)
+        if structure is None:
+            raise Trouble(
+                f"is of the type {show(name)}, which is not registered here. Call register_type() "
+                "on its class, name the class in the type hints of the object being loaded, or "
+                f"register_alias({show(name)}, …) if it was renamed."
+            )
+        outer, self.inside_type = self.inside_type, True
+        try:
+            fields = self.value(payload)
+        finally:
+            self.inside_type = outer
+        try:
+            return structure.decode(fields)
+        except Exception as error:
+            raise Trouble(
+                f"does not fit the type {show(name)} as it is now ({cause(error)}). Register it "
+                "with an encode and a decode that know the old form."
+            ) from error
+
+    def state(self, payload: Any) -> Any:
+        payload = self.here(payload)
+        if not isinstance(payload, dict):
+            raise Trouble("is damaged: not a state.")
+        outer, self.types = self.types, self.scope(payload.get(CLASS), self.types)
+        try:
+            fresh: set[str] = set()
+            fields = self.object(payload, fresh)
+            state = StateDict(fields, types=self.types, fresh=fresh)
+        finally:
+            self.types = outer
+        self.states += 1
+        return self.rebuild(state) if self.inside_type else state
+
+    def pairs(self, payload: Any) -> list[tuple[Any, Any]]:
+        done: list[tuple[Any, Any]] = []
+        for pair in self.listed(payload):
+            written, item = self.listed(pair)
+            key = self.value(written)
+            try:
+                done.append((key, self.value(item)))
+            except Trouble as trouble:
+                raise trouble.at(key_piece(key)) from trouble.__cause__
+        return done
+
+    def pickle(self, payload: Any) -> Any:
+        self.states += 1  # there may be some in it
+        return decode_pickle(self.whole(payload), trust=self.trust)
+
+    def reference(self, payload: Any) -> Any:
+        self.states += 1  # it may be meant for a live object
+        return ObjectRef(payload, self.stored.source)
+
+    def default_dict(self, payload: Any) -> Any:
+        name, pairs = self.here(payload)
+        factory = None if name is None else FACTORIES[name]
+        return defaultdict(factory, self.pairs(pairs))
+
+    def deque(self, payload: Any) -> Any:
+        values, maxlen = self.here(payload)
+        return deque(self.items(values), maxlen)
+
+
+_TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
+    "$state": _Decoder.state,
+    "$tuple": lambda decoder, payload: tuple(decoder.items(payload)),
+    "$set": lambda decoder, payload: set(decoder.items(payload)),
+    "$frozenset": lambda decoder, payload: frozenset(decoder.items(payload)),
+    "$deque": _Decoder.deque,
+    "$dict": lambda decoder, payload: dict(decoder.pairs(payload)),
+    "$ordereddict": lambda decoder, payload: OrderedDict(decoder.pairs(payload)),
+    "$counter": lambda decoder, payload: _counter(decoder.pairs(payload)),
+    "$defaultdict": _Decoder.default_dict,
+    "$ndarray": lambda decoder, payload: decode_array(decoder.whole(payload)),
+    "$log": lambda decoder, payload: Log._of(decoder.items(payload)),
+    "$pickle": _Decoder.pickle,
+    OBJECT: _Decoder.reference,
+}
+
+
+def _counter(pairs: list[tuple[Any, Any]]) -> Counter[Any]:
+    # Counter(pairs) would count the pairs, and Counter(dict(pairs)) would merge equal keys' values
+    # in no other way than this does: one by one, as they were.
+    counter: Counter[Any] = Counter()
+    for key, count in pairs:
+        counter[key] = count
+    return counter

@@ -1,0 +1,116 @@
+"""Types that users teach the codec. Owns the registry of names; knows no JSON.
+
+A tag in a checkpoint names an entry of this registry and nothing else, so a checkpoint from
+elsewhere can neither import nor call what the program did not register.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, overload
+
+from agent_checkpoint.core.class_names import canonical
+from agent_checkpoint.core.codec.structures import Structure, structure_of
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import show
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_by_class: dict[type, tuple[str, Structure]] = {}
+_by_name: dict[str, type] = {}
+
+
+@overload
+def register_type(cls: type[T], /) -> type[T]: ...
+@overload
+def register_type(
+    cls: type[T],
+    encode: Callable[[T], Any],
+    decode: Callable[[Any], T],
+    *,
+    name: str | None = None,
+) -> type[T]: ...
+@overload
+def register_type(cls: type[T], *, name: str | None = None) -> type[T]: ...
+@overload
+def register_type(*, name: str) -> Callable[[type[T]], type[T]]: ...
+def register_type(
+    cls: Any = None,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+    *,
+    name: str | None = None,
+) -> Any:
+    """Write values of a class as readable JSON instead of a sealed pickle. Also a decorator.
+
+    Args:
+        cls: the class; dataclasses, named tuples, Enums, attrs and pydantic models need no more.
+        encode: makes of a value something that the codec can write.
+        decode: makes the value of that again.
+        name: what the checkpoint calls the type; the class's name if not given.
+
+    Raises:
+        InvalidInputError: the class is of another kind and has no `encode` and `decode`, or its
+            name is taken by another class.
+    """
+    if cls is None:
+        return lambda decorated: register_type(decorated, name=name)
+    if not isinstance(cls, type):
+        raise InvalidInputError(f"register_type takes a class, not {show(cls)}.")
+    if (encode is None) != (decode is None):
+        raise InvalidInputError(f"{cls.__name__} needs both encode and decode, or neither.")
+    if name is not None and (not isinstance(name, str) or not name):
+        raise InvalidInputError(f"A type's name is non-empty text, not {show(name)}.")
+    if encode is not None and not (callable(encode) and callable(decode)):
+        raise InvalidInputError(f"encode and decode of {cls.__name__} are functions.")
+    if encode is not None and decode is not None:
+        structure: Structure | None = Structure(encode, decode)
+    else:
+        structure = structure_of(cls)
+    if structure is None:
+        raise InvalidInputError(
+            f"{cls.__name__} is no dataclass, named tuple, Enum, attrs class or pydantic model: "
+            "say how, with register_type(cls, encode, decode)."
+        )
+    name = name or cls.__name__
+    with _lock:
+        taken = _by_name.get(name)
+        if taken is not None and not _replaces(cls, taken):
+            raise InvalidInputError(
+                f"The name {show(name)} is taken by {taken.__module__}.{taken.__qualname__}: "
+                "give this type another with name=…."
+            )
+        _by_name[name] = cls
+        _by_class[cls] = (name, structure)
+    return cls
+
+
+def type_of(value: Any, hinted: Mapping[str, type]) -> tuple[str, Structure] | None:
+    """Return the name and structure for a value, if its class is registered or hinted."""
+    cls = type(value)
+    known = _by_class.get(cls)
+    if known is not None:
+        return known
+    if hinted.get(cls.__name__) is cls and cls.__name__ not in _by_name:
+        structure = structure_of(cls)
+        return None if structure is None else (cls.__name__, structure)
+    return None
+
+
+def type_named(name: str, hinted: Mapping[str, type]) -> Structure | None:
+    """Return the structure for a name in a checkpoint, or None if nobody vouches for it."""
+    for wanted in dict.fromkeys((name, canonical(name))):
+        cls = _by_name.get(wanted)
+        if cls is not None:
+            return _by_class[cls][1]
+        if wanted in hinted:
+            return structure_of(hinted[wanted])
+    return None
+
+
+def _replaces(cls: type, taken: type) -> bool:
+    # Defined again in the same place (a notebook cell run twice), or local to a function.
+    same = (cls.__module__, cls.__qualname__) == (taken.__module__, taken.__qualname__)
+    return same or "<locals>" in taken.__qualname__

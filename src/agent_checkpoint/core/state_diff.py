@@ -1,0 +1,233 @@
+"""What changed between two states. Owns exact comparison of values and the paths of differences."""
+
+from __future__ import annotations
+
+import copyreg
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from agent_checkpoint.core.codec.arrays import is_masked, is_plain, masked_content
+from agent_checkpoint.core.codec.scalars import LEAVES
+from agent_checkpoint.core.codec.structures import attributes
+from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.path_errors import key_piece
+from agent_checkpoint.errors import StateError
+from agent_checkpoint.records import safe_repr
+
+Changes = dict[str, dict[str, Any]]
+_ABSENT = object()
+_PLAIN = frozenset({bool, int, str, bytes, bytearray})
+
+
+def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
+    """Return `{"added": …, "removed": …, "changed": {name: (old, new)}}`.
+
+    Values are compared exactly: 1, 1.0 and True differ, NaN equals NaN.
+
+    Args:
+        old: the state before.
+        new: the state after.
+        deep: name paths inside values (`memory[2].role`) instead of whole fields.
+
+    Raises:
+        StateError: they are nested too deeply.
+    """
+    changes: Changes = {"added": {}, "removed": {}, "changed": {}}
+    try:
+        found = list(_walk("", old, new, deep, 0))
+    except RecursionError:
+        raise StateError("The states are nested too deeply to be compared.") from None
+    for path, before, after in found:
+        if before is _ABSENT:
+            changes["added"][path] = after
+        elif after is _ABSENT:
+            changes["removed"][path] = before
+        else:
+            changes["changed"][path] = (before, after)
+    return changes
+
+
+def same(a: Any, b: Any) -> bool:
+    """Tell whether two values are exactly alike, types included, but not the order of dicts."""
+    try:
+        return _same(a, b)
+    except RecursionError:
+        return False  # objects that refer to each other: counted as changed
+
+
+def _same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    kind = type(a)
+    if kind is not type(b):
+        return False
+    if kind in _PLAIN:
+        return bool(a == b)
+    if kind is float:
+        return repr(a) == repr(b)  # NaN like NaN, 0.0 unlike -0.0
+    if kind is list or kind is tuple or kind is Log:
+        return len(a) == len(b) and all(map(_same, a, b))
+    if kind is dict or kind is set or kind is frozenset:
+        return len(a) == len(b) and all(
+            mine is not _ABSENT
+            and theirs is not _ABSENT
+            and (kind is not dict or _same(a[mine], b[theirs]))
+            for mine, theirs in _partners(a, b)
+        )
+    leaf = LEAVES.get(kind)
+    text = None if leaf is None else leaf.encode(a)
+    if leaf is not None and text is not None:
+        return _same(text, leaf.encode(b))  # what is stored of it; == would miss a fold or a zone
+    if is_plain(a):
+        return _same_arrays(a, b)
+    content = _content(a)
+    if content is not None:
+        return _same(content, _content(b))
+    try:
+        return bool(a == b)
+    except Exception:
+        return False  # a value that cannot be compared counts as changed
+
+
+def _content(value: Any) -> list[Any] | None:
+    """Return what a pickle of the value would hold, one level deep; None if only == can tell.
+
+    The `==` of many classes takes 1 for True, NaN for unlike itself, or compares identities; and
+    the bytes of two pickles differ by what is shared inside, though the values are alike.
+    """
+    kind: Any = type(value)
+    if kind is object or isinstance(value, type):
+        return None
+    if isinstance(value, (set, frozenset)):  # pickled as a list, in any order
+        return [set(value), attributes(value)]
+    if is_masked(value):
+        return masked_content(value)
+    try:
+        reduce: Any = copyreg.dispatch_table.get(kind)
+        reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
+        if isinstance(reduced, str):  # the name of a global
+            return None
+        parts: list[Any] = [*reduced, None, None, None]
+        make, args, state, items, pairs = parts[:5]
+        listed, paired = list(items or ()), list(pairs or ())
+    except Exception:
+        return None
+    empty = args in ((), (kind,)) and state is None and not listed and not paired
+    if empty and kind.__eq__ is not object.__eq__:
+        return None  # it tells nothing, but can compare
+    return [make, args, state, listed, paired if isinstance(value, OrderedDict) else dict(paired)]
+
+
+def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Pair the keys that are exactly alike; `_ABSENT` stands for the partner of one that is alone.
+
+    A lookup alone would take 1 for True, and would not find NaN.
+    """
+    left = {key: key for key in new}
+    alone = []
+    for key in old:
+        partner = left.get(key, _ABSENT)
+        if partner is not _ABSENT and _same(key, partner):
+            del left[key]
+            yield key, partner
+        else:
+            alone.append(key)
+    candidates: dict[Any, list[Any]] = {}
+    for key in left if alone else ():
+        candidates.setdefault(_rough(key), []).append(key)
+    for key in alone:
+        found = candidates.get(_rough(key), [])
+        place = next((index for index, other in enumerate(found) if _same(key, other)), None)
+        if place is None:
+            yield key, _ABSENT
+        else:
+            partner = found.pop(place)
+            del left[partner]
+            yield key, partner
+    for partner in left:
+        yield _ABSENT, partner
+
+
+def _rough(key: Any) -> Any:
+    """Return something equal for keys that are alike, to look only among the few that may be."""
+    kind = type(key)
+    if kind is tuple:
+        return tuple(map(_rough, key))
+    return safe_repr(key) if kind in _PLAIN or kind is float or kind in LEAVES else kind
+
+
+def _same_arrays(a: Any, b: Any) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype.names:  # between fields there may be bytes without a meaning
+        return all(_same(a[name], b[name]) for name in a.dtype.names)
+    if a.dtype.hasobject:  # its bytes are addresses
+        return _same(a.tolist(), b.tolist())
+    if a.dtype.char in "gG":  # in a long double there are bytes without a meaning
+        return repr(a.ravel().tolist()) == repr(b.ravel().tolist())
+    return bool(a.tobytes() == b.tobytes())
+
+
+def _walk(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
+    if same(old, new):
+        return
+    below: list[tuple[str, Any, Any]] = []
+    if depth == 0 or deep:
+        below = list(_below(path, old, new, deep, depth))
+    # Containers may differ in more than their content: a dict and an OrderedDict, say.
+    if below or (depth == 0 and isinstance(old, dict) and isinstance(new, dict)):
+        yield from below
+    else:
+        yield path, old, new
+
+
+def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        yield from _walk_names(path, old, new, deep, depth)
+    elif hasattr(old, "_asdict") and type(old) is type(new):
+        yield from _walk_names(path, old._asdict(), new._asdict(), deep, depth)
+    elif isinstance(old, (list, tuple, Log)) and type(old) is type(new):
+        yield from _walk_items(path, old, new, deep, depth)
+    elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
+        yield from _walk_names(path, attributes(old), attributes(new), deep, depth)
+
+
+def _walk_names(
+    path: str, old: dict[Any, Any], new: dict[Any, Any], deep: bool, depth: int
+) -> Iterator[tuple[str, Any, Any]]:
+    for mine, theirs in _partners(old, new):
+        key = theirs if mine is _ABSENT else mine
+        if depth == 0 and isinstance(key, str) and (not deep or key.isidentifier()):
+            name = key
+        else:
+            name = path + key_piece(key, whole=True)
+        if mine is _ABSENT:
+            yield name, _ABSENT, new[theirs]
+        elif theirs is _ABSENT:
+            yield name, old[mine], _ABSENT
+        else:
+            yield from _walk(name, old[mine], new[theirs], deep, depth + 1)
+
+
+def _walk_items(
+    path: str, old: Any, new: Any, deep: bool, depth: int
+) -> Iterator[tuple[str, Any, Any]]:
+    # What is alike at both ends is left out, so that an append or a trim shows as just that.
+    shorter = min(len(old), len(new))
+    start = 0
+    while start < shorter and same(old[start], new[start]):
+        start += 1
+    end = 0
+    while end < shorter - start and same(old[-1 - end], new[-1 - end]):
+        end += 1
+    before, after = old[start : len(old) - end], new[start : len(new) - end]
+    for index in range(max(len(before), len(after))):
+        name = f"{path}[{start + index}]"
+        if index >= len(before):
+            yield name, _ABSENT, after[index]
+        elif index >= len(after):
+            yield name, before[index], _ABSENT
+        else:
+            yield from _walk(name, before[index], after[index], deep, depth + 1)

@@ -1,0 +1,198 @@
+"""Text for people: the command, the page and messages. Owns sizes, times, counts and escaping.
+
+Keys, labels, paths and values come from a store, and whoever wrote it may be hostile: no character
+of them moves the cursor, changes a colour or reverses the direction of reading. Prints nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+_REORDERING = frozenset({"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"})
+_BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+"""They count as printable, and nothing is seen of them."""
+_VARIANTS = ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef")
+"""What chooses the form of the character before, and often none at all."""
+LONGEST = 300
+"""Of one value in a line for people. JSON has all of it."""
+_NAMED = 3
+
+
+def written_out(text: str, kept: str, name: Callable[[str], str]) -> str:
+    """Return a text in which every character is seen for what it is.
+
+    Args:
+        text: any text.
+        kept: characters that stay, whatever they are.
+        name: writes out a character that would not be seen.
+    """
+    bare = text
+    for char in kept:
+        bare = bare.replace(char, "")
+    if bare.isascii() and bare.isprintable():
+        return text
+    pairs = zip(" " + text, text)
+    return "".join(char if char in kept or is_plain(char, of) else name(char) for of, char in pairs)
+
+
+def is_plain(char: str, of: str = " ") -> bool:
+    """Tell whether a character is seen for what it is, after another one."""
+    if not char.isprintable() or char in _BLANK:
+        return False
+    if any(low <= char <= high for low, high in _VARIANTS):
+        return char == "\ufe0f" and unicodedata.category(of) == "So"  # as of most emoji
+    return unicodedata.bidirectional(char) not in _REORDERING
+
+
+def size(number: float) -> str:
+    """Return a number of bytes as people say it."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 file`, `1,234 files`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def paths_words(named: list[str]) -> str:
+    """Return some paths in a few words."""
+    more = len(named) - _NAMED
+    words = ", ".join(named[:_NAMED])
+    return f"{words} and {more:,} more" if more > 0 else words
+
+
+def safe(text: str) -> str:
+    """Return text that shows as itself: control characters are written out, lines stay lines."""
+    return written_out(text, "\n\t", _written)
+
+
+def inert(value: object, limit: int | None = None) -> str:
+    """Return text of a store as one line, cut if a limit is given; the cut says how much it was."""
+    text = "" if value is None else str(value)
+    size = len(text)
+    if limit is not None and size > limit:
+        text = text[:limit]
+    text = written_out(text, "", _escaped)
+    if limit is not None and size > limit:
+        text += f"… ({size:,} characters)"
+    return text
+
+
+def json_text(data: Any, *, ascii_only: bool = False) -> str:
+    """Return data as JSON in which no character can do anything to a terminal."""
+    import json
+
+    text = json.dumps(data, indent=2, ensure_ascii=ascii_only, default=str)
+    # All that is written out stands within strings: JSON itself is made of printable characters.
+    return written_out(text, "\n", _in_json)
+
+
+def brief(value: Any, limit: int = LONGEST) -> str:
+    """Return a value of a state in one line, cut where it gets long; never builds all of it."""
+    pieces: list[str] = []
+    left = _put(value, pieces, limit, 0)
+    text = inert("".join(pieces))
+    return text if left >= 0 else text[:limit] + "…"
+
+
+def _put(value: Any, pieces: list[str], left: int, depth: int) -> int:
+    """Add a value to the pieces; return how much room is left, less than nothing if it was cut."""
+    import json
+
+    if left < 0:
+        return left
+    if isinstance(value, (dict, list)) and depth < 20:
+        names = isinstance(value, dict)
+        pieces.append("{" if names else "[")
+        left -= 2
+        for number, item in enumerate(value):
+            if left < 0:
+                break
+            head = ", " if number else ""
+            head += f"{json.dumps(str(item)[:left], ensure_ascii=False)}: " if names else ""
+            pieces.append(head)
+            left = _put(value[item] if names else item, pieces, left - len(head), depth + 1)
+        pieces.append("}" if names else "]")
+        return left
+    if isinstance(value, str):
+        cut = value[: left + 1]
+        pieces.append(json.dumps(cut, ensure_ascii=False))
+        return left - len(value) - 2
+    text = "…" if isinstance(value, (dict, list)) else json.dumps(value, default=str)
+    pieces.append(text[: left + 1])
+    return left - len(text)
+
+
+def width(text: str) -> int:
+    """Return how many columns a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    marks = sum(unicodedata.combining(char) != 0 for char in text)
+    return len(text) + wide - marks
+
+
+def cut_to(text: str, room: int) -> str:
+    """Return a text that takes so many columns at most."""
+    if width(text) <= room:
+        return text
+    while text and width(text) > room - 1:
+        text = text[: max(0, min(len(text) - 1, room - 1))]
+    return text + "…"
+
+
+def when(ts: float | None, now: float | None = None) -> str:
+    """Return a time as people say it: `5 min ago`, or a date."""
+    if ts is None:
+        return "?"
+    ago = (time.time() if now is None else now) - ts
+    if 0 <= ago < 60:
+        return "just now" if ago < 5 else f"{ago:.0f} s ago"
+    if 0 <= ago < 3600:
+        return f"{ago / 60:.0f} min ago"
+    if 0 <= ago < 86_400:
+        return f"{ago / 3600:.0f} h ago"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
+    except (OverflowError, ValueError, OSError):  # a crafted one
+        return "?"
+
+
+def quoted(text: str) -> str:
+    """Return a word as a shell takes it, for commands that are shown to be typed."""
+    if re.fullmatch(r"[\w@%+=:,./~-]+", text, re.ASCII) and not text.startswith("~"):
+        return text
+    if written_out(text, "", _in_shell) == text:
+        return "'" + text.replace("'", "'\\''") + "'"
+    inner = written_out(text.replace("\\", "\\\\").replace("'", "\\'"), "", _in_shell)
+    return f"$'{inner}'"
+
+
+def _in_shell(char: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in char.encode(errors="surrogateescape"))
+
+
+def _escaped(char: str) -> str:
+    return {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(char) or _written(char)
+
+
+def _written(char: str) -> str:
+    code = ord(char)
+    short = f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    return short if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _in_json(char: str) -> str:
+    code = ord(char)
+    if code < 0x10000:
+        return f"\\u{code:04x}"
+    code -= 0x10000
+    return f"\\u{0xD800 + (code >> 10):04x}\\u{0xDC00 + (code & 0x3FF):04x}"

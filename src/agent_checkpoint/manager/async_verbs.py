@@ -1,0 +1,67 @@
+"""The verbs for asyncio. Owns moving blocking work off the event loop; knows no verb by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from agent_checkpoint.backends.disk.fork_safety import not_forked
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from typing_extensions import Concatenate, ParamSpec
+
+    P = ParamSpec("P")
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+async def wait_for(future: Future[T]) -> T:
+    """Wait for a future of another thread without blocking the event loop; returns its result."""
+    with not_forked():
+        from asyncio import wrap_future
+
+    return await wrap_future(future)
+
+
+def in_thread(
+    verb: Callable[Concatenate[M, P], T],
+) -> Callable[Concatenate[M, P], Coroutine[Any, Any, T]]:
+    """Return the verb as a coroutine method that runs in a thread.
+
+    For verbs that touch no live object: those that do must capture on the caller's thread.
+    """
+
+    @functools.wraps(verb)
+    async def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with not_forked():
+            from asyncio import (
+                to_thread,  # asyncio is slow to import, and many programs have no use
+            )
+
+        return await to_thread(verb, self, *args, **kwargs)
+
+    run.__name__ = "a" + verb.__name__
+    run.__doc__ = f"Do as `{verb.__name__}` does, for asyncio."
+    return run
+
+
+async def to_its_end(step: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+    """Run a step off the event loop; return its result, and the cancellation that came meanwhile.
+
+    A step that writes cannot be stopped half-way. Raises what it raises.
+    """
+    with not_forked():
+        import asyncio  # slow to import, and many programs have no use
+
+    work = asyncio.ensure_future(asyncio.to_thread(step, *args))
+    stopped: BaseException | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            stopped = error
+    return work.result(), stopped

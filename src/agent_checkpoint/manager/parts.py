@@ -1,0 +1,218 @@
+"""What is saved and what is loaded into: an agent, named parts, or a plain dict.
+
+Owns telling them apart; knows no storage.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from agent_checkpoint.core.codec.encode import NewWriter
+from agent_checkpoint.core.live_objects import Anchors
+from agent_checkpoint.core.loading import load_parts
+from agent_checkpoint.core.state_codec import decode_part, encode_state
+from agent_checkpoint.core.stateful import is_stateful
+from agent_checkpoint.errors import InvalidInputError, StateMismatchError
+from agent_checkpoint.records import Draft, JsonValue, check_key, show
+from agent_checkpoint.store.canonical_json import exact_float
+from agent_checkpoint.store.objects.reader import Reader
+
+ONLY = "agent"
+"""The name of the part when a checkpoint is of one agent or one plain dict."""
+
+
+def parts_of(subject: Any) -> dict[str, Any]:
+    """Return the named parts of what a user passed.
+
+    A dict whose values are all Statefuls is parts; any other dict is a state of its own.
+
+    Raises:
+        InvalidInputError: it is neither a Stateful nor a dict, or a part has no proper name.
+    """
+    if is_stateful(subject):
+        return {ONLY: subject}
+    if isinstance(subject, type):
+        name = subject.__name__
+        raise InvalidInputError(f"{name} is a class: pass an instance of it, such as {name}().")
+    if not isinstance(subject, dict):
+        raise InvalidInputError(
+            f"{type(subject).__name__} has no state_dict() and load_state_dict(). Derive its class "
+            "from Checkpointable, or pass a dict."
+        )
+    if not subject or not all(is_stateful(part) for part in subject.values()):
+        return {ONLY: subject}
+    for name in subject:
+        check_text(name, "A part's name")
+    return dict(subject)
+
+
+def capture(
+    subject: Any, fmt: str = "json", new_writer: NewWriter | None = None
+) -> dict[str, JsonValue]:
+    """Return the parts of what a user passed as JSON, taken now for the store of the writers.
+
+    Raises:
+        InvalidInputError: it cannot be saved at all.
+        StateError: a value in it cannot be captured.
+    """
+    parts = parts_of(subject)
+    return {name: encode_state(part, name, fmt, new_writer) for name, part in parts.items()}
+
+
+def restore(
+    saved: Mapping[str, JsonValue],
+    subject: Any,
+    *,
+    strict: bool = False,
+    trust_pickle: bool = False,
+    reader: Reader | None = None,
+    where: str = "The checkpoint",
+) -> Any:
+    """Load saved parts into what a user passed, all of them or none.
+
+    Args:
+        saved: the parts as JSON.
+        subject: what to load into.
+        strict: refuse states that lack fields or have unexpected ones.
+        trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts, if they come from a store.
+        where: what the parts are of, in messages.
+
+    Returns:
+        What the load returned; by name if several parts were passed.
+
+    Raises:
+        StateMismatchError: a part that was asked for was not saved.
+        StateError: a state cannot be decoded or loaded.
+    """
+    targets = parts_of(subject)
+    absent = [name for name in targets if name not in saved]
+    if absent:
+        raise StateMismatchError(
+            f"{where} has no part {', '.join(map(show, absent))}; it has "
+            f"{', '.join(map(show, saved))}. Pass what is to be loaded by those names, as a dict; "
+            f"the part {ONLY!r} alone may be passed as it is."
+        )
+    results = restore_parts(saved, targets, strict=strict, trust_pickle=trust_pickle, reader=reader)
+    return results[ONLY] if targets.get(ONLY) is subject else results
+
+
+def restore_parts(
+    saved: Mapping[str, JsonValue],
+    targets: Mapping[str, Any],
+    *,
+    strict: bool = False,
+    trust_pickle: bool = False,
+    reader: Reader | None = None,
+    anchors: Anchors | None = None,
+) -> dict[str, Any]:
+    """Load saved parts into their targets, all of them or none, and return what each returned.
+
+    Args:
+        saved: the parts as JSON.
+        targets: what to load into, by part.
+        strict: refuse states that lack fields or have unexpected ones.
+        trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts, if they come from a store.
+        anchors: the live objects that the parts were captured from, to go back exactly.
+
+    Raises:
+        StateError: a state cannot be decoded or loaded.
+        IntegrityError: what stands outside is missing or damaged.
+    """
+    if reader is not None:
+        reader.fetch(saved[name] for name in targets)
+    pairs = {
+        name: (
+            target,
+            decode_part(saved[name], name, target, trust_pickle=trust_pickle, reader=reader),
+        )
+        for name, target in targets.items()
+    }
+    return load_parts(pairs, strict=strict, anchors=anchors)
+
+
+def states_of(
+    saved: Mapping[str, JsonValue],
+    targets: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    trust_pickle: bool = False,
+    reader: Reader | None = None,
+) -> Any:
+    """Return the saved states without objects: the state itself if there is but one agent.
+
+    Args:
+        saved: the parts as JSON.
+        targets: live objects by part, whose type hints vouch for types.
+        trust_pickle: load pickles without checking their seal.
+        reader: gives what stands outside of the parts, if they come from a store.
+
+    Raises:
+        StateError: a state cannot be decoded here.
+        IntegrityError: what stands outside is missing or damaged.
+    """
+    if reader is not None:
+        reader.fetch(saved.values())
+    states = {
+        name: decode_part(
+            tree, name, targets.get(name), trust_pickle=trust_pickle, reader=reader
+        ).value
+        for name, tree in saved.items()
+    }
+    return states[ONLY] if list(states) == [ONLY] else states
+
+
+def make_draft(
+    key: str,
+    parts: Mapping[str, JsonValue],
+    *,
+    label: str | None = None,
+    tags: Iterable[str] = (),
+    metrics: Mapping[str, float] | None = None,
+) -> Draft:
+    """Return a checked draft of a checkpoint.
+
+    Raises:
+        InvalidInputError: the key, label, a tag or a metric is not what it must be.
+    """
+    if label is not None:
+        check_text(label, "A label")
+    if isinstance(tags, str) or not isinstance(tags, Iterable):
+        raise InvalidInputError(f"Tags are a list of texts, not {show(tags)}.")
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise InvalidInputError(f"Metrics are numbers by name, not {show(metrics)}.")
+    numbers = {}
+    for name, value in (metrics or {}).items():
+        check_text(name, "A metric's name")
+        numbers[name] = _number(name, value)
+    return Draft(
+        key=check_key(key),
+        parts=parts,
+        label=label,
+        tags=tuple(check_text(tag, "A tag") for tag in tags),
+        metrics=numbers,
+    )
+
+
+def check_text(value: object, what: str) -> str:
+    """Return a text that can be stored. Raises InvalidInputError."""
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{what} is text, not {type(value).__name__}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{what} has lone surrogates.") from None
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InvalidInputError(f"The metric {show(name)} is not a number.") from None
+    if not math.isfinite(number):
+        raise InvalidInputError(f"The metric {show(name)} is {number}, which cannot be ranked.")
+    return exact_float(number)

@@ -1,0 +1,63 @@
+"""Where lines of checkpoints begin. Owns finding forks; reads no whole history for it."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import NamedTuple
+
+from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.records import Checkpoint, CheckpointId, parse_checkpoint_id
+from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.store import Store
+
+
+class Fork(NamedTuple):
+    """A key that begins at a checkpoint of another."""
+
+    at: int
+    key: str
+
+
+def find_forks(store: Store) -> dict[str, list[Fork]]:
+    """Return the keys that begin as forks, by the key that they come from.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    found: dict[str, list[Fork]] = {}
+    for key in store.list_keys():
+        origin = origin_of(store, key)
+        if origin is not None:
+            found.setdefault(origin.key, []).append(Fork(origin.seq, key))
+    return found
+
+
+def origin_of(store: Store, key: str) -> CheckpointId | None:
+    """Return the checkpoint that a key was forked from, if it was.
+
+    Its first checkpoint says so. Where that was pruned, a session still knows.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    try:
+        for entry in islice(store.oldest_first(key, page=1), 1):
+            first = read_checkpoint(key, entry.seq, entry.data)
+            if first.kind == "fork" and first.parents:
+                return _other(parse_checkpoint_id(first.parents[0]), key)
+            return None if entry.seq == 1 else _noted(store, store.head(key), key)
+    except UNUSABLE:
+        pass  # `verify` tells about it
+    return None
+
+
+def _noted(store: Store, head: Checkpoint | None, key: str) -> CheckpointId | None:
+    meta = None if head is None else read_meta(store, head)
+    if meta is None or meta.point is None:
+        return None
+    return _other(parse_checkpoint_id(meta.point), key)
+
+
+def _other(place: CheckpointId | None, key: str) -> CheckpointId | None:
+    return None if place is None or place.key == key else place

@@ -1,0 +1,130 @@
+"""The states in checkpoints, without the code that made them. Owns how they are read and compared.
+
+Nothing is decoded, so nothing of it can run: a state is the JSON that stands in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent_checkpoint.core.state_diff import Changes, diff_states
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.session_record import PART as NOTES
+from agent_checkpoint.store.lookup import steadily
+from agent_checkpoint.store.objects.reader import whole
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.tree_names import PART as FILES
+
+LOGS = ("messages", "calls")
+"""Parts that are only added to, and are compared from where they part."""
+
+
+def read_parts(store: Store, checkpoint: Checkpoint, names: Any = None) -> dict[str, Any]:
+    """Return parts of a checkpoint as JSON, all if no names are given.
+
+    Raises:
+        IntegrityError: something of them is missing or damaged.
+        StorageError: the medium failed.
+    """
+
+    def read(found: Checkpoint) -> dict[str, Any]:
+        chosen = {
+            name: tree for name, tree in found.parts.items() if names is None or name in names
+        }
+        reader = store.reader(found)
+        reader.fetch(chosen.values())
+        return {name: whole(tree, reader) for name, tree in chosen.items()}
+
+    return steadily(store, lambda: [checkpoint], read)
+
+
+def plain(tree: Any) -> Any:
+    """Return a state as people think of it: without the tags of objects, logs and tuples."""
+    if isinstance(tree, list):
+        return [plain(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if len(tree) == 1:
+        ((tag, inner),) = tree.items()
+        if tag in ("$log", "$tuple") and isinstance(inner, list):
+            return [plain(item) for item in inner]
+        if tag == "$state" and isinstance(inner, dict):
+            return {name: plain(item) for name, item in inner.items() if name not in _NAMES}
+    return {name: plain(item) for name, item in tree.items()}
+
+
+_NAMES = ("__class__", "__version__")
+
+
+def class_in(tree: Any) -> str | None:
+    """Return the class that a state says that it is of."""
+    inner = tree.get("$state", tree) if isinstance(tree, dict) else None
+    said = inner.get("__class__") if isinstance(inner, dict) else None
+    return said if isinstance(said, str) else None
+
+
+def compared_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+    """Return what changed in the parts that are neither files nor logs, path by path."""
+    changes: Changes = {"added": {}, "removed": {}, "changed": {}}
+    passed_over = {FILES, NOTES, *LOGS}
+    for name in dict.fromkeys([*before, *after]):
+        if name in passed_over:
+            continue
+        if name not in before:
+            changes["added"][name] = plain(after[name])
+        elif name not in after:
+            changes["removed"][name] = plain(before[name])
+        else:
+            found = diff_states(
+                _by_task(plain(before[name])), _by_task(plain(after[name])), deep=True
+            )
+            for how, rows in found.items():
+                changes[how].update({_below(name, at): value for at, value in rows.items()})
+    return changes
+
+
+def _by_task(state: Any) -> Any:
+    """Return the tasks of a session by their ids, as people name them; any other state as it is."""
+    rows = state.get("tasks") if isinstance(state, dict) and len(state) == 1 else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and "id" in row for row in rows):
+        return state
+    kept = ("status", "attempt", "note", "result")
+    return {str(row["id"]): {name: row.get(name) for name in kept} for row in rows}
+
+
+def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:
+    """Return the items that only the one or the other of two logs has, from where they part."""
+    old, new = plain(before), plain(after)
+    old, new = old if isinstance(old, list) else [], new if isinstance(new, list) else []
+    same = 0
+    while same < min(len(old), len(new)) and old[same] == new[same]:
+        same += 1
+    return {"removed": old[same:], "added": new[same:]}
+
+
+def message_words(item: Any, limit: int, cut: Callable[[int], int]) -> str:
+    """Return an item of a conversation, or a call, in one line.
+
+    Args:
+        item: what it is.
+        limit: how long what it says may be.
+        cut: how long other texts may be, from what would do on a terminal.
+    """
+    from agent_checkpoint.formatting import brief, inert
+
+    if isinstance(item, dict) and isinstance(item.get("role"), str) and "content" in item:
+        content = item["content"]
+        words = inert(content, limit) if isinstance(content, str) else brief(content, limit)
+        return f"{inert(item['role'], cut(40))}: {words}"
+    if isinstance(item, dict) and isinstance(item.get("tool"), str):
+        what = "error" if "error" in item else "result"
+        call = f"{inert(item['tool'], cut(60))}({brief(item.get('arguments'), limit)})"
+        return f"{call} -> {what} {brief(item.get(what), cut(80))}"
+    return brief(item, limit)
+
+
+def _below(part: str, path: str) -> str:
+    if not path:
+        return part
+    return part + path if path.startswith("[") else f"{part}.{path}"

@@ -1,0 +1,248 @@
+"""Adopting a fork: its end becomes the session's present. Owns when that may be, and the merge.
+
+It goes the way of a rollback: a safety checkpoint, the checkpoint that makes it so, then the
+objects and files; a crash in between is made good at the next opening.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.core.external import External
+from agent_checkpoint.errors import (
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+)
+from agent_checkpoint.records import Checkpoint, Draft, same_json, show
+from agent_checkpoint.session.branch.file_merge import merge
+from agent_checkpoint.session.effects.approvals import void
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.session.rollback.rollback_report import standing_notice
+from agent_checkpoint.session.session_record import PART, Meta, read_meta
+from agent_checkpoint.store.lookup import find
+from agent_checkpoint.workspace.restore.recovery import Held
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree_names import tree_in
+
+if TYPE_CHECKING:
+    from agent_checkpoint.session.work import Work
+    from agent_checkpoint.store.ledger.ledger import Effect
+
+ADOPT = "adopt"
+"""The kind of the checkpoint."""
+_NAMED = 20
+
+
+class Adoption(Rollback):
+    """One fork that becomes the present of the session that it came from."""
+
+    def __init__(self, session: Work, target: Checkpoint) -> None:
+        """Look at the end of a fork.
+
+        Raises:
+            InvalidInputError: it is no fork of this session.
+            CheckpointError: it cannot be read.
+        """
+        super().__init__(session, target, label=f"adopt {target.key}"[:200])
+        head = session._saving.head
+        present = {} if head is None else head.parts
+        # What is the same need not be set. What is held elsewhere was not forked, and stays.
+        elsewhere = self._elsewhere
+        self._names = [
+            name
+            for name in self._names
+            if name not in elsewhere and not same_json(target.parts[name], present.get(name))
+        ]
+        self.report.parts, self.report.adopts = self._names, True
+        self._is_whole = False
+
+    def _notes_of_then(self) -> Meta:
+        session, notes = self._session, read_meta(self._store, self._target)
+        family = None if notes is None else notes.family
+        past = {session.key, *(key for key, _ in session._meta.lineage)}
+        if notes is None or family != session._meta.family or notes.origin not in past:
+            raise InvalidInputError(
+                f"{show(self._target.id, 120)} is no fork of the session {show(session.key)}. "
+                "A fork of a fork is adopted by that fork first."
+            )
+        return notes
+
+    @property
+    def _elsewhere(self) -> set[str]:
+        """The parts that are snapshots which others hold."""
+        parts = self._session._parts
+        return {name for name, part in parts.items() if isinstance(part, External)}
+
+    @property
+    def _point(self) -> str:
+        return str(self._meta.point)
+
+    @property
+    def _forgets(self) -> bool:
+        return False
+
+    def _since(self) -> Iterator[Effect]:
+        """Iterate over what the fork did outside after its last checkpoint."""
+        for effect in self._session._ledger.all_effects():
+            is_later = effect.seq > self._meta.ledger or effect.id in self._meta.under_way
+            if effect.session == self._meta.key and effect.stands and is_later:
+                yield effect
+
+    def _hold(self) -> Checkpoint:
+        self._check(self._session._saving.head)
+        safety = super()._hold()
+        self._check(safety)
+        return safety
+
+    def _check(self, present: Checkpoint | None) -> None:
+        """See to it that the session is what it was when it was forked."""
+        point, apart = find(self._store, self._point), {PART, *self._elsewhere}
+        now, then = (_contents(item, apart) for item in (present or point, point))
+        changed = [name for name in {**now, **then} if not same_json(now.get(name), then.get(name))]
+        if present is None or changed:
+            raise ConflictError(
+                f"The session {show(self._session.key)} has gone on since {point.id}, where "
+                f"{show(self._target.key)} was forked from it ({', '.join(changed)}): to adopt "
+                "that would lose work. Roll back to there first, or take the files alone with "
+                'merge="files".'
+            )
+
+    def _new_meta(self, standing: list[str]) -> Meta:
+        present, then = self._session._meta, self._meta
+        later = [effect.id for effect in self._since()]
+        effects = self._session._ledger.effects
+        before = [name for name in present.standing if name in effects]
+        unknown = [
+            name for name in before if not then.knows(effects[name].session, effects[name].seq)
+        ]
+        told = dict.fromkeys([*unknown, *then.standing, *later])
+        return Meta(
+            present.key,
+            present.family,
+            lineage=_joined(present, then, self._session._ledger.seq),
+            point=present.point,
+            inherited=present.inherited,
+            workspace=present.workspace,
+            seal=present.seal,
+            ledger=max(present.ledger, then.ledger),
+            counts=then.counts.copy(),
+            standing=[name for name in told if name in effects and effects[name].stands],
+            gone=list(dict.fromkeys([*present.gone, *then.gone])),
+            irreversible=present.irreversible,
+        )
+
+    def _go(self, safety: Checkpoint) -> None:
+        super()._go(safety)
+        # Whoever is asked is asked by the session from now on.
+        ledger, epoch = self._session._ledger, self._session._epoch
+        self.report.void += void(ledger, self._meta.key, epoch)
+
+    def _draft(self, meta: Meta) -> Draft:
+        return super()._draft(meta)._replace(kind=ADOPT)
+
+    def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
+        return (self._point, self._target.id)
+
+
+class FileAdoption(Adoption):
+    """The files of a fork, joined with those that the session has changed itself since then."""
+
+    def _check(self, present: Checkpoint | None) -> None:
+        """Nothing to see to: what both have changed is a conflict of its own."""
+
+    def _since(self) -> Iterator[Effect]:
+        """Iterate over all that the fork did outside: the state learns of none of it."""
+        for effect in self._session._ledger.all_effects():
+            if effect.session == self._meta.key and effect.stands:
+                yield effect
+
+    def _go(self, safety: Checkpoint) -> None:
+        session, files = self._session, self._session._files
+        base = self._tree(find(self._store, self._point))
+        ours, theirs = self._tree(safety), self._tree(self._target)
+        if files is None:
+            raise InvalidInputError(f"The session {show(session.key)} has no files to merge into.")
+        merged = merge(base, ours, theirs)
+        if merged.conflicts:
+            raise ConflictError(_both_changed(self._target.key, merged.conflicts))
+        held = Held(ours, safety.id, self._last_seen(safety))
+        try:
+            self.report.files = files.workspace.restore_held(theirs, held, paths=merged.paths)
+        except BaseException:  # also an interrupt: nothing is half-applied
+            self._take_files_back(safety)
+            raise
+        session._ledger.refresh()
+        fresh = self._new_meta([])
+        session._take_meta(fresh)
+        draft = session._draft(kind=ADOPT, label=self._label)
+        moved = session._saving.write(draft, parents=(safety.id, self._target.id))
+        self.finish(moved)
+        self.report.id = moved.id
+        self.report.parts = ["workspace"]
+        effects = session._ledger.effects
+        self.report.notices = [standing_notice(effects[name]) for name in fresh.standing]
+
+    def _new_meta(self, standing: list[str]) -> Meta:
+        present = self._session._meta
+        fresh = super()._new_meta(standing)
+        fresh.counts, fresh.ledger = present.counts.copy(), present.ledger
+        fresh.gone = list(present.gone)
+        fresh.pending = list(present.pending)
+        return fresh
+
+    def _tree(self, checkpoint: Checkpoint) -> Tree:
+        found = tree_in(self._store, checkpoint)
+        if found is None:
+            raise InvalidInputError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
+        return found
+
+
+def adoption(session: Work, head: str | None, how: str | None) -> Adoption:
+    """Return what has to be done to adopt the end of a fork.
+
+    Args:
+        session: which adopts it.
+        head: an id, key or short form; None if the fork never began.
+        how: `files` to merge files alone, or None.
+
+    Raises:
+        InvalidInputError: it is no fork of the session, or there is no such way.
+        NotFoundError: there is no such checkpoint.
+    """
+    if how not in (None, "files"):
+        raise InvalidInputError(f'merge is "files" or None, not {show(how)}.')
+    if head is None:
+        raise NotFoundError("There is nothing to adopt: it never began.")
+    if not isinstance(head, str):
+        raise InvalidInputError(f"A fork, a trial or an id is adopted, not {show(head)}.")
+    target = find(session.manager.store, head)
+    way = FileAdoption if how == "files" else Adoption
+    try:
+        return way(session, target)
+    except NotFoundError as error:
+        raise NotFoundError(f"The moment of the fork is not kept any more: {error}") from error
+
+
+def _contents(checkpoint: Checkpoint, apart: set[str]) -> dict[str, Any]:
+    return {name: part for name, part in checkpoint.parts.items() if name not in apart}
+
+
+def _joined(present: Meta, then: Meta, seq: int) -> list[list[Any]]:
+    """Return the pasts of both: what the fork has done is from now on the session's own."""
+    rows: dict[str, int] = {}
+    for key, seen in [*present.lineage, *then.lineage, [then.key, seq]]:
+        if key != present.key:
+            rows[key] = max(seen, rows.get(key, 0))
+    return [[key, seen] for key, seen in rows.items()]
+
+
+def _both_changed(key: str, paths: list[bytes]) -> str:
+    named = ", ".join(show(os.fsdecode(path), 120) for path in paths[:_NAMED])
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return (
+        f"Nothing was merged: this session and {show(key)} have both changed {named}{more}. Make "
+        "these paths equal to one side or to what they were, and try again."
+    )

@@ -1,0 +1,253 @@
+"""Forks of a session: another line from one moment, with files of its own. Owns making them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.core.checkpointable import Checkpointable
+from agent_checkpoint.core.external import External
+from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.errors import (
+    CheckpointError,
+    ConflictError,
+    InvalidInputError,
+    StateError,
+    WorkspaceError,
+)
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
+from agent_checkpoint.session.rollback.rollback_target import find_target
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.workspace.fork.isolated import private_place
+from agent_checkpoint.workspace.fork.workspace_fork import Fork
+from agent_checkpoint.workspace.tree_names import tree_in
+
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.workspace import Workspace
+
+EFFECTS = ("refuse", "allow")
+
+
+class Branch(Session):
+    """A session that was forked from another; its files are its own, and go with it."""
+
+    _keeps_place = False
+    _origin: Session | None = None
+    """The session that closes it at the latest, if that is in this process."""
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.key!r} of {self._meta.origin!r}>"
+
+    def close(self) -> None:
+        """Save what is not saved yet, and take the files away. Twice is fine.
+
+        Raises:
+            WorkspaceError: something cannot be removed.
+            StorageError: the store failed; the files are left.
+        """
+        if not self._is_open:
+            return
+        trouble: CheckpointError | None = None
+        if not self._is_ended:
+            try:
+                self._end()
+            except (ConflictError, StateError):
+                self._save_files()  # at least
+            except WorkspaceError as error:
+                trouble = error
+        super().close()
+        if self._origin is not None and self in self._origin._branches:
+            self._origin._branches.remove(self)
+        if trouble is not None:
+            raise trouble
+
+    def _save_files(self) -> None:
+        if isinstance(self.workspace, Fork):
+            self.workspace.snapshot()
+
+    def _let_go(self) -> None:
+        fork = self.workspace
+        if isinstance(fork, Fork):
+            fork.close(save=False)
+        super()._let_go()
+
+
+class Forking:
+    """Forks of one session from one moment."""
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        at: str | None,
+        label: str,
+        effects: str = "refuse",
+        agent: Callable[[], Any] | None = None,
+    ) -> None:
+        """Choose the moment; the present is saved if it is that.
+
+        Args:
+            session: what is forked.
+            at: an id or short form; the present if None.
+            label: what the checkpoint of the present is called.
+            effects: whether forks may do what cannot be undone: `refuse` or `allow`.
+            agent: makes a new agent; the present one is cloned if not given.
+
+        Raises:
+            InvalidInputError: an option makes no sense.
+            NotFoundError: there is no such checkpoint.
+            CheckpointError: the present cannot be saved.
+        """
+        if effects not in EFFECTS:
+            raise InvalidInputError(f"effects is refuse or allow, not {show(effects)}.")
+        if agent is not None and not callable(agent):
+            raise InvalidInputError("agent is a function that makes an agent, not an agent.")
+        if effects == "allow" and not session._meta.irreversible:
+            raise InvalidInputError(
+                f"{show(session.key)} is a fork that may not do what cannot be undone, and so may "
+                "none of its own forks."
+            )
+        self.session = session
+        self.effects = effects
+        self.new_agent = agent
+        self.point = self._point(at, label)
+        self.tree = tree_in(session.manager.store, self.point)
+        """The files at that moment."""
+
+    def _point(self, at: str | None, label: str) -> Checkpoint:
+        session = self.session
+        if at is not None:
+            return find_target(session, at, 0)
+        session._save(label=label[:200])
+        if session._saving.head is None:
+            raise AssertionError("unreachable: it was just saved")
+        return session._saving.head
+
+    def make(
+        self, key: str, *, path: str | os.PathLike[str] | None = None, driver: str = "auto"
+    ) -> Branch:
+        """Make a fork and open it.
+
+        Args:
+            key: names it.
+            path: the directory for its files; a private one if not given.
+            driver: how its files are forked; see `Workspace.fork`.
+
+        Raises:
+            ConflictError: its key exists already.
+            StateError: the agent cannot be copied.
+            WorkspaceError: the files cannot be forked.
+        """
+        session, store = self.session, self.session.manager.store
+        if store.head(check_key(key)) is not None:
+            raise ConflictError(f"The key {show(key)} exists already: name the fork otherwise.")
+        agent, parts = self.twins()
+        origin, files = session.workspace, None
+        if origin is not None and self.tree is not None:
+            place = _place(path) or private_place() / _name_for(origin)
+            files = origin.fork(place, self.tree, driver)
+        try:
+            branch = open_branch(
+                session.manager,
+                self.point.id,
+                key,
+                agent=agent,
+                parts=parts,
+                workspace=files,
+                every=session.every,
+                effects=self.effects,
+            )
+        except BaseException:
+            if files is not None:
+                files.close(save=False)
+            raise
+        if files is not None:
+            files.belongs_to(branch.close)
+        session._branches.append(branch)
+        branch._origin = session
+        return branch
+
+    def twins(self) -> tuple[Any, dict[str, Any]]:
+        """Return another agent and other parts, for a fork to load its state into.
+
+        Raises:
+            StateError: one cannot be copied.
+        """
+        agent = self.session.agent
+        if self.new_agent is not None:
+            agent = self.new_agent()
+        elif agent is not None:
+            agent = _twin(agent, "The agent")
+        return agent, {name: _twin(part, f"The part {name}") for name, part in self.parts.items()}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """The further parts that a fork has, too."""
+        # What is held elsewhere has but one present, and it is the session's.
+        parts = self.session._parts
+        return {name: part for name, part in parts.items() if not isinstance(part, External)}
+
+
+def open_branch(
+    manager: CheckpointManager,
+    point: str,
+    key: str,
+    *,
+    agent: Any,
+    parts: Mapping[str, Any],
+    workspace: Workspace | None,
+    every: str | int,
+    effects: str,
+) -> Branch:
+    """Begin a key at a checkpoint, and open it as a session.
+
+    Raises:
+        ConflictError: the key exists already.
+        CheckpointError: it cannot be opened; the key is gone again.
+    """
+    place = parse_checkpoint_id(point)
+    if place is None:
+        raise InvalidInputError(f"{show(point)} is not an id.")
+    manager.fork(place.key, key, point)
+    try:
+        branch = Branch(
+            key,
+            agent=agent,
+            workspace=workspace,
+            store=manager,
+            parts=parts,
+            every=every,
+            rebind=True,
+        )
+    except CheckpointError:
+        manager.delete(key)
+        raise
+    branch._meta.irreversible = effects == "allow"
+    return branch
+
+
+def _twin(part: Any, name: str) -> Any:
+    if isinstance(part, Checkpointable):
+        return part.clone()
+    try:
+        return copy.deepcopy(part)
+    except Exception as error:
+        raise StateError(
+            f"{name} cannot be copied for a fork ({cause(error)}). Pass agent=, a function that "
+            "makes a new one."
+        ) from error
+
+
+def _place(path: str | os.PathLike[str] | None) -> Path | None:
+    if path is not None and not isinstance(path, (str, os.PathLike)):
+        raise InvalidInputError(f"path is a directory, not {show(path)}.")
+    return None if path is None else Path(path)
+
+
+def _name_for(origin: Workspace) -> str:
+    return f"{origin.path.name}-{secrets.token_hex(4)}"

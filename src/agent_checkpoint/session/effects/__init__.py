@@ -1,0 +1,1 @@
+"""External side effects: idempotency, outcomes, compensation, approvals."""

@@ -1,0 +1,90 @@
+"""What an effect is the same as. Owns that name and the numbers in it; looks into no ledger."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.session.session_record import Meta
+from agent_checkpoint.session.tools.call_arguments import fingerprint
+from agent_checkpoint.session.tools.invoke import fitted
+from agent_checkpoint.session.tools.tool import Tool
+
+
+class Slot(NamedTuple):
+    """Which one a call is of those that are alike, if it has no key."""
+
+    task: str | None
+    kind: str
+    number: int
+
+
+class Numbers:
+    """The numbers of calls without a key, until these have returned; the caller locks."""
+
+    def __init__(self) -> None:
+        self._held: dict[Any, Slot] = {}
+
+    def take(
+        self, meta: Meta, tool: Tool, digest: str, task: str | None, holder: Any
+    ) -> Slot | None:
+        """Return the lowest number that is neither used up nor held, and hold it.
+
+        None if the tool has a key.
+        """
+        if tool.key is not None:
+            return None
+        kind = f"{tool.name} {digest[:16]}"
+        taken = {slot.number for slot in list(self._held.values()) if slot[:2] == (task, kind)}
+        slot = Slot(task, kind, meta.counts.next_number(task, kind, taken))
+        self._held[holder] = slot
+        return slot
+
+    def release(self, holder: Any) -> None:
+        """Hold a number no more, used up or not."""
+        self._held.pop(holder, None)
+
+    def give_back(self, meta: Meta, holder: Any, slot: Slot | None) -> None:
+        """Have the next call of the kind get the number again: nobody has got the result."""
+        slot = slot or self._held.get(holder)
+        if slot is not None:
+            meta.counts.uncount(*slot)
+        self.release(holder)
+
+
+def identity_of(
+    tool: Tool,
+    arguments: Mapping[str, Any],
+    digest: str,
+    task: str | None,
+    number: int = 0,
+    *,
+    part: str | None = None,
+) -> str:
+    """Return what a call is the same as: one of its key, or of its kind and number.
+
+    A method's is another for each part of the session: `part` is its name.
+
+    Raises:
+        InvalidInputError: the key cannot be told, or not be compared.
+    """
+    if tool.key is not None:
+        name = [tool.name, "key", fingerprint(_key(tool, tool.key, arguments), "The key")]
+        name += [] if part is None else [part]
+    else:  # the part is in the digest
+        name = [tool.name, "call", task or "", digest, str(number)]
+    return hashlib.sha256(json.dumps(name).encode()).hexdigest()
+
+
+def _key(tool: Tool, key: Any, arguments: Mapping[str, Any]) -> Any:
+    try:
+        return fitted(key, tool.offered(arguments))
+    except Exception as error:
+        raise InvalidInputError(
+            f"key= of the tool {tool.name} failed ({cause(error)}). It gets the arguments of the "
+            "call by their names, without self."
+        ) from error

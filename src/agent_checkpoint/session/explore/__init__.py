@@ -1,0 +1,1 @@
+"""Trying several variants from one checkpoint: trials, workers, outcomes."""

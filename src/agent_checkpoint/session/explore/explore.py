@@ -1,0 +1,300 @@
+"""Trying several ways from one moment. Owns the plan of the trials and the order of their ends.
+
+Each variant is run in a fork of its own: in this process, one after another or in threads; or in a
+process of its own, which a worker of an executor starts, here or on another machine.
+"""
+
+from __future__ import annotations
+
+import copy
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    CancelledError,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.errors import InvalidInputError, WorkspaceError
+from agent_checkpoint.records import show
+from agent_checkpoint.session.branch.session_fork import Forking
+from agent_checkpoint.session.explore.in_process import run_inside
+from agent_checkpoint.session.explore.inspection import Look
+from agent_checkpoint.session.explore.outcome import Outcome, Trial
+from agent_checkpoint.session.explore.payload import pack
+from agent_checkpoint.session.explore.trial_run import Strategy
+from agent_checkpoint.session.explore.worker import Job, run_outside
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.task_progress import show_progress
+from agent_checkpoint.session.tools.call_arguments import error_words
+from agent_checkpoint.workspace.fork.drivers import Fork as Places
+from agent_checkpoint.workspace.fork.drivers import end_fork, this_process
+from agent_checkpoint.workspace.fork.isolated import Stage
+
+_LOOK_EVERY = 0.5
+_LONGEST_KEY = 900
+"""How many bytes of a session's key are in the keys of its trials."""
+
+
+def explore(
+    session: Session,
+    strategy: Strategy,
+    variants: Iterable[Mapping[str, Any]],
+    *,
+    at: str | None = None,
+    executor: Executor | None = None,
+    timeout: float | None = None,
+    effects: str = "refuse",
+    repeats: int = 1,
+    agent: Callable[[], Any] | None = None,
+    driver: str = "auto",
+    on_trial: Callable[[Trial], object] | None = None,
+) -> Outcome:
+    """Run a strategy once for each variant, each in a fork of its own from the same moment.
+
+    The session and its files are left as they are: until this returns, nothing may write there.
+
+    Args:
+        session: what is forked.
+        strategy: called with the fork and a variant's values as keywords; returns a number, the
+            score, or numbers by name. It works in `branch.workspace.path`.
+        variants: the values that are tried.
+        at: the checkpoint to begin from; the present, which is saved, if not given.
+        executor: runs them side by side: threads in this process; any other executor in processes
+            of their own. One after another if not given.
+        timeout: seconds after which a trial has failed. Its process is killed; a thread cannot be.
+        effects: whether forks may do what cannot be undone: `refuse` or `allow`.
+        repeats: how often each variant is run.
+        agent: makes the agent of a fork; the session's is cloned if not given.
+        driver: how files are forked in this process; see `Workspace.fork`.
+        on_trial: called with each trial as it ends.
+
+    Raises:
+        InvalidInputError: an option makes no sense, the strategy cannot be sent to a process, or
+            the store is only in this one.
+        CheckpointError: the present cannot be saved. What befalls a trial is in the outcome.
+    """
+    session._check_open()
+    _check(strategy, executor, timeout, repeats, on_trial)
+    forking = Forking(session, at=at, label="explore", effects=effects, agent=agent)
+    trials = _planned(session.key, variants, repeats)
+    look = Look(session, forking.point)
+    for trial in trials:
+        trial._look = look
+    with ExitStack() as stack:
+        stack.enter_context(_held(forking))
+        ends = _ends(stack, forking, strategy, trials, executor, timeout, driver)
+        for done, (trial, found) in enumerate(ends, 1):
+            trial.take(found)
+            show_progress(done, len(trials), trial.in_words())
+            if on_trial is not None:
+                on_trial(trial)
+    return Outcome(trials)
+
+
+def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: Any) -> None:
+    if not callable(strategy):
+        raise InvalidInputError(f"A strategy is a function, not {show(strategy)}.")
+    if on_trial is not None and not callable(on_trial):
+        raise InvalidInputError(f"on_trial is a function, not {show(on_trial)}.")
+    is_class = isinstance(executor, type)
+    if executor is not None and (is_class or not callable(getattr(executor, "submit", None))):
+        raise InvalidInputError(
+            f"An executor has submit(), as those of concurrent.futures; {show(executor)} has not."
+        )
+    if timeout is not None and not (
+        isinstance(timeout, (int, float)) and 0 < timeout < threading.TIMEOUT_MAX
+    ):
+        raise InvalidInputError(f"timeout is a number of seconds, not {show(timeout)}.")
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
+        raise InvalidInputError(f"repeats is a number of runs, from 1, not {show(repeats)}.")
+
+
+def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
+    token = secrets.token_hex(3)
+    begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
+    trials = []
+    if not isinstance(variants, Iterable):
+        raise InvalidInputError(f"variants is a list of dicts, not {show(variants)}.")
+    for number, variant in enumerate(variants):
+        if not isinstance(variant, Mapping):
+            raise InvalidInputError(
+                f"A variant is a dict of the strategy's keywords, not {show(variant)}."
+            )
+        for repeat in range(repeats):
+            name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
+            trials.append(Trial(_own(variant), number, repeat, name))
+    return trials
+
+
+def _own(variant: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a variant that a run can change without another one seeing it, if that can be."""
+    try:
+        return copy.deepcopy(dict(variant))
+    except Exception:  # such as a lock, which threads may well share
+        return dict(variant)
+
+
+@contextmanager
+def _held(forking: Forking) -> Iterator[None]:
+    """Have the files of the session held, if they are what is forked: then forks cost nothing."""
+    workspace, tree = forking.session.workspace, forking.tree
+    if workspace is None or tree is None or workspace._held is not None:
+        yield
+        return
+    if workspace._look().stored.id != tree.id:  # of another moment
+        yield
+        return
+    with workspace.hold(tree):
+        yield
+
+
+def _ends(
+    stack: ExitStack,
+    forking: Forking,
+    strategy: Strategy,
+    trials: list[Trial],
+    executor: Executor | None,
+    timeout: float | None,
+    driver: str,
+) -> Iterator[tuple[Trial, dict[str, Any]]]:
+    """Iterate over the trials as they end, with what came of each."""
+    if executor is None or isinstance(executor, ThreadPoolExecutor):
+
+        def inside(trial: Trial) -> dict[str, Any]:
+            return run_inside(
+                forking, trial.key, strategy, trial.variant, driver=driver, timeout=timeout
+            )
+
+        if executor is None:
+            return ((trial, inside(trial)) for trial in trials)
+        return _completed(_submitted(executor, inside, trials, trials))
+    apart = stack.enter_context(_Apart(forking, strategy, timeout))
+    jobs = [apart.job(trial) for trial in trials]
+    return _completed(_submitted(executor, run_outside, jobs, trials), apart.end)
+
+
+def _submitted(
+    executor: Executor, run: Callable[[Any], dict[str, Any]], jobs: list[Any], trials: list[Trial]
+) -> dict[Future[dict[str, Any]], Trial]:
+    try:
+        return {executor.submit(run, job): trial for job, trial in zip(jobs, trials)}
+    except RuntimeError as error:
+        raise InvalidInputError(f"The executor takes no more: {error}.") from error
+
+
+def _completed(
+    futures: dict[Future[dict[str, Any]], Trial],
+    after: Callable[[Trial], object] = lambda trial: None,
+) -> Iterator[tuple[Trial, dict[str, Any]]]:
+    waiting = set(futures)
+    try:
+        while waiting:
+            wait(waiting, _LOOK_EVERY, FIRST_COMPLETED)
+            # One that is cancelled by its executor tells nobody.
+            for future in [future for future in futures if future in waiting and future.done()]:
+                waiting.discard(future)
+                try:
+                    found = future.result()
+                except (Exception, CancelledError) as error:  # the executor lost it
+                    found = {"error": f"Its worker failed: {error_words(error)}{_hint(error)}"}
+                after(futures[future])
+                yield futures[future], found
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _cwd() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:  # it was removed
+        return "/"
+
+
+def _hint(error: BaseException) -> str:
+    if type(error).__name__ != "BrokenProcessPool":
+        return ""
+    return (
+        ' If its processes are started by "spawn", the main program has to guard what it does with '
+        '`if __name__ == "__main__":`.'
+    )
+
+
+class _Apart:
+    """Trials in processes of their own: what they share, and what each is told."""
+
+    def __init__(self, forking: Forking, strategy: Strategy, timeout: float | None) -> None:
+        self._forking = forking
+        self._strategy = strategy
+        self._timeout = timeout
+        self._owner = this_process()
+        self._stage: Stage | None = None
+        self._places: dict[str, Places] = {}
+        url = forking.session.manager.store.backend.url
+        if url is None:
+            raise InvalidInputError(
+                "Other processes cannot open this store: use a path or a URL, threads, or no "
+                "executor."
+            )
+        self._url = url
+
+    def __enter__(self) -> _Apart:
+        workspace, tree = self._forking.session.workspace, self._forking.tree
+        if workspace is not None and tree is not None:
+            with suppress(WorkspaceError):  # then each gets its files from the store
+                self._stage = Stage(workspace, tree)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            for places in list(self._places.values()):
+                end_fork(places)
+        finally:
+            if self._stage is not None:
+                self._stage.close()
+
+    def job(self, trial: Trial) -> Job:
+        """Return what a worker needs to run a trial. Raises InvalidInputError, WorkspaceError."""
+        forking, session = self._forking, self._forking.session
+        agent = forking.new_agent or session.agent
+        view = None
+        if self._stage is not None:
+            self._places[trial.key], view = self._stage.fork()
+        options = {} if session.workspace is None else session.workspace._options
+        told = {
+            "store": self._url,
+            "key": trial.key,
+            "point": forking.point.id,
+            "every": session.every,
+            "effects": forking.effects,
+            "makes_agent": forking.new_agent is not None,
+            "fmt": session.manager.fmt,
+            "view": view,
+            "files": None,
+            "has_files": forking.tree is not None,
+            "options": {name: options[name] for name in ("ignore", "gitignore") if options},
+            "cwd": _cwd(),
+        }
+        parcel = pack(
+            {
+                "the strategy": self._strategy,
+                "a variant": trial.variant,
+                "the agent": agent,
+                "the parts": forking.parts,
+            }
+        )
+        return Job(parcel, told, self._owner, self._timeout)
+
+    def end(self, trial: Trial) -> None:
+        """Take away what a trial has left. Raises WorkspaceError."""
+        places = self._places.pop(trial.key, None)
+        if places is not None:
+            end_fork(places)

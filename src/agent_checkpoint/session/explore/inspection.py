@@ -1,0 +1,79 @@
+"""What a trial has changed and done, read from the store when it is asked for. Owns nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.session.rollback.rollback_report import RollbackReport
+from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.store.ledger.ledger import Effect, Ledger
+from agent_checkpoint.store.lookup import find
+from agent_checkpoint.workspace.tree_names import PART as FILES
+from agent_checkpoint.workspace.tree_names import tree_in
+
+if TYPE_CHECKING:
+    from agent_checkpoint.core.state_diff import Changes
+    from agent_checkpoint.session.explore.outcome import Trial
+    from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
+
+
+class Look:
+    """Tells about the forks of one session from one moment."""
+
+    def __init__(self, session: Session, point: Checkpoint) -> None:
+        self._session = session
+        self._store = session.manager.store
+        self._family = session._meta.family
+        self._point = point
+
+    def head(self, key: str) -> str | None:
+        """Return the last checkpoint of a fork, if it has any. Raises CheckpointError."""
+        found = self._store.head(key)
+        return None if found is None else found.id
+
+    def state(self, head: str) -> Changes:
+        """Return what changed in the state up to a checkpoint. Raises CheckpointError."""
+        point = self._point
+        found = self._session.manager.diff(
+            point.key, checkpoint_id_a=point.id, checkpoint_id_b=head, deep=True
+        )
+        return {
+            kind: {path: value for path, value in paths.items() if not _is_own(path)}
+            for kind, paths in found.items()
+        }
+
+    def files(self, head: str) -> WorkspaceDiff | None:
+        """Return what changed in the files; None if there are none. Raises CheckpointError."""
+        with not_forked():
+            from agent_checkpoint.workspace.tree.compare import Side
+            from agent_checkpoint.workspace.tree.workspace_diff import compare  # slow to load
+
+        end = find(self._store, head)
+        before, after = (tree_in(self._store, item) for item in (self._point, end))
+        if before is None or after is None:
+            return None
+        return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
+
+    def effects(self, key: str) -> list[Effect]:
+        """Return what a fork did outside. Raises CheckpointError."""
+        ledger = Ledger(self._store, self._family)
+        ledger.refresh()
+        return [effect for effect in ledger.all_effects() if effect.session == key]
+
+    def adopt(self, trial: Trial, **options: Any) -> RollbackReport:
+        """Have the session adopt a trial. Takes and raises what `Session.adopt` does."""
+        if not self._session._is_open:
+            raise InvalidInputError(
+                f"The session {show(self._session.key)} is closed. Open it again, and say "
+                f"session.adopt({trial.key!r})."
+            )
+        return self._session.adopt(trial, **options)
+
+
+def _is_own(path: str) -> bool:
+    """Tell whether a path is not of the user's state: notes of the session, and the files."""
+    return path.partition(".")[0].partition("[")[0] in (PART, FILES)

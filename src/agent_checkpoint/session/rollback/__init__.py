@@ -1,0 +1,1 @@
+"""Rollback of a session: target, report, and the steps."""

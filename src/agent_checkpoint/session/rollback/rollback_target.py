@@ -1,0 +1,121 @@
+"""Which checkpoint of a session is meant: some steps back, before the last move. Owns counting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, show
+from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT
+from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.store.lookup import find, walk
+from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.store import Store
+
+if TYPE_CHECKING:
+    from agent_checkpoint.session.work import Work
+
+
+def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
+    """Return the checkpoint that a user means.
+
+    Args:
+        session: which is to go back.
+        to: an id or short form; `steps` counts if it is None.
+        steps: how many checkpoints to go back.
+
+    Raises:
+        NotFoundError: there is no such checkpoint.
+        InvalidInputError: it is no number of steps, or a checkpoint of another session.
+    """
+    store = session.manager.store
+    if to is not None:
+        target = find(store, to)
+        ours = {session.key, *(key for key, _ in session._meta.lineage)}
+        if target.key not in ours:
+            raise InvalidInputError(
+                f"{show(target.id, 120)} is a checkpoint of {show(target.key)}, and no past of "
+                f"the session {show(session.key)}. Open that session, or fork it."
+            )
+        return target
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
+    past = walk(store, session.key)
+    present = next(past, None)  # counts as it is, whatever it is
+    settled = chain([present], (item for item in past if item.kind != IN_FLIGHT))
+    found = next(islice(_unlike(store, settled), steps, None), None)
+    if found is None:
+        raise NotFoundError(
+            f"The session {show(session.key)} has no checkpoint {steps} steps back."
+        )
+    return found
+
+
+def _unlike(store: Store, checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:
+    """Count the end of a run as one with the step before it, if nothing has changed."""
+    parts: dict[str, Any] = {}
+    after_end = False
+    for item in checkpoints:
+        if item is None:
+            continue
+        before, parts = parts, {name: item.parts[name] for name in item.parts if name != PART}
+        if not after_end or not same_json(parts, before):
+            yield item
+            after_end = _is_end(store, item)
+
+
+def _is_end(store: Store, checkpoint: Checkpoint) -> bool:
+    """Tell whether a checkpoint is the end of a run, or the opening right after one."""
+    if checkpoint.kind == "open" and checkpoint.parents:
+        place = parse_checkpoint_id(checkpoint.parents[0])
+        found = None if place is None else store.read(place.key, place.seq)
+        return found is not None and found.kind == CLOSE
+    return checkpoint.kind == CLOSE
+
+
+def last_move(session: Work) -> Checkpoint:
+    """Return the safety checkpoint before the last rollback, of all or of some parts.
+
+    Raises:
+        NotFoundError: there was none, or what was there before it is not kept any more.
+    """
+    move: Checkpoint | None = None
+    for checkpoint in session.manager.store.newest_first(session.key):
+        if move is None:
+            move = checkpoint if checkpoint.kind in MOVES else None
+        elif checkpoint.kind == SAFETY:
+            return checkpoint
+        elif _is_taken_back(checkpoint, move):
+            move = None
+        else:
+            break
+    raise NotFoundError(f"The session {show(session.key)} has no rollback that can be undone.")
+
+
+def _is_taken_back(checkpoint: Checkpoint, by: Checkpoint) -> bool:
+    """Tell whether a move failed: the next one leads to the safety checkpoint before it."""
+    target = parse_checkpoint_id(by.parents[0]) if by.parents else None
+    return checkpoint.kind in MOVES and target is not None and target.seq == checkpoint.seq - 1
+
+
+def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
+    """Return the safety checkpoint and the move after it, if that was not carried out to its end.
+
+    What an archive says was interrupted was so elsewhere, if at all.
+
+    Raises:
+        CheckpointError: the history cannot be read.
+    """
+    move: Checkpoint | None = None
+    for checkpoint in session.manager.store.newest_first(session.key):
+        if move is not None:
+            return (checkpoint, move) if checkpoint.kind == SAFETY else None
+        if checkpoint.kind == "open":
+            continue
+        is_done = checkpoint.id in session._ledger.finished
+        if is_done or checkpoint.token is not None or checkpoint.kind not in MOVES:
+            return None
+        move = checkpoint
+    return None

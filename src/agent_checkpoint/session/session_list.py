@@ -1,0 +1,119 @@
+"""All sessions of a store, at a glance. Owns what is told of each; opens none of them."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_checkpoint.core.checkpointable import version_of
+from agent_checkpoint.core.class_names import canonical, find_class, name_of
+from agent_checkpoint.core.migrations import route
+from agent_checkpoint.core.path_errors import Trouble
+from agent_checkpoint.core.stateful import CLASS, VERSION
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
+from agent_checkpoint.store.objects.reader import whole
+from agent_checkpoint.store.store import Store
+
+
+@dataclass
+class SessionRow:
+    """What is told of a session."""
+
+    key: str
+    ts: float
+    """When its last checkpoint was made."""
+    head: str
+    workspace: str | None = None
+    is_fork: bool = False
+    tasks: dict[str, str] = field(default_factory=dict)
+    """The status of each task."""
+    pending: list[str] = field(default_factory=list)
+    """Requests that wait for an answer."""
+    unknown: list[str] = field(default_factory=list)
+    """Effects of which nobody knows whether they happened."""
+    trouble: str | None = None
+    """Why it cannot be resumed by the code that is imported here, such as a missing migration."""
+    not_imported: list[str] = field(default_factory=list)
+    """Parts whose classes are not defined here: nobody can tell whether they fit."""
+
+
+def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
+    """Return all sessions of a store whose keys begin with a prefix, the latest first.
+
+    Also those that cannot be resumed: their `trouble` says what is missing.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    store = getattr(store, "store", store)
+    found = []
+    for key in store.list_keys(prefix):
+        try:
+            head = store.head(key)
+            if head is not None and PART in head.parts:
+                found.append(_row(store, head))
+        except (*UNUSABLE, InvalidInputError) as error:
+            found.append(SessionRow(key, 0.0, f"{key}@?", trouble=str(error)))
+    return sorted(found, key=lambda row: row.ts, reverse=True)
+
+
+def _row(store: Store, head: Checkpoint) -> SessionRow:
+    row = SessionRow(head.key, head.ts_ns / 1e9, head.id)
+    meta = read_meta(store, head)
+    if meta is not None:
+        row.workspace, row.is_fork = meta.workspace, bool(meta.lineage)
+        _add_from_ledger(row, Ledger(store, meta.family))
+    reader = store.reader(head)
+    reader.fetch(head.parts.values())
+    tasks = whole(head.parts.get("tasks", {}), reader)
+    rows = tasks.get("tasks") if isinstance(tasks, dict) else None
+    for task in rows if isinstance(rows, list) else []:
+        if isinstance(task, dict):
+            row.tasks[str(task.get("id"))] = str(task.get("status"))
+    for name, tree in head.parts.items():
+        try:
+            row.trouble = row.trouble or _trouble(name, whole(tree, reader))
+        except StateError:
+            row.not_imported.append(name)
+    return row
+
+
+def _add_from_ledger(row: SessionRow, ledger: Ledger) -> None:
+    try:
+        ledger.refresh()
+    except UNUSABLE as error:
+        row.trouble = str(error)
+        return
+    requests = [item for item in ledger.requests.values() if item.session == row.key]
+    row.pending = [item.id for item in requests if item.is_open]
+    effects = [item for item in ledger.all_effects() if item.session == row.key]
+    row.unknown = [item.words for item in effects if item.status in (UNKNOWN, UNDOING)]
+
+
+def _trouble(name: str, state: Any) -> str | None:
+    """Return why a part cannot be loaded by its class, if so. Raises StateError if it has none."""
+    fields = _plain(state) if isinstance(state, dict) else {}
+    if CLASS not in fields:
+        return None
+    cls = find_class(str(fields[CLASS]))
+    with suppress(Trouble):  # a version that only an instance knows
+        version = version_of(cls)
+        try:
+            saved = fields.get(VERSION, version)
+            route(saved, class_name=canonical(name_of(cls)), version=version)
+        except Trouble as trouble:
+            return f"{name} {trouble}"
+    return None
+
+
+def _plain(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a state, whatever tag they stand in."""
+    if len(state) == 1:
+        ((tag, inner),) = state.items()
+        if tag.startswith("$") and isinstance(inner, dict):
+            return inner
+    return state

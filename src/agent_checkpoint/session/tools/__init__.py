@@ -1,0 +1,1 @@
+"""Tools: the decorator, their arguments, and calling functions that users wrote."""

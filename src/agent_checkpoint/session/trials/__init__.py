@@ -1,1 +1,0 @@
-"""Trying several ways from one moment: forks, strategies, and what came of them."""

@@ -1,0 +1,1 @@
+"""Archives: one key as one file; export and import."""

@@ -1,0 +1,353 @@
+"""One key as one file. Owns the archive's form; runs nothing that it reads.
+
+    magic line, then frames: kind (1 byte), length (varint), content
+    h   JSON: the key
+    o   an object: its name (32 bytes) and its stored form, packed with zlib or not at all
+    c   a checkpoint: its number (varint) and its entry, after all objects that it needs
+    l   a record of the ledger of the key's session, after all objects that it needs
+    z   SHA-256 of all bytes before this frame; the last
+
+A file that was cut or altered is noticed before anything is imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
+from agent_checkpoint.records import Checkpoint, Entry, check_key, show
+from agent_checkpoint.store.canonical_json import read_json, write_json
+from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
+from agent_checkpoint.store.ledger.ledger_archive import (
+    LedgerRecord,
+    ledger_entries,
+    names_needed,
+    read_packed,
+)
+from agent_checkpoint.store.ledger.lineage import family_of
+from agent_checkpoint.store.objects.object_format import (
+    ID_BYTES,
+    MAX_OBJECT,
+    LostObjectError,
+    Packed,
+    make_plain,
+    open_object,
+)
+from agent_checkpoint.store.objects.reader import fetch_objects, names_in
+from agent_checkpoint.store.objects.references import with_references
+from agent_checkpoint.store.objects.splitting import split_parts
+from agent_checkpoint.store.objects.varint import read_varint, write_varint
+from agent_checkpoint.store.objects.writer import Memory, Writer
+from agent_checkpoint.store.reachability import Seen, children_first, mark
+from agent_checkpoint.store.store import Store, unknown
+
+MAGIC = b"agent-checkpoint archive "
+ARCHIVE_FORMAT = 1
+
+HEADER, OBJECT, CHECKPOINT, LEDGER, END = b"h", b"o", b"c", b"l", b"z"
+
+_TRIES = 5
+_MAX_FRAME = MAX_OBJECT + 4096
+"""The longest frame that is read: a crafted file must not fill the memory."""
+
+
+class Frame(NamedTuple):
+    """A piece of an archive, and where in the file its content begins."""
+
+    kind: bytes
+    start: int
+    content: bytes
+
+
+def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
+    """Write all checkpoints of a key into a file, and return their number.
+
+    Raises:
+        NotFoundError: there is no such key.
+        IntegrityError: one of the checkpoints is damaged.
+        StorageError: the file cannot be written; an older one of that name is as it was.
+    """
+    if next(store.entries(key, page=1), None) is None:
+        raise unknown(key, store)
+    target = check_archive_path(path)
+    fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                count = _Export(store, key, file).run()
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(target)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        directory = os.open(target.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise StorageError(f"Cannot write the archive {target}: {error.strerror}.") from error
+    return count
+
+
+class _Export:
+    """One archive being written."""
+
+    def __init__(self, store: Store, key: str, file: BinaryIO) -> None:
+        self.store = store
+        self.key = key
+        self.file = file
+        self.digest = hashlib.sha256()
+        self.done: dict[str, int] = {}  # objects, and where in the file each begins
+        self.families: list[str] = []
+
+    def run(self) -> int:
+        self._write(MAGIC + b"%d\n" % ARCHIVE_FORMAT)
+        self._frame(HEADER, write_json({"key": self.key}))
+        count = last = 0
+        for _ in range(_TRIES):
+            gone = 0
+            for entry in self.store.oldest_first(self.key):
+                if entry.seq > last:
+                    last = entry.seq
+                    is_written = self._checkpoint(entry)
+                    count += is_written
+                    gone += not is_written
+            if not gone:
+                break  # else others may have come meanwhile: look for those
+        if not count:
+            raise unknown(self.key, self.store)
+        for family in self.families:
+            for packed in ledger_entries(self.store, family):
+                self._objects(iter(names_needed(packed)))
+                self._frame(LEDGER, packed.frame())
+        self._frame(END, self.digest.digest())
+        return count
+
+    def _checkpoint(self, entry: Entry) -> bool:
+        """Write a checkpoint and what it needs; nothing of one that goes while it is read."""
+        start, digest = self.file.tell(), self.digest.copy()
+        try:
+            checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
+            data = self._cut(checkpoint) if self.store.backend.readable else entry.data
+            self._objects(names_in(checkpoint.parts.values()))
+            self._frame(CHECKPOINT, write_varint(entry.seq) + data)
+            family = family_of(self.store.reader(checkpoint), checkpoint)
+            if family is not None and family not in self.families:
+                self.families.append(family)
+        except LostObjectError:
+            if self.store.read(self.key, entry.seq) is not None:
+                raise
+            self.file.seek(start)
+            self.file.truncate()
+            self.digest = digest
+            self.done = {name: at for name, at in self.done.items() if at < start}
+            return False
+        return True
+
+    def _cut(self, checkpoint: Checkpoint) -> bytes:
+        """Write the objects that a readable store has in full, and return the entry without."""
+        writer = Writer(Memory())
+        try:
+            parts = with_references(checkpoint.parts, self.store.backend)
+            texts, roots = split_parts(parts, writer)
+        except RecursionError:
+            raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
+        writer.check_weight(roots)
+        for name, packed in writer.pending():
+            self._object(name, packed)
+        return write_checkpoint(
+            checkpoint.draft(),
+            ts_ns=checkpoint.ts_ns,
+            parents=checkpoint.parents,
+            parts=texts,
+            size=writer.size + sum(map(len, texts.values())),
+        )
+
+    def _objects(self, names: Iterator[str]) -> None:
+        """Write objects that are not yet written, what they refer to first."""
+        roots = list(names)
+        seen: Seen = dict.fromkeys(self.done, ())
+        mark(self.store.backend, roots, seen)
+        order = [name for name in children_first(roots, seen) if name not in self.done]
+        for name, found in fetch_objects(self.store.backend, order):
+            self._object(name, make_plain(found.kind, found.payload, found.refs))
+
+    def _object(self, name: str, packed: Packed) -> None:
+        if name not in self.done:
+            self.done[name] = self.file.tell()
+            self._frame(OBJECT, bytes.fromhex(name) + packed.stored())
+
+    def _frame(self, kind: bytes, content: bytes) -> None:
+        if len(content) > _MAX_FRAME:
+            raise InvalidInputError(
+                f"A checkpoint of {show(self.key)} has an entry of {len(content)} bytes; an "
+                f"archive holds up to {_MAX_FRAME} each."
+            )
+        self._write(kind + write_varint(len(content)))
+        self._write(content)
+
+    def _write(self, data: bytes) -> None:
+        self.digest.update(data)
+        self.file.write(data)
+
+
+class Archive:
+    """An archive that was read through once and found sound."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file through.
+
+        Raises:
+            IntegrityError: it is damaged, or not an archive.
+            FormatError: a newer version wrote it.
+            StorageError: it cannot be read.
+        """
+        self.path = path
+        self._places: dict[str, tuple[int, int]] = {}
+        self.key = ""
+        with _reading(path), path.open("rb") as file:
+            self._read(file)
+
+    def checkpoints(self) -> Iterator[tuple[Checkpoint, list[str]]]:
+        """Iterate over the checkpoints, oldest first, each with the objects written before it."""
+        names: list[str] = []
+        with _reading(self.path), self.path.open("rb") as file:
+            for frame in _frames(file, self.path):
+                if frame.kind == OBJECT:
+                    names.append(frame.content[:ID_BYTES].hex())
+                elif frame.kind == CHECKPOINT:
+                    yield self._checkpoint(frame), names
+                    names = []
+
+    def ledgers(self) -> dict[str, list[LedgerRecord]]:
+        """Return the records of each ledger, in order."""
+        found: dict[str, list[LedgerRecord]] = {}
+        with _reading(self.path), self.path.open("rb") as file:
+            for frame in _frames(file, self.path):
+                if frame.kind == LEDGER:
+                    packed = read_packed(frame.content)
+                    found.setdefault(packed.family, []).append(packed)
+        return found
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The names of all objects, what they refer to first."""
+        return self._places
+
+    def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the stored form of objects of the archive, as a backend does."""
+        return dict(self.objects(name for name in ids if name in self._places))
+
+    def objects(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+        """Iterate over objects of the archive in their stored form."""
+        with _reading(self.path), self.path.open("rb") as file:
+            for name in names:
+                start, size = self._places[name]
+                file.seek(start)
+                yield name, file.read(size)
+
+    def _read(self, file: BinaryIO) -> None:
+        digest = hashlib.sha256()
+        last = False
+        count = 0
+        for frame in _frames(file, self.path, digest):
+            if last or (frame.kind == HEADER) == bool(self.key):
+                raise self._damaged()
+            if frame.kind == HEADER:
+                self.key = self._header(frame.content)
+            elif frame.kind == OBJECT:
+                self._object(frame)
+            elif frame.kind == CHECKPOINT:
+                count += 1
+                lost = set(names_in(self._checkpoint(frame).parts.values())) - self._places.keys()
+                if lost:
+                    raise self._damaged()
+            elif frame.kind == LEDGER:
+                if not self._places.keys() >= set(names_needed(read_packed(frame.content))):
+                    raise self._damaged()
+            else:
+                last = frame.kind == END
+        if not last or not count:
+            raise IntegrityError(f"{self.path} is not a whole archive: its end is missing.")
+
+    def _header(self, content: bytes) -> str:
+        record = read_json(content)
+        if not isinstance(record, dict):
+            raise self._damaged()
+        try:
+            return check_key(record.get("key"))
+        except InvalidInputError:
+            raise self._damaged() from None
+
+    def _object(self, frame: Frame) -> None:
+        name, stored = frame.content[:ID_BYTES].hex(), frame.content[ID_BYTES:]
+        if not self._places.keys() >= set(open_object(name, stored).refs):
+            raise self._damaged()
+        self._places[name] = (frame.start + ID_BYTES, len(stored))
+
+    def _checkpoint(self, frame: Frame) -> Checkpoint:
+        seq, start = read_varint(frame.content, 0)
+        return read_checkpoint(self.key, seq, frame.content[start:])
+
+    def _damaged(self) -> IntegrityError:
+        return IntegrityError(f"{self.path} is damaged or not an archive.")
+
+
+def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
+    """Iterate over the frames of a file; the last is only given if its hash is right."""
+    line = file.readline(len(MAGIC) + 20)
+    version = line[len(MAGIC) : -1]
+    if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
+        raise IntegrityError(f"{path} is not an archive of agent-checkpoint.")
+    if int(version) > ARCHIVE_FORMAT:
+        raise FormatError(
+            f"{path} is an archive of format {int(version)}; this version reads up to "
+            f"{ARCHIVE_FORMAT}. Install a newer agent-checkpoint."
+        )
+    before = line
+    while kind := file.read(1):
+        size = kind
+        while len(size) < 10 and (size == kind or size[-1] >= 0x80):
+            size += file.read(1) or b"\0"
+        length, _ = read_varint(size, 1)
+        if length > _MAX_FRAME:
+            raise IntegrityError(f"{path} is damaged: a frame of {length} bytes is too long.")
+        start = file.tell()
+        content = file.read(length)
+        if len(content) < length:
+            raise IntegrityError(f"{path} is not a whole archive: its end is missing.")
+        if digest is not None:
+            digest.update(before)
+            if kind == END and content != digest.digest():
+                raise IntegrityError(f"{path} was changed after it was written.")
+            before = size + content
+        yield Frame(kind, start, content)
+
+
+def check_archive_path(path: str | os.PathLike[str]) -> Path:
+    """Return the path of an archive. Raises InvalidInputError."""
+    try:
+        found = Path(path)
+        os.fsencode(found)
+    except (TypeError, ValueError):
+        raise InvalidInputError(f"{show(path)} is not a path.") from None
+    if not found.name or "\0" in str(found):
+        raise InvalidInputError(f"{show(path)} is not the name of a file.")
+    return found
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"Cannot read the archive {path}: {error.strerror}.") from error

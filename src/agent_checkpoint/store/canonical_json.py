@@ -1,0 +1,186 @@
+"""Plain JSON values as bytes and back. Owns the one text form of a value; knows no tags.
+
+With the extra `fast` orjson does the work. The bytes are the same with and without it, because
+hashes are taken of them: the codec hands over nothing that the two would write differently, except
+floats whose shortest form may have an exponent, which it marks as `ExponentFloat`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.records import JsonValue
+
+_BUFFER = 4096
+_SMALL_TEXT = 4096
+_SMALL_ITEMS = 8
+_SMALL_KINDS = frozenset({int, bool, type(None)})
+_CONTROL = bytes(range(32))
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class _Later:
+    """Stands for orjson until it is wanted: to load it takes longer than to write a small value."""
+
+    def __getattr__(self, name: str) -> Any:
+        global orjson
+        with not_forked():
+            orjson = import_module("orjson")
+        return getattr(orjson, name)
+
+
+orjson: Any = None if find_spec("orjson") is None else _Later()
+"""The extra `fast`, or None if it is not installed."""
+
+
+class ExponentFloat(float):
+    """A float that JSON libraries write differently (`1e-07`, `1e-7`); we write Python's form."""
+
+    __slots__ = ()
+
+
+def exact_float(value: float) -> float:
+    """Return a finite float as `write_json` must be given it."""
+    if value == 0 or 1e-4 <= abs(value) < 1e16:
+        return value  # written the same by every library: digits and a point
+    return ExponentFloat(value)
+
+
+def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
+    """Return the value as UTF-8 text, the same bytes whatever library is installed.
+
+    Raises:
+        RecursionError: the value is nested too deeply.
+    """
+    if orjson is not None and not (type(orjson) is _Later and _is_small(value)):
+        options = orjson.OPT_INDENT_2 if indent else 0
+        try:
+            return _released(orjson.dumps(value, _exponent_fragment, options))
+        except orjson.JSONEncodeError:
+            pass  # nested deeper than orjson goes: the standard library can do it, in the same form
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        allow_nan=False,
+        indent=2 if indent else None,
+        separators=(",", ": ") if indent else (",", ":"),
+    )
+    return text.encode()
+
+
+def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
+    """Return the text of each of many values, as `write_json` does, in less time.
+
+    Raises:
+        RecursionError: a value is nested too deeply.
+        TypeError: a value is not plain JSON.
+    """
+    if orjson is not None:
+        dumps = orjson.dumps
+        with suppress(orjson.JSONEncodeError):
+            return [_released(dumps(value, _exponent_fragment)) for value in values]
+    return [write_json(value) for value in values]
+
+
+def indented_size(value: Any, limit: int) -> int:
+    """Return how long the indented text of a value is, or something above the limit.
+
+    Bytes count as the base64 that is written for them. Takes no memory to speak of.
+    """
+    size = 0
+    stack: list[Iterator[Any]] = [iter((value,))]
+    while stack and size <= limit:
+        for item in stack[-1]:
+            size += 2 * len(stack)  # a line break, indentation, a comma
+            if isinstance(item, (list, dict)):
+                size += 2 * len(stack) + 2 if item else 2
+                if isinstance(item, dict):
+                    size += sum(map(_text_size, item)) + 2 * len(item)
+                stack.append(iter(item.values() if isinstance(item, dict) else item))
+                break
+            if isinstance(item, bytes):
+                size += len(item) * 4 // 3 + 4
+            else:
+                size += _text_size(item) if isinstance(item, str) else len(repr(item))
+        else:
+            stack.pop()
+    return size
+
+
+def read_json(data: bytes) -> JsonValue:
+    """Return the value that the text stands for.
+
+    Raises:
+        IntegrityError: it is not JSON in UTF-8, or JSON that we never write (NaN, lone surrogates,
+            too deep, huge numbers).
+    """
+    try:
+        if orjson is None or (type(orjson) is _Later and len(data) < _SMALL_TEXT):
+            return _parse(data)
+        return orjson.loads(data)  # type: ignore[no-any-return]
+    except RecursionError:
+        raise IntegrityError(
+            "The JSON text is nested too deeply to be one of ours, or to be read where so much of "
+            "Python's stack is in use."
+        ) from None
+    except ValueError as error:
+        # The library's message quotes no content, only the position.
+        raise IntegrityError(f"Not the JSON text that was written: {error}") from None
+
+
+def _is_small(value: Any, depth: int = 2) -> bool:
+    """Tell whether a value is such that any library writes it in no time."""
+    kind = type(value)
+    if kind is dict or kind is list:
+        inside = value.values() if kind is dict else value
+        return (
+            len(value) <= _SMALL_ITEMS
+            and depth > 0
+            and all(_is_small(item, depth - 1) for item in inside)
+        )
+    return kind in _SMALL_KINDS or (kind is str and len(value) < _SMALL_TEXT)
+
+
+def _parse(data: bytes) -> JsonValue:
+    """Return the value of the text as strictly as orjson does. Raises ValueError."""
+    text = data.decode()
+    value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+    if b"\\u" in data and _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # fails if one stands alone
+    return value
+
+
+def _text_size(text: str) -> int:
+    data = text.encode()
+    escaped = len(data) - len(data.translate(None, b'"\\'))
+    return len(data) + escaped + 5 * (len(data) - len(data.translate(None, _CONTROL))) + 2
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError("a number is too large")
+    return value
+
+
+def _released(text: bytes) -> bytes:
+    """Return a short text in a place of its own: in orjson's buffer it would hold 4 kB."""
+    return b"%b" % text if len(text) < _BUFFER else text
+
+
+def _exponent_fragment(value: Any) -> Any:
+    if isinstance(value, ExponentFloat):
+        return orjson.Fragment(float.__repr__(value))
+    raise TypeError(type(value).__name__)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

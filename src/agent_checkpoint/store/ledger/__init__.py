@@ -1,0 +1,1 @@
+"""The effect ledger: its records, what follows from them, and which sessions share one."""

@@ -1,0 +1,288 @@
+"""What follows from the records of a ledger. Owns effects and requests, and what becomes of them.
+
+Nothing in a ledger is ever taken back: what becomes of an effect or a request is said by later
+records. Knows no store; decides nothing, and runs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from agent_checkpoint.records import JsonValue
+from agent_checkpoint.store.ledger.ledger_records import OURS, check_record, damaged, place_of
+
+UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", "undoing", "undone"
+BEFORE = {COMMITTED: {UNKNOWN, FAILED}, FAILED: {UNKNOWN}, UNDOING: {COMMITTED}, UNDONE: {UNDOING}}
+"""What an effect must be to become something; a record that says otherwise comes too late."""
+PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
+UNREADABLE = "unreadable"
+"""Of what stands in a list for a whole ledger that cannot be read."""
+
+
+@dataclass(repr=False)
+class Effect:
+    """Something that was done outside, or begun: as far as anybody knows."""
+
+    id: str
+    session: str
+    kind: str
+    tool: str
+    module: str
+    """Which defines the tool."""
+    identity: str
+    """What it is the same as: two effects of one identity must not both happen."""
+    digest: str
+    """Of the arguments of the call."""
+    seq: int
+    ts: float
+    task: str | None
+    at: str
+    """The checkpoint that was the head when it was begun."""
+    parts: dict[str, JsonValue]
+    """The arguments and the result, encoded."""
+    words: str
+    """How to tell a person which one it is."""
+    also: str | None = None
+    """Another identity, if the arguments were edited by who agreed to it."""
+    status: str = UNKNOWN
+    note: str = ""
+    described: bool = False
+    """Whether the result is only a description of what it was."""
+    generation: int = 0
+    """How often one of this identity was undone before."""
+    part: str | None = None
+    """The part of the session whose method the tool is; empty if it was of no part."""
+    is_late: bool = False
+    """Whether it was done after all, when it had been declared not done."""
+
+    def __repr__(self) -> str:
+        return f"<Effect {self.id}: {self.title}, {self.status}>"
+
+    @property
+    def title(self) -> str:
+        """Which one it is, without the arguments: messages and logs hold no payload."""
+        return title_of(self.tool, self.digest)
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has happened and was not undone, or may have."""
+        return self.status in (UNKNOWN, COMMITTED, UNDOING)
+
+
+@dataclass(repr=False)
+class Request:
+    """A call that somebody has to agree to."""
+
+    id: str
+    session: str
+    tool: str
+    module: str
+    """Which defines the tool."""
+    identity: str
+    digest: str
+    seq: int
+    ts: float
+    task: str | None
+    at: str
+    """The checkpoint that was saved with it."""
+    expires: float | None
+    parts: dict[str, JsonValue]
+    """The arguments; those that the approver wants instead."""
+    words: str
+    status: str = PENDING
+    answer: str | None = None
+    """Approved or denied, also after that was used."""
+    by: str | None = None
+    reason: str | None = None
+    """Of who refused it; or why it is void, or unreadable."""
+    part: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Request {self.id}: {self.title}, {self.status}>"
+
+    @property
+    def title(self) -> str:
+        """Which one it is, without the arguments: messages and logs hold no payload."""
+        return title_of(self.tool, self.digest)
+
+    @property
+    def told(self) -> str:
+        """What became of it, in words: the answer as well, where the status does not say it."""
+        if self.status == PENDING and self.is_expired:
+            return "expired"
+        is_known = self.answer in (None, self.status)
+        return self.status if is_known else f"{self.answer}, {self.status}"
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether it is too late to answer it, or to use the answer."""
+        return self.expires is not None and time.time() > self.expires
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still waits for an answer."""
+        return self.status == PENDING and not self.is_expired
+
+
+def title_of(tool: str, digest: str) -> str:
+    """Return which call it is: the tool, and the beginning of the digest of the arguments."""
+    return f"{tool} [{digest[:8]}]"
+
+
+class Epoch(NamedTuple):
+    """One opening of a session; the higher number is the later one."""
+
+    session: str
+    number: int
+
+
+@dataclass(eq=False)
+class Account:
+    """All that the records of one ledger say, taken together."""
+
+    family: str
+    epochs: dict[str, Epoch] = field(default_factory=dict)
+    effects: dict[str, Effect] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
+    finished: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._effects_of: dict[str, dict[str, Effect]] = {}
+        self._requests_of: dict[str, dict[str, Request]] = {}
+
+    def take(self, seq: int, record: dict[str, Any]) -> None:
+        """Take in a record that has the form of one. Raises IntegrityError if it cannot be."""
+        if record["type"] not in OURS:
+            return  # of a later version
+        try:
+            getattr(self, "_" + record["type"])(place_of(seq, record), record)
+        except KeyError as error:
+            raise damaged(self.family, seq, f"there is no {error} before it") from None
+
+    def held_checkpoints(self) -> Iterator[str]:
+        """Iterate over the checkpoints that an open request or an unknown outcome needs."""
+        for effect in list(self.effects.values()):
+            if effect.status in (UNKNOWN, UNDOING):
+                yield effect.at
+        for request in list(self.requests.values()):
+            if request.status == APPROVED or request.is_open:
+                yield request.at
+
+    def _index(self, effect: Effect) -> None:
+        for name in {effect.identity, effect.also or effect.identity}:
+            self._effects_of.setdefault(name, {})[effect.id] = effect
+
+    def _index_request(self, request: Request) -> None:
+        self._requests_of.setdefault(request.identity, {})[request.id] = request
+
+    def _epoch(self, seq: int, record: dict[str, Any]) -> None:
+        epoch = Epoch(record["session"], record["epoch"])
+        if epoch.number >= self.epochs.get(epoch.session, epoch).number:
+            self.epochs[epoch.session] = epoch
+
+    def _started(self, seq: int, record: dict[str, Any]) -> None:
+        effect = Effect(
+            id=record["effect"],
+            kind=record["kind"],
+            also=record.get("also"),
+            generation=record["generation"],
+            **_call(seq, record),
+        )
+        self._index(self.effects.setdefault(effect.id, effect))
+        if record.get("request") is not None:
+            self.requests[record["request"]].status = USED
+
+    def _committed(self, seq: int, record: dict[str, Any]) -> None:
+        effect = self.effects[record["effect"]]
+        if effect.status not in BEFORE[COMMITTED]:
+            return  # who was replaced meanwhile may say late what is known better
+        effect.is_late = effect.status == FAILED
+        if effect.is_late:
+            effect.note = f"done, although it had been declared not done ({effect.note})"
+        effect.described = bool(record.get("described"))
+        effect.parts.update(record["parts"])
+        effect.status = COMMITTED  # last: what is interrupted is read again
+
+    def _failed(self, seq: int, record: dict[str, Any]) -> None:
+        effect = self.effects[record["effect"]]
+        if effect.status in BEFORE[FAILED]:
+            effect.status, effect.note = FAILED, record["note"]
+
+    def _resolved(self, seq: int, record: dict[str, Any]) -> None:
+        effect = self.effects[record["effect"]]
+        if effect.status not in (UNKNOWN, UNDOING):
+            return
+        gone = UNDONE if effect.status == UNDOING else FAILED
+        effect.note = record["note"]
+        effect.parts.update(record["parts"])
+        effect.status = COMMITTED if record["happened"] else gone
+
+    def _undoing(self, seq: int, record: dict[str, Any]) -> None:
+        effect, status = self.effects[record["effect"]], record["type"]
+        if effect.status in BEFORE[status]:
+            effect.status = status
+
+    _undone = _undoing
+
+    def _asked(self, seq: int, record: dict[str, Any]) -> None:
+        request = Request(id=record["request"], expires=record.get("expires"), **_call(seq, record))
+        if "arguments" not in request.parts:
+            request.status, request.reason = VOID, _PURGED
+        self._index_request(self.requests.setdefault(request.id, request))
+
+    def _answered(self, seq: int, record: dict[str, Any]) -> None:
+        request = self.requests[record["request"]]
+        request.by = record.get("by")
+        if request.status != PENDING:
+            return
+        request.reason = record.get("reason")
+        request.parts.update(record["parts"])
+        request.status = request.answer = APPROVED if record["approved"] else DENIED
+        if record["approved"] and "instead" in record:
+            # Who agreed may have wanted other arguments: those first asked for are not theirs.
+            request.status, request.reason = VOID, _PURGED
+
+    def _used(self, seq: int, record: dict[str, Any]) -> None:
+        self.requests[record["request"]].status = USED
+
+    def _void(self, seq: int, record: dict[str, Any]) -> None:
+        for name in record["requests"]:
+            request = self.requests[name]
+            request.status, request.reason = VOID, record.get("reason") or request.reason
+
+    def _imported(self, seq: int, record: dict[str, Any]) -> None:
+        self.epochs.clear()
+        for request in self.requests.values():
+            if request.status != USED:
+                request.status = VOID
+
+    def _finished(self, seq: int, record: dict[str, Any]) -> None:
+        self.finished.add(record["checkpoint"])
+
+
+_PURGED = "its arguments were purged"
+
+
+def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
+    """Return what an effect and a request have in common."""
+    names = ("session", "tool", "module", "identity", "digest", "at", "words", "task", "part")
+    found = {name: record.get(name) for name in names}
+    return {**found, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
+
+
+def in_order(records: Iterable[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return records in the order in which they count."""
+    return sorted(records, key=lambda item: place_of(*item))
+
+
+def check_records(family: str, records: Iterable[tuple[int, dict[str, Any]]]) -> None:
+    """Refuse records that are no ledger. Raises IntegrityError."""
+    found = list(records)
+    for seq, record in found:
+        check_record(family, seq, record)
+    account = Account(family)
+    for seq, record in in_order(found):
+        account.take(seq, record)

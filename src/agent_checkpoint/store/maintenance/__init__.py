@@ -1,0 +1,1 @@
+"""Maintenance of a store: gc, verify, retention, statistics, purge."""

@@ -1,0 +1,337 @@
+"""Taking a leaked secret out of a store. Owns finding it and leaving tombstones.
+
+What holds the secret is removed, not rewritten: names are hashes of content. A key whose present
+holds it goes on with a copy in which the secret is blotted out. Copies of the store, archives and
+live agents are beyond reach.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_checkpoint.backends.base import Scrubs
+from agent_checkpoint.errors import (
+    ConflictError,
+    FormatError,
+    IntegrityError,
+    InvalidInputError,
+)
+from agent_checkpoint.records import Checkpoint, Draft
+from agent_checkpoint.store.archive.importer import drop_dead
+from agent_checkpoint.store.canonical_json import write_json
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.maintenance.gc import gc
+from agent_checkpoint.store.maintenance.ledger_purge import replace_records, tainted_records
+from agent_checkpoint.store.maintenance.tombstones import bury
+from agent_checkpoint.store.objects.object_format import CHUNKS, LostObjectError, Object, missing
+from agent_checkpoint.store.objects.reader import fetch_objects, names_in, tag_of, whole
+from agent_checkpoint.store.objects.references import with_references
+from agent_checkpoint.store.objects.splitting import inline_tree
+from agent_checkpoint.store.reachability import Seen, mark, reach
+from agent_checkpoint.store.sealed_streams import Foreign
+from agent_checkpoint.store.store import Store
+
+BLOT = "[purged]"
+SHORTEST = 6
+_TRIES = 5
+
+_PIECES = re.compile(rb'"\$(?:text|blob)":\[([^\]]*)\]')
+_NAME = re.compile(rb"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class PurgeReport:
+    """What `purge` removed, or would have: ids of checkpoints, and by what heads were replaced."""
+
+    checkpoints: Sequence[str]
+    objects: int
+    replaced: dict[str, str] = field(default_factory=dict)
+
+
+def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
+    """Remove every checkpoint that holds the secret, and every trace of it from the store's files.
+
+    Args:
+        store: where.
+        secret: a text or bytes of at least six bytes.
+        dry_run: only tell what would be removed.
+
+    Raises:
+        InvalidInputError: the secret is too short to look for, or is in the name of a key.
+        ConflictError: a key is being imported.
+        IntegrityError: something is damaged, so nobody can tell what is in it.
+        StorageError: the medium failed, or others use it so that it cannot be scrubbed.
+    """
+    needles = _needles(secret)
+    store.format.check(writing=not dry_run)
+    _refuse_names(store, needles)
+    if not dry_run:
+        drop_dead(store)  # they are out of sight
+    if store.imports():
+        raise ConflictError("A key is being imported: purge when that is done.")
+    replaced: dict[str, str] = {}
+    for attempt in range(_TRIES):
+        found = _Search(store, needles)
+        tainted = tainted_records(store, found.is_held_by_record)
+        if dry_run:
+            return PurgeReport([item.id for item in found.checkpoints], len(found.objects))
+        try:
+            _replace_heads(store, found, needles, replaced)
+            break
+        except (ConflictError, LostObjectError):
+            # A key has moved on since it was searched: what is its head now may hold it, too.
+            if attempt == _TRIES - 1:
+                raise
+    if found.checkpoints:
+        bury(store, [item.id for item in found.checkpoints])
+    for item in found.checkpoints:
+        store.remove(item.key, [item.seq])
+    replace_records(store, tainted, lambda text: _without(text, needles))
+    gc(store, ignore_clock=True)
+    # Also if nothing was found: an earlier purge may have been killed before this.
+    if isinstance(store.backend, Scrubs):
+        store.backend.scrub()
+    return PurgeReport([item.id for item in found.checkpoints], len(found.objects), replaced)
+
+
+def _replace_heads(
+    store: Store, found: _Search, needles: Sequence[bytes], done: dict[str, str]
+) -> None:
+    """Let keys go on with copies of their heads in which the secret is blotted out."""
+    for key, head in found.heads.items():
+        # A workspace is objects all through: one that holds the secret is left out as a whole.
+        reader = store.reader(head)
+        reader.fetch(head.parts.values())
+        sound = {
+            name: tree
+            for name, tree in head.parts.items()
+            if not found.is_tainted(whole(tree, reader))
+        }
+        fresh = _blotted(store, head._replace(parts=sound), needles) if sound else None
+        if fresh is not None:
+            done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
+
+
+class _Search:
+    """What holds the secret: objects, checkpoints, and those of them that are the head of a key."""
+
+    def __init__(self, store: Store, needles: Sequence[bytes]) -> None:
+        self.objects: set[str] = set()
+        self.checkpoints: list[Checkpoint] = []
+        self.heads: dict[str, Checkpoint] = {}
+        self._store = store
+        self._needles = needles
+        self._examined: set[str] = set()
+        self._joints: set[tuple[str, str]] = set()
+        self._lost: set[str] = set()
+        self._seen: Seen = {}
+        self._examine(info.id for info in store.backend.list_objects())
+        keys = store.list_keys()
+        for key in keys:
+            for entry in store.entries(key):
+                self._examine_joints(entry.data)
+        for key in keys:
+            for place, entry in enumerate(store.entries(key)):
+                # What others wrote is searched as well, but not made the user's own by a new head.
+                checkpoint = read_checkpoint(key, entry.seq, bytes(entry.data))
+                if self._is_held_by(checkpoint, entry.data):
+                    self.checkpoints.append(checkpoint)
+                    if place == 0 and not isinstance(entry.data, Foreign):
+                        self.heads[key] = checkpoint
+
+    def is_tainted(self, tree: Any) -> bool:
+        """Tell whether a part, in full, refers to an object that holds the secret."""
+        return not self.objects.isdisjoint(reach(names_in([tree]), self._seen))
+
+    def is_held_by_record(self, parts: dict[str, Any], said: bytes) -> bool:
+        """Tell whether a record of a ledger holds the secret. Raises IntegrityError."""
+        roots = set(names_in(parts.values()))
+        mark(self._store.backend, roots, self._seen)
+        needed = reach(roots, self._seen)
+        self._examine(needed - self._examined)
+        self._examine_joints(write_json(parts))
+        words = b"\n".join(_words_in(parts.values())) + b"\n" + said
+        return _holds(words, self._needles) or bool(self.objects & needed)
+
+    def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
+        roots = set(names_in(checkpoint.parts.values()))
+        try:
+            mark(self._store.backend, roots, self._seen)
+            needed = reach(roots, self._seen)
+            if needed - self._examined:  # it was saved while we looked
+                self._examine(needed - self._examined)
+                self._examine_joints(entry)
+            if needed & self._lost:
+                raise missing(needed & self._lost)
+        except LostObjectError as error:
+            if self._store.read(checkpoint.key, checkpoint.seq) is None:
+                return False  # it was pruned and collected while we looked
+            raise _unknowable(error) from None
+        return _holds(_said(checkpoint), self._needles) or bool(self.objects & needed)
+
+    def _examine(self, names: Iterable[str]) -> None:
+        """Find the objects that hold the secret, or a piece of it."""
+        found = list(names)
+        self._examined.update(found)
+        for name, item in self._sound(found):
+            if _holds(item.payload, self._needles):
+                self.objects.add(name)
+            if item.kind == CHUNKS:
+                self._examine_pairs(set(zip(item.refs, item.refs[1:])))
+            self._examine_joints(item.payload)
+
+    def _examine_joints(self, data: bytes) -> None:
+        """Find the secret where two pieces of a text meet: it is cut anywhere, also within it."""
+        self._examine_pairs(_neighbours(data))
+
+    def _examine_pairs(self, pairs: set[tuple[str, str]]) -> None:
+        longest = max(map(len, self._needles))
+        for pair in pairs - self._joints:
+            self._joints.add(pair)
+            pieces = [item.payload for _, item in self._sound(pair)]
+            if len(pieces) == len(pair) and _holds(
+                pieces[0][-longest:] + pieces[1][:longest], self._needles
+            ):
+                self.objects.update(pair)
+
+    def _sound(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+        """Iterate over objects; one that is gone may not have been needed any more."""
+        for name in names:
+            try:
+                yield from fetch_objects(self._store.backend, [name])
+            except LostObjectError:
+                self._lost.add(name)
+            except (IntegrityError, FormatError) as error:
+                raise _unknowable(error) from None
+
+
+def _needles(secret: str | bytes) -> list[bytes]:
+    """Return the forms in which a secret may stand in the store: as it is, as JSON, as base64."""
+    if not isinstance(secret, (str, bytes)):
+        raise InvalidInputError(f"A secret is text or bytes, not {type(secret).__name__}.")
+    plain = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
+    if len(plain) < SHORTEST:
+        raise InvalidInputError(
+            f"A secret of less than {SHORTEST} bytes would be found everywhere."
+        )
+    found = [plain]
+    with suppress(UnicodeDecodeError):  # then no text has it
+        text = plain.decode()
+        found.append(write_json(text)[1:-1])
+        # As it stands in a text that UTF-8 cannot carry.
+        escaped = text.encode("unicode_escape")
+        found += [escaped, write_json(escaped.decode())[1:-1]]
+    for shift, start in ((0, 0), (1, 2), (2, 3)):
+        # Three bytes are four letters: what depends on the neighbours is left out.
+        coded = base64.b64encode(b"\0" * shift + plain)
+        found.append(coded[start : len(coded) - (0, 3, 2)[(shift + len(plain)) % 3]])
+    return list(dict.fromkeys(found))
+
+
+def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
+    return any(needle in data for needle in needles)
+
+
+def _without(text: str, needles: Sequence[bytes]) -> str:
+    """Return a text without the secret, in whatever form it stands there."""
+    left = text.replace(needles[0].decode("utf-8", "replace"), BLOT)
+    return left if left and not _holds(left.encode(), needles) else BLOT
+
+
+def _said(checkpoint: Checkpoint) -> bytes:
+    """Return all that a user put into an entry, without our own tags, names and numbers."""
+    words = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
+    words += checkpoint.claim or ()
+    return b"\n".join([*(word.encode() for word in words), *_words_in(checkpoint.parts.values())])
+
+
+def _words_in(trees: Iterable[Any]) -> Iterator[bytes]:
+    """Iterate over all texts in trees that are not our own."""
+    stack: list[Any] = list(trees)
+    while stack:
+        tree = stack.pop()
+        if isinstance(tree, list):
+            stack += tree
+        elif not isinstance(tree, dict):
+            yield str(tree).encode()
+        elif tag_of(tree) is None:
+            yield from (key.encode() for key in tree if not _is_tag(key))
+            stack += tree.values()
+
+
+def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
+    named = [name for name in store.backend.streams() if _holds(name.encode(), needles)]
+    if named:
+        raise InvalidInputError(
+            f"The secret is in the name of a key ({len(named)} in all), which stays, so that no "
+            "number is used twice: export what is needed, and start a new store."
+        )
+
+
+def _neighbours(data: bytes) -> set[tuple[str, str]]:
+    """Return the names of pieces that follow on each other, as a JSON text lists them."""
+    pairs: set[tuple[str, str]] = set()
+    for match in _PIECES.finditer(data):
+        names = [name.decode() for name in _NAME.findall(match[1])]
+        pairs.update(zip(names, names[1:]))
+    return pairs
+
+
+def _unknowable(error: Exception) -> IntegrityError:
+    return IntegrityError(f"{error} Nobody can tell what is in it: purge what is sound first.")
+
+
+def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
+    """Return the head with the secret blotted out; None where it stands in more than texts."""
+    reader = store.reader(head)
+    reader.fetch(head.parts.values())
+    text = needles[0].decode("utf-8", "replace")
+    before = {name: whole(tree, reader) for name, tree in head.parts.items()}
+    parts = {name: _replace(inline_tree(tree), text) for name, tree in before.items()}
+    label = None if head.label is None else head.label.replace(text, BLOT)
+    tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
+    kept = with_references(parts, store.backend)
+    draft = Draft(
+        head.key,
+        kept,
+        "purge",
+        label,
+        tags,
+        head.metrics,
+        token=head.token,
+        claim=head.claim,
+    )
+    left = _said(head._replace(label=label, tags=tags, parts=parts))
+    is_whole = _members(parts) == _members(before)
+    return draft if is_whole and not _holds(left, needles) else None
+
+
+def _members(tree: Any) -> int:
+    """Return how many members all objects in a tree have: two names must not become one."""
+    if isinstance(tree, list):
+        return sum(map(_members, tree))
+    return sum(1 + _members(item) for item in tree.values()) if isinstance(tree, dict) else 0
+
+
+def _name(key: str, text: str) -> str:
+    """Return the name of a member without the secret; a tag is not the user's, and stays."""
+    return key if _is_tag(key) else key.replace(text, BLOT)
+
+
+def _is_tag(key: str) -> bool:
+    return key.startswith("$") and not key.startswith("$$")
+
+
+def _replace(tree: Any, text: str) -> Any:
+    if isinstance(tree, str):
+        return tree.replace(text, BLOT)
+    if isinstance(tree, list):
+        return [_replace(item, text) for item in tree]
+    if isinstance(tree, dict):
+        return {_name(key, text): _replace(item, text) for key, item in tree.items()}
+    return tree

@@ -1,0 +1,178 @@
+"""Looking after a store: what it takes, and what to keep of a key.
+
+Owns no format; changes nothing but by removing what nobody wants kept.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_checkpoint.errors import UNUSABLE, InvalidInputError
+from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.ledger.lineage import held_checkpoints
+from agent_checkpoint.store.maintenance.retention import Policy
+from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.objects.object_format import Object
+from agent_checkpoint.store.objects.reader import ObjectSource, names_in
+from agent_checkpoint.store.objects.references import files_size
+from agent_checkpoint.store.reachability import Seen, children_first, mark, reach, read_whole
+from agent_checkpoint.store.store import Store, unknown
+
+_MOST = 1 << 62
+
+
+def stats(store: Store) -> dict[str, Any]:
+    """Return what there is and what it takes, in all and per key.
+
+    `logical_bytes` is what the checkpoints have: each state as text, and all files of its
+    workspaces. `stored_bytes` is what they take as they are, `dedupe_ratio` the one by the other.
+    Objects that several keys share count for each of them, and once in all; `own_bytes` of a key is
+    without these. `unshared_bytes` is what it would take if each checkpoint were stored by itself,
+    with all its files.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    rows = {key: _read_row(store, key) for key in store.list_keys()}
+    sizes = {info.id: info.size for info in store.backend.list_objects()}
+    roots = {name for row in rows.values() for name in row.roots}
+    seen: Seen = {}
+    files: dict[str, int] = {}  # what snapshots say of themselves
+
+    def readable(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+        for name, found in read_whole(source, names):
+            if not isinstance(found, str):  # else verify() tells
+                files[name] = files_size(found)
+                yield name, found
+
+    mark(store.backend, roots, seen, fetch=readable)
+    order = list(children_first(roots, seen))
+    whole = _sums(order, seen, lambda name, below: sizes.get(name, 0) + below)
+    files = _sums(order, seen, lambda name, below: files.get(name, 0) or below)
+    own = _own_sizes(rows, order, seen, sizes)
+    keys: dict[str, dict[str, int]] = {}
+    for key, row in rows.items():
+        needed = reach(row.roots, seen)
+        keys[key] = {
+            "checkpoints": row.checkpoints,
+            "logical_bytes": row.states + row.sum_of(files),
+            "stored_bytes": row.entries + sum(sizes.get(name, 0) for name in needed),
+            "own_bytes": row.entries + own[key],
+            "unshared_bytes": row.entries + row.sum_of(whole),
+        }
+    stored = sum(row.entries for row in rows.values()) + sum(sizes.values())
+    logical = sum(row["logical_bytes"] for row in keys.values())
+    return {
+        "checkpoints": sum(row.checkpoints for row in rows.values()),
+        "logical_bytes": logical,
+        "stored_bytes": stored,
+        "unshared_bytes": sum(row["unshared_bytes"] for row in keys.values()),
+        "dedupe_ratio": logical / stored if stored else 1.0,
+        "objects": len(sizes),
+        "keys": keys,
+    }
+
+
+@dataclass
+class _Row:
+    """What the entries of a key say."""
+
+    checkpoints: int = 0
+    entries: int = 0
+    states: int = 0
+    """Bytes of the states as text."""
+    roots: Counter[str] = field(default_factory=Counter)
+    """The objects that they name, and how often."""
+
+    def sum_of(self, sizes: dict[str, int]) -> int:
+        """Return the sum of a figure of the objects, each as often as it is named."""
+        return sum(sizes.get(name, 0) * times for name, times in self.roots.items())
+
+
+def _read_row(store: Store, key: str) -> _Row:
+    row = _Row()
+    for entry in store.entries(key):
+        row.checkpoints += 1
+        row.entries += len(entry.data)
+        with suppress(*UNUSABLE):  # verify() tells
+            checkpoint = read_checkpoint(key, entry.seq, entry.data)
+            row.roots.update(list(names_in(checkpoint.parts.values())))
+            row.states += checkpoint.size
+    return row
+
+
+def _sums(order: Iterable[str], seen: Seen, figure: Callable[[str, int], int]) -> dict[str, int]:
+    """Return a figure of each object, made of its name and of the sum of those it refers to."""
+    sums: dict[str, int] = {}
+    for name in order:
+        below = sum(sums.get(ref, 0) for ref in seen.get(name) or ())
+        # A few crafted objects can stand for more than anybody could count.
+        sums[name] = min(figure(name, below), _MOST)
+    return sums
+
+
+def _own_sizes(
+    rows: dict[str, _Row], order: list[str], seen: Seen, sizes: dict[str, int]
+) -> Counter[str]:
+    """Return the size of the objects that one key alone needs, by key."""
+    owners: dict[str, str | None] = {}  # None: several
+    for key, row in rows.items():
+        for name in row.roots:
+            owners[name] = key if owners.get(name, key) == key else None
+    own: Counter[str] = Counter()
+    for name in reversed(order):  # after all that refer to it
+        owner = owners[name]
+        for ref in seen.get(name) or ():
+            owners[ref] = owner if owners.get(ref, owner) == owner else None
+        if owner is not None:
+            own[owner] += sizes.get(name, 0)
+    return own
+
+
+def _way_back(newest_first: list[Checkpoint]) -> set[int]:
+    """Return the number of what was there before the last move, if that is the key's present."""
+    there = [item for item in newest_first if item.kind != "open"]
+    if len(there) > 1 and there[0].kind in MOVES and there[1].kind == SAFETY:
+        return {there[0].seq, there[1].seq}
+    return set()
+
+
+def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
+    """Remove the checkpoints of a key that the policy does not keep.
+
+    The head is always kept, and what a pending approval or an unresolved effect refers to.
+    Entries that cannot be read are left for a person to look at.
+
+    Returns:
+        The ids of those removed, newest first; with `dry_run` nothing is removed.
+
+    Raises:
+        NotFoundError: there is no such key.
+        InvalidInputError: `policy` is not a policy.
+        IntegrityError: the ledger of the session is damaged, so nobody can tell what is needed.
+        StorageError: the medium failed.
+    """
+    if not isinstance(policy, Policy):
+        raise InvalidInputError(f"prune takes a policy such as KeepLatest(20), not {show(policy)}.")
+    readable: list[Checkpoint] = []
+    entries = 0
+    for entry in store.entries(key):
+        entries += 1
+        try:
+            readable.append(read_checkpoint(key, entry.seq, entry.data))
+        except UNUSABLE:
+            continue
+    if not entries:
+        raise unknown(key, store)
+    kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
+    kept |= _way_back(readable)
+    kept |= held_checkpoints(store, [item for item in readable if item.seq not in kept])
+    doomed = [checkpoint for checkpoint in readable if checkpoint.seq not in kept]
+    if not dry_run:
+        store.remove(key, [checkpoint.seq for checkpoint in doomed])
+    return [checkpoint.id for checkpoint in doomed]

@@ -1,0 +1,166 @@
+"""Reading every byte of a store. Owns telling which checkpoints are affected; changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from agent_checkpoint.errors import UNUSABLE, IntegrityError
+from agent_checkpoint.records import Entry
+from agent_checkpoint.store.entries import open_entry, read_checkpoint
+from agent_checkpoint.store.ledger.account import check_records
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
+from agent_checkpoint.store.objects.reader import names_in
+from agent_checkpoint.store.reachability import read_whole, roots_of
+from agent_checkpoint.store.sealed_streams import read_entries
+from agent_checkpoint.store.store import Store
+
+OTHERS = ("fx/", "meta/external/")
+"""Streams of records that refer to objects, beside the keys."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One checkpoint that does not read back, and why.
+
+    Where no checkpoint can be named it is a key, an object, or the store.
+    """
+
+    checkpoint: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` looked at and what it found."""
+
+    checkpoints: int
+    objects: int
+    problems: Sequence[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything reads back."""
+        return not self.problems
+
+
+def verify(store: Store) -> VerifyReport:
+    """Read every byte of every checkpoint and object, and compare it with its hash.
+
+    Raises:
+        StorageError: the medium failed.
+    """
+    return _Verifier(store).run()
+
+
+class _Verifier:
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.checkpoints = 0
+        self.problems: list[Problem] = []
+        self._refs: dict[str, tuple[str, ...]] = {}
+        self._broken: dict[str, str] = {}
+        self._blamed: set[str] = set()
+
+    def run(self) -> VerifyReport:
+        self._format()
+        for key in self._keys():
+            for entry in self._entries(key):
+                self._checkpoint(key, entry)
+        for stream in self._streams():
+            self._records(stream)
+        self._rest()
+        objects = len(self._refs) + len(self._broken)
+        return VerifyReport(self.checkpoints, objects, tuple(self.problems))
+
+    def _format(self) -> None:
+        try:
+            self.store.format.read()
+        except UNUSABLE as error:
+            self._problem("meta/format", error)
+
+    def _keys(self) -> list[str]:
+        try:
+            return self.store.list_keys()
+        except IntegrityError as error:
+            self._problem("the store", error)
+            return []
+
+    def _entries(self, key: str) -> Iterator[Entry]:
+        try:
+            yield from self.store.entries(key)
+        except UNUSABLE as error:
+            self._problem(key, error)
+
+    def _checkpoint(self, key: str, entry: Entry) -> None:
+        self.checkpoints += 1
+        try:
+            checkpoint = read_checkpoint(key, entry.seq, entry.data)
+            roots = list(names_in(checkpoint.parts.values()))
+        except UNUSABLE as error:
+            self._problem(f"{key}@{entry.seq}", error)
+            return
+        reason = self._trouble_below(roots)
+        if reason is not None and self.store.read(key, entry.seq) is not None:
+            self.problems.append(Problem(f"{key}@{entry.seq}", reason))
+
+    def _streams(self) -> list[str]:
+        """Return the streams that are no key's and have records of our own."""
+        return [name for prefix in OTHERS for name in self.store.backend.streams(prefix)]
+
+    def _records(self, stream: str) -> None:
+        found, before = [], len(self.problems)
+        for entry in read_entries(self.store.backend, stream):
+            where = f"{stream}@{entry.seq}"
+            try:
+                record = open_entry(entry.data, f"The record {where}")
+                reason = self._trouble_below(list(roots_of(record, where)))
+            except UNUSABLE as error:
+                self._problem(where, error)
+                continue
+            if reason is not None:
+                self.problems.append(Problem(where, reason))
+            found.append((entry.seq, record))
+        if stream.startswith(PREFIX) and len(self.problems) == before:
+            try:
+                check_records(stream[len(PREFIX) :], found)
+            except IntegrityError as error:
+                self._problem(stream, error)
+
+    def _trouble_below(self, roots: list[str]) -> str | None:
+        """Return why something that can be reached from the roots cannot be read, if so."""
+        reached: set[str] = set()
+        wanted = set(roots)
+        while wanted:
+            reached |= wanted
+            self._read(wanted)
+            wanted = {ref for name in wanted for ref in self._refs.get(name, ())} - reached
+        broken = sorted(reached & self._broken.keys())
+        self._blamed.update(broken)
+        return self._broken[broken[0]] if broken else None
+
+    def _read(self, names: set[str]) -> None:
+        new = [name for name in names if name not in self._refs and name not in self._broken]
+        for name, found in read_whole(self.store.backend, new):
+            if isinstance(found, str):
+                self._broken[name] = found
+            else:
+                self._refs[name] = found.refs
+
+    def _rest(self) -> None:
+        """Look at the objects that no checkpoint needs."""
+        try:
+            names = {info.id for info in self.store.backend.list_objects()}
+        except IntegrityError as error:
+            self._problem("the store", error)
+            return
+        self._read(names)
+        for name in sorted(self._broken.keys() & names - self._blamed):
+            self._problem(f"object {name}", self._broken[name])
+        for name in sorted(names & self._refs.keys()):
+            lost = [ref for ref in self._refs[name] if ref not in names and ref not in self._blamed]
+            if lost:
+                self._problem(f"object {name}", f"It refers to {lost[0]}, which is missing.")
+
+    def _problem(self, where: str, reason: object) -> None:
+        self.problems.append(Problem(where, str(reason)))

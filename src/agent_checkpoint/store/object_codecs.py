@@ -1,0 +1,114 @@
+"""Which codecs the objects of a store have. Owns looking, and repacking for every installation.
+
+A store that needs zstd says so in its format record. Another one is meant for every installation,
+but version 0.1 packed with zstd wherever that was installed, and said so nowhere. So a process
+without zstd looks at the codec bytes of what is new before it stores anything. How far somebody
+has looked is a record in the store, so that nobody looks at all objects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
+from agent_checkpoint.store.entries import open_entry, seal_entry
+from agent_checkpoint.store.objects import compression
+from agent_checkpoint.store.objects.object_format import make_plain
+from agent_checkpoint.store.reachability import read_whole
+from agent_checkpoint.store.sealed_streams import append_entry, read_entries
+
+_STREAM = "meta/codecs"
+_WORTH_RECORDING = 1000
+_BATCH = 1 << 25
+
+
+class Codecs:
+    """The codecs of one store whose format record does not say that it needs any."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._position: Any = None
+        self._unrecorded = 0
+
+    def check(self) -> None:
+        """Make sure that this installation can read whatever a checkpoint may share.
+
+        Raises:
+            FormatError: an object is packed with zstd, which is not installed here.
+            StorageError: the medium failed.
+        """
+        repacks = self._backend.repacks
+        if compression.zstd is not None or repacks is None:
+            return
+        found, total, position = repacks.find_objects(compression.OPTIONAL, self._known())
+        if found:
+            raise FormatError(
+                f"Nothing was saved: {len(found):,} objects of the store are packed with zstd, "
+                "which is not installed here, and what shares them could not be loaded. "
+                f"{compression.INSTALL}; or run agent-checkpoint gc once where zstd is installed, "
+                "which repacks them for every installation."
+            )
+        self._reached(position, total)
+
+    def repack(self) -> int:
+        """Store anew, for every installation, what is packed with zstd; return how many it was.
+
+        What there is no room for is left for the next time.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        repacks = self._backend.repacks
+        if compression.zstd is None or repacks is None:
+            return 0
+        found, total, position = repacks.find_objects(compression.OPTIONAL, self._known())
+        done = 0
+        try:
+            for batch in self._plain_batches(found):
+                repacks.replace_objects(batch)
+                done += len(batch)
+        except StorageError as error:
+            if not error.no_room:
+                raise
+        if done == len(found):
+            self._reached(position, total)
+        return done
+
+    def _plain_batches(self, names: list[str]) -> Iterator[dict[str, bytes]]:
+        batch: dict[str, bytes] = {}
+        size = 0
+        for name, item in read_whole(self._backend, names):
+            if isinstance(item, str):  # damaged: verify() tells
+                continue
+            batch[name] = make_plain(item.kind, item.payload, item.refs).stored()
+            size += len(batch[name])
+            if size > _BATCH:
+                yield batch
+                batch, size = {}, 0
+        if batch:
+            yield batch
+
+    def _known(self) -> Any:
+        if self._position is None:
+            for entry in read_entries(self._backend, _STREAM, limit=1, newest_first=True):
+                try:
+                    record = open_entry(entry.data, f"The record of {_STREAM}")
+                except UNUSABLE:
+                    break  # look at everything
+                self._position = record.get("position")
+        return self._position
+
+    def _reached(self, position: Any, looked_at: int) -> None:
+        self._position = position
+        self._unrecorded += looked_at
+        if self._unrecorded < _WORTH_RECORDING:
+            return
+        with suppress(StorageError):  # a full disk: whoever comes next looks again
+            entry = seal_entry({"position": position}, indent=self._backend.readable)
+            seq = append_entry(self._backend, _STREAM, entry)
+            older = self._backend.read(_STREAM, before=seq)
+            self._backend.remove(_STREAM, [item.seq for item in older])
+        self._unrecorded = 0

@@ -1,0 +1,314 @@
+"""Long lists as a tree of objects whose cuts depend on content. Owns the shape; knows no items.
+
+An item is a JSON text. Items are gathered into leaves, leaves into nodes; where a leaf or node ends
+is decided by what is in it, so the same items make the same objects wherever they stand, and an
+append, a trim at the front or an edit in the middle makes few new ones.
+
+    leaf    a JSON array of items, about LEAF bytes
+    node    refers to about FAN_OUT leaves or nodes, in order
+    spine   refers to all nodes and leaves that no node holds yet, in order
+    tail    the items after the last whole leaf: the newest few of them, with references to the
+            earlier tails and to the spine. An append makes one new tail, not a new leaf
+
+The tails of one leaf are numbered from 1. Number j refers to j-1 and to that number with its lowest
+one bits cleared, one after another: few references, and all is found in few steps.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.store.objects.decode_budget import weigh_text
+from agent_checkpoint.store.objects.object_format import LEAF, NODE, SPINE, TAIL, End, Object
+from agent_checkpoint.store.objects.varint import read_varint, write_varint
+
+LEAF_BYTES = 16384
+SMALLEST_LEAF = LEAF_BYTES // 8
+LARGEST_LEAF = 3 * LEAF_BYTES
+SEGMENT_BYTES = 512
+FAN_OUT = 32
+LARGEST_FAN_OUT = 8 * FAN_OUT
+
+Put = Callable[[bytes, bytes, Sequence[str]], str]
+"""Keeps an object to be written: kind, payload, references; returns its name."""
+
+
+class SequenceBuilder:
+    """Makes the objects of one list, item by item; can be copied, and go on from there."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.outside = 0
+        """Bytes of what items refer to and stands elsewhere, counted by whoever adds them."""
+        self.outside_weight = 0
+        """What that weighs."""
+        self._leaves_weight = 0
+        self._levels: list[list[str]] = []
+        self._spine: str | None = None
+        self._open_bytes = 0
+        self._begin_leaf()
+
+    def copy(self) -> SequenceBuilder:
+        """Return a builder that goes on from here on its own."""
+        twin = SequenceBuilder()
+        twin.bytes, twin.outside, twin._spine = self.bytes, self.outside, self._spine
+        twin.outside_weight, twin._leaves_weight = self.outside_weight, self._leaves_weight
+        twin._levels = [list(level) for level in self._levels]
+        twin._texts, twin._refs = list(self._texts), list(self._refs)
+        twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
+        twin._items_weight = self._items_weight
+        twin._ends, twin._tails = list(self._ends), list(self._tails)
+        return twin
+
+    @property
+    def at_leaf_start(self) -> bool:
+        """Whether all items so far are in whole leaves."""
+        return not self._texts
+
+    @property
+    def text(self) -> bytes:
+        """The items as one JSON array, as long as no leaf is whole."""
+        return _array(self._texts)
+
+    @property
+    def weight(self) -> int:
+        """What the list weighs, with all that its items refer to."""
+        tails = len(self._ends) + (self._open_bytes > 0)  # each is an array
+        return self._leaves_weight + self._items_weight + tails + self.outside_weight
+
+    @property
+    def refs(self) -> list[str]:
+        """The names of the objects that `text` refers to."""
+        return _flat(self._refs)
+
+    def add(self, text: bytes, refs: Sequence[str], put: Put) -> None:
+        """Add an item, with the names of the objects that its text refers to."""
+        self._texts.append(text)
+        self._refs.append(refs)
+        size = len(text) + 1
+        self.bytes += size
+        self._leaf_bytes += size
+        self._open_bytes += size
+        self._items_weight += weigh_text(text) + 1
+        # As likely as the item is long, so that leaves are about as large whatever the items are.
+        ends = zlib.crc32(text) * LEAF_BYTES < size << 32 and self._leaf_bytes >= SMALLEST_LEAF
+        if ends or self._leaf_bytes >= LARGEST_LEAF:
+            self._end_leaf(put)
+        elif self._open_bytes >= SEGMENT_BYTES:
+            self._ends.append(len(self._texts))
+            self._open_bytes = 0
+
+    def extend(self, texts: Sequence[bytes], put: Put) -> tuple[SequenceBuilder, int] | None:
+        """Add items whose texts refer to nothing: as `add` does, without its cost for each.
+
+        Returns:
+            The builder as it was at the start of the last leaf that begins with one of the items,
+            and how many of them it has; None if no leaf begins with one.
+        """
+        crc32 = zlib.crc32
+        leaf = (self.copy(), 0) if self.at_leaf_start else None
+        start, whole = 0, self._leaf_bytes
+        for place, text in enumerate(texts):
+            size = len(text) + 1
+            whole += size
+            if (
+                crc32(text) * LEAF_BYTES < size << 32 and whole >= SMALLEST_LEAF
+            ) or whole >= LARGEST_LEAF:
+                self._texts += texts[start : place + 1]
+                self._refs += [()] * (place + 1 - start)
+                self.bytes += whole - self._leaf_bytes
+                self._end_leaf(put)
+                start, whole = place + 1, 0
+        if start:
+            leaf = (self.copy(), start)
+        for text in texts[start:]:
+            self.add(text, (), put)
+        return leaf
+
+    def finish(self, put: Put) -> str:
+        """Return the name of the object that stands for all items so far; more may be added."""
+        if not self._texts:
+            return self._spine_name(put)
+        for number in range(len(self._tails) + 1, len(self._ends) + 1):
+            self._tails.append(self._put_tail(number, self._ends[number - 1], put))
+        if self._open_bytes:
+            return self._put_tail(len(self._ends) + 1, len(self._texts), put)
+        return self._tails[-1]
+
+    def _begin_leaf(self) -> None:
+        self._texts: list[bytes] = []
+        self._refs: list[Sequence[str]] = []
+        self._leaf_bytes = 0
+        self._items_weight = 0  # with their commas
+        self._open_bytes = 0  # of the items after the last end of a tail
+        self._ends: list[int] = []
+        self._tails: list[str] = []
+
+    def _end_leaf(self, put: Put) -> None:
+        refs = _flat(self._refs)
+        text = _array(self._texts)
+        self._leaves_weight += weigh_text(text)
+        leaf = put(LEAF, text, refs)
+        child = leaf if refs else End(leaf)
+        self._begin_leaf()
+        self._spine = None
+        for group in self._levels:
+            group.append(child)
+            if len(group) < 2 or (int(child[-8:], 16) % FAN_OUT and len(group) < LARGEST_FAN_OUT):
+                return
+            child = put(NODE, b"", group)
+            group.clear()
+        self._levels.append([child])
+
+    def _spine_name(self, put: Put) -> str:
+        if self._spine is None:
+            # The higher a level, the earlier its items.
+            names = [name for level in reversed(self._levels) for name in level]
+            self._spine = put(SPINE, b"", names)
+        return self._spine
+
+    def _put_tail(self, number: int, end: int, put: Put) -> str:
+        start = self._ends[number - 2] if number > 1 else 0
+        refs = [self._tails[earlier - 1] for earlier in _earlier(number)]
+        if self._levels:
+            refs.append(self._spine_name(put))
+        has_spine = b"\1" if self._levels else b"\0"
+        refs += _flat(self._refs[start:end])
+        text = _array(self._texts[start:end])
+        return put(TAIL, write_varint(number) + has_spine + text, refs)
+
+
+class StoredList(NamedTuple):
+    """What a store has of a list: builders with all of it, and with all but its last leaf.
+
+    They are copied before anything is added to them.
+    """
+
+    end: SequenceBuilder = SequenceBuilder()
+    n: int = 0
+    leaf: SequenceBuilder = SequenceBuilder()
+    leaf_n: int = 0
+
+    def resume(self, is_same: Callable[[int], bool]) -> StoredList:
+        """Return how much of it another list can go on from: all, all but a leaf, or nothing.
+
+        Args:
+            is_same: tells whether the two lists have so many items at the front in common.
+        """
+        if is_same(self.n):
+            return self
+        if is_same(self.leaf_n):
+            return StoredList(self.leaf, self.leaf_n, self.leaf, self.leaf_n)
+        return StoredList()
+
+
+def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
+    """Iterate over the JSON arrays that together are the list, in order, each with its object.
+
+    Args:
+        root: the name that `finish` returned.
+        get: returns an object by its name.
+
+    Raises:
+        IntegrityError: the objects do not make up a list.
+    """
+    found = get(root)
+    if found.kind != TAIL:
+        yield from _below(root, get)
+        return
+    segments: dict[int, tuple[str, bytes]] = {}
+    names = [root]
+    spine: list[str] | None = None
+    while names:
+        name = names.pop()
+        tail = get(name)
+        number, has_spine, text = _read_tail(tail)
+        if number in segments:
+            continue
+        segments[number] = (name, text)
+        earlier = len(list(_earlier(number)))
+        names += tail.refs[:earlier]
+        own = list(tail.refs[earlier : earlier + has_spine])
+        if spine is not None and spine != own:
+            raise IntegrityError(f"The list {root} is malformed: its ends belong to two lists.")
+        spine = own
+    if sorted(segments) != list(range(1, len(segments) + 1)):
+        raise IntegrityError(f"The list {root} is malformed: a part of its end is missing.")
+    for name in spine or ():
+        yield from _below(name, get)
+    for number in range(1, len(segments) + 1):
+        yield segments[number]
+
+
+def read_unseen(root: str, get: Callable[[str], Object], seen: set[str]) -> Iterator[bytes]:
+    """Iterate over the JSON arrays of a list that stand in objects not seen before, in any order.
+
+    Lists of successive checkpoints share almost all of their objects: to go through all of them
+    costs what is new in each.
+
+    Raises:
+        IntegrityError: the objects do not make up a list.
+    """
+    stack = [root]
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = get(name)
+        if found.kind == LEAF:
+            yield found.payload
+        elif found.kind == TAIL:
+            number, has_spine, text = _read_tail(found)
+            stack += found.refs[: len(list(_earlier(number))) + has_spine]
+            yield text
+        elif found.kind in (NODE, SPINE):
+            stack += found.refs
+        else:
+            raise IntegrityError(f"The list {root} is malformed: it refers to what is no list.")
+
+
+def _below(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
+    stack = [root]
+    while stack:
+        name = stack.pop()
+        found = get(name)
+        if found.kind == LEAF:
+            yield name, found.payload
+        elif found.kind == NODE and found.refs:
+            stack += reversed(found.refs)
+        elif found.kind == SPINE and name == root:
+            stack += reversed(found.refs)  # none, if the list is empty
+        else:
+            raise IntegrityError(f"The list {root} is malformed: it refers to what is no list.")
+
+
+def _read_tail(tail: Object) -> tuple[int, bool, bytes]:
+    if tail.kind != TAIL:
+        raise IntegrityError("The end of a list refers to what is no list.")
+    number, at = read_varint(tail.payload, 0)
+    flag = tail.payload[at : at + 1]
+    has_spine = flag == b"\1"
+    if flag not in (b"\0", b"\1"):
+        raise IntegrityError("The end of a list is cut.")
+    if number < 1 or len(tail.refs) < len(list(_earlier(number))) + has_spine:
+        raise IntegrityError("The end of a list lacks references.")
+    return number, has_spine, tail.payload[at + 1 :]
+
+
+def _earlier(number: int) -> Iterator[int]:
+    number -= 1
+    while number:
+        yield number
+        number &= number - 1
+
+
+def _array(texts: Sequence[bytes]) -> bytes:
+    return b",".join((b"[" + texts[0], *texts[1:])) + b"]" if texts else b"[]"
+
+
+def _flat(refs: Sequence[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(name for some in refs for name in some))

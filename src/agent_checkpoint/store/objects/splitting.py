@@ -1,0 +1,208 @@
+"""States cut into objects: what is large stands outside of the entry and is shared.
+
+Owns where a state is cut and the five tags that stand for what was cut out; knows no Python state.
+
+    {"$ref": name}          a JSON text
+    {"$list": name}         a long list, as a sequence
+    {"$map": name}          an object with many members, as a sequence of [key, value]
+    {"$text": [name, …]}    a long text, in pieces
+    {"$blob": [name, …]}    bytes, in pieces; where states stand in full, their base64
+
+The codec's tags and users' own keys cannot be mistaken for these: the codec uses no such tag, and
+gives a user's key that begins with `$` a second one.
+"""
+
+from __future__ import annotations
+
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from agent_checkpoint.records import JsonValue
+from agent_checkpoint.store.canonical_json import write_all_json, write_json
+from agent_checkpoint.store.objects.decode_budget import weigh_pieces, weigh_text
+from agent_checkpoint.store.objects.merkle_list import SequenceBuilder
+from agent_checkpoint.store.objects.object_format import BLOB, TEXT, End
+from agent_checkpoint.store.objects.writer import Writer
+
+IN_ENTRY = 1024
+"""A value of a part whose text is longer than this does not stand in the entry."""
+IN_OBJECT = 4096
+"""A value whose text is longer than this does not stand in a list or object that is cut out."""
+LARGEST_TEXT = 16384
+"""An object with more than this is a sequence of its members."""
+PIECE = 1 << 20
+"""Bytes, or characters, in a piece."""
+
+
+class Large(ABC):
+    """A value in a tree that knows itself how it is stored."""
+
+    @abstractmethod
+    def store(self, writer: Writer, refs: list[str]) -> bytes:
+        """Put the value's objects, add the names of the topmost to `refs`; return its JSON text."""
+
+    @abstractmethod
+    def inline(self, writer: Writer | None = None) -> JsonValue:
+        """Return the value as plain JSON, for stores that people read; put what can be no text."""
+
+
+class Blob(Large):
+    """Bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def store(self, writer: Writer, refs: list[str]) -> bytes:
+        """Put the bytes as objects, in pieces."""
+        pieces = [self.data[at : at + PIECE] for at in range(0, len(self.data), PIECE)]
+        return _put_pieces("$blob", pieces, writer, refs)
+
+    def inline(self, writer: Writer | None = None) -> JsonValue:
+        """Return the bytes as base64."""
+        return base64.b64encode(self.data).decode()
+
+
+def split_parts(
+    parts: Mapping[str, JsonValue], writer: Writer
+) -> tuple[dict[str, bytes], tuple[str, ...]]:
+    """Return the JSON text of each part, and the names of the objects that the texts refer to."""
+    refs: list[str] = []
+    texts = {name: _text(tree, IN_ENTRY, writer, refs) for name, tree in parts.items()}
+    return texts, tuple(dict.fromkeys(refs))
+
+
+def inline_parts(parts: Mapping[str, JsonValue], writer: Writer) -> dict[str, JsonValue]:
+    """Return parts in full, as plain JSON; the writer takes what can be no text."""
+    return {name: inline_tree(tree, writer) for name, tree in parts.items()}
+
+
+def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
+    """Return a tree in full, as plain JSON."""
+    if isinstance(tree, Large):
+        return inline_tree(tree.inline(writer), writer)
+    if isinstance(tree, bytes):
+        return Blob(tree).inline()
+    if type(tree) is list:
+        return [inline_tree(item, writer) for item in tree]
+    if type(tree) is dict:
+        return {key: inline_tree(item, writer) for key, item in tree.items()}
+    return tree
+
+
+def add_item(value: JsonValue, builder: SequenceBuilder, writer: Writer) -> None:
+    """Add an item to a sequence, cut if it is large."""
+    refs: list[str] = []
+    try:
+        text = write_json(value)
+    except TypeError:  # there is a Large in it
+        text = b""
+    if not text or len(text) > IN_OBJECT:
+        size, weight = writer.size, writer.weight
+        text = _text(value, IN_OBJECT, writer, refs)
+        # Counted by the builder, which remembers it with the item: a log puts an item only once.
+        builder.outside += writer.size - size
+        builder.outside_weight += writer.weight - weight
+        writer.size, writer.weight = size, weight
+    builder.add(text, refs, writer.put)
+
+
+def put_list(builder: SequenceBuilder, writer: Writer, refs: list[str]) -> bytes:
+    """Put the list that a builder has gathered; return the text that stands for it."""
+    return _put_sequence("$list", builder, writer, refs)
+
+
+def _text(value: Any, limit: int, writer: Writer, refs: list[str]) -> bytes:
+    """Return the JSON text of a value, without what is longer than the limit."""
+    if _room(value, limit) >= 0:
+        return write_json(value)
+    if isinstance(value, str):
+        pieces = [value[at : at + PIECE].encode() for at in range(0, len(value), PIECE)]
+        return _put_pieces("$text", pieces, writer, refs)
+    if isinstance(value, list):
+        return _list(value, writer, refs)
+    if isinstance(value, dict):
+        return _dict(value, limit, writer, refs)
+    return value.store(writer, refs) if isinstance(value, Large) else write_json(value)
+
+
+def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
+    builder = SequenceBuilder()
+    texts: list[bytes] = []
+    with suppress(TypeError):  # there is a Large in it
+        texts = write_all_json(value)
+    if texts and max(map(len, texts)) <= IN_OBJECT:
+        builder = writer.lists.build(texts, writer)
+    else:
+        for item in value:
+            add_item(item, builder, writer)
+    return put_list(builder, writer, refs)
+
+
+def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) -> bytes:
+    below: list[str] = []
+    if len(value) == 1:
+        # A tag: what stands in it is cut, the tag itself is not.
+        ((key, only),) = value.items()
+        return b"{%b:%b}" % (write_json(key), _text(only, limit, writer, refs))
+    members: list[tuple[bytes, bytes, list[str]]] = []
+    size = 2
+    for key, item in value.items():
+        names: list[str] = []
+        members.append((write_json(key), _text(item, limit, writer, names), names))
+        size += len(members[-1][0]) + len(members[-1][1]) + 2
+        below += names
+    if size > LARGEST_TEXT:
+        builder = SequenceBuilder()
+        for key_text, text, names in members:
+            builder.add(b"[%b,%b]" % (key_text, text), names, writer.put)
+        return _put_sequence("$map", builder, writer, refs)
+    whole = b"{" + b",".join(b"%b:%b" % (key_text, text) for key_text, text, _ in members) + b"}"
+    if size <= limit:
+        refs += below
+        return whole
+    writer.size += size
+    writer.weight += weigh_text(whole)
+    name = writer.put(TEXT, whole, list(dict.fromkeys(below)))
+    refs.append(name if below else End(name))
+    return write_json({"$ref": name})
+
+
+def _put_sequence(tag: str, builder: SequenceBuilder, writer: Writer, refs: list[str]) -> bytes:
+    refs.append(builder.finish(writer.put))
+    writer.size += builder.bytes + builder.outside
+    writer.weight += builder.weight
+    return write_json({tag: refs[-1]})
+
+
+def _put_pieces(tag: str, pieces: list[bytes], writer: Writer, refs: list[str]) -> bytes:
+    names: list[JsonValue] = []
+    writer.weight += weigh_pieces(pieces, is_text=tag == "$text")
+    for piece in pieces:
+        writer.size += len(piece)
+        name = writer.put(BLOB, piece)
+        names.append(name)
+        refs.append(End(name))
+    return write_json({tag: names})
+
+
+def _room(value: Any, room: int) -> int:
+    """Return how much of the room is left beside a value; below 0 as soon as that is certain."""
+    kind = type(value)
+    if kind is str:
+        return room - len(value)
+    if kind is dict:
+        for key, item in value.items():
+            room = _room(item, room - len(key) - 4)
+            if room < 0:
+                break
+        return room - 2
+    if kind is list:
+        for item in value:
+            room = _room(item, room - 1)
+            if room < 0:
+                break
+        return room - 2
+    return -1 if isinstance(value, Large) else room - 4

@@ -1,0 +1,1 @@
+"""Differences between two checkpoints: states and lines of text."""

@@ -1,0 +1,78 @@
+"""Files of a checkpoint as they are shown. Owns how much of one, or of a directory, that is."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Item, read_directory
+from agent_checkpoint.workspace.tree.tree_reader import Look as Look
+from agent_checkpoint.workspace.tree.tree_reader import find as find
+from agent_checkpoint.workspace.tree.tree_reader import pieces as pieces
+
+MOST_SHOWN = 256_000
+"""Bytes of a file that are shown."""
+MOST_ENTRIES = 2_000
+_PROBE = 8000
+
+
+class Row(NamedTuple):
+    """An entry of a directory."""
+
+    name: str
+    path: str
+    type: str
+    """`file`, `directory` or `link`."""
+    size: int
+    mode: str
+    target: str
+
+
+class Content(NamedTuple):
+    """What is shown of a file."""
+
+    text: str
+    """Nothing of a binary one. Bytes that are no text are kept apart, as in names of files."""
+    is_binary: bool
+    is_whole: bool
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines, without their ends."""
+        return self.text.splitlines()
+
+
+def rows(tree: Tree, item: Item | None, path: str, start: int) -> tuple[list[Row], int]:
+    """Return entries of a directory, directories first, and how many there are in all."""
+    items = read_directory(tree.root.ref if item is None else item.ref, tree.get)
+    items.sort(key=lambda one: (one.type != FOLDER, one.name))
+    return [_row(one, path) for one in items[start : start + MOST_ENTRIES]], len(items)
+
+
+def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
+    """Return the beginning of a file, as lines. Raises IntegrityError, StorageError."""
+    if item.type == LINK:
+        return Content(os.fsdecode(item.target), False, True)
+    data = b""
+    for piece in pieces(tree, item):
+        data += piece
+        if len(data) > most:
+            break
+    is_whole = len(data) == item.size and item.size <= most
+    if b"\0" in data[:_PROBE]:
+        return Content("", True, is_whole)
+    return Content(data[:most].decode("utf-8", "surrogateescape"), False, is_whole)
+
+
+def _row(item: Item, path: str) -> Row:
+    name = os.fsdecode(item.name)
+    types = {FILE: "file", FOLDER: "directory", LINK: "link"}
+    return Row(
+        name,
+        f"{path}/{name}" if path else name,
+        types.get(item.type, "?"),
+        item.size,
+        f"{item.mode:03o}",
+        os.fsdecode(item.target) if item.type == LINK else "",
+    )

@@ -1,0 +1,108 @@
+"""Forking and exporting from the page. Owns that each is previewed and confirmed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+
+from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.records import check_key, show
+from agent_checkpoint.session.session_record import PART as SESSION
+from agent_checkpoint.store.store import unknown
+from agent_checkpoint.web.page_text import attachment, link
+from agent_checkpoint.web.request_threads import one_by_one
+from agent_checkpoint.web.site import Site, asked, wanted
+from agent_checkpoint.workspace.tree_names import tree_in
+
+_AT_ONCE = 1 << 16
+
+
+def fork_page(site: Site, request: Request) -> Response:
+    """Ask for the name of a fork, and tell what it would begin with."""
+    said = asked(request)
+    source = site.find(wanted(said, "id"))
+    name = said.get("name", "").strip()
+    step = "ask"
+    if name:
+        _check_free(site, name)
+        step = "confirm"
+    return site.page(
+        "fork.html",
+        source=source,
+        key=source.key,
+        name=name,
+        step=step,
+        tree=tree_in(site.store, source),
+        is_session=SESSION in source.parts,
+    )
+
+
+def _check_free(site: Site, name: str) -> None:
+    if site.store.newest(check_key(name)):
+        raise ConflictError(f"The key {show(name)} exists already: choose another name.")
+
+
+async def fork(site: Site, request: Request) -> Response:
+    """Begin another key at a checkpoint."""
+    said = await site.form(request)
+
+    def run() -> Response:
+        source = site.find(wanted(said, "id"))
+        name = said.get("name", "").strip()
+        _check_free(site, name)
+        site.manager.fork(source.key, name, source.id)
+        return RedirectResponse(link("timeline", key=name), 303)
+
+    return await site.in_thread(run)
+
+
+def export_page(site: Site, request: Request) -> Response:
+    """Tell what an archive of a key would hold."""
+    key = wanted(asked(request), "key")
+    head = site.store.head(key)
+    if head is None:
+        raise unknown(key, site.store)
+    line = site.histories.line(key)
+    return site.page(
+        "export.html", key=key, head=head, number=len(line.points), is_whole=line.is_whole
+    )
+
+
+async def export(site: Site, request: Request) -> Response:
+    """Send an archive of a key."""
+    said = await site.form(request)
+
+    def run() -> Response:
+        key = check_key(wanted(said, "key"))
+        folder = tempfile.TemporaryDirectory(prefix="agent-checkpoint-")
+        path = Path(folder.name, "archive.ckpt")
+        try:
+            site.manager.export_archive(path, key)
+            file = path.open("rb")
+        except BaseException:
+            folder.cleanup()
+            raise
+        size = path.stat().st_size
+        with suppress(OSError):  # nothing stays of it, also if nobody reads to the end
+            folder.cleanup()
+        headers = {
+            "Content-Disposition": attachment(f"{key[:80]}.ckpt"),
+            "Content-Length": str(size),
+        }
+        return StreamingResponse(
+            one_by_one(_sent(file, folder)), headers=headers, media_type="application/octet-stream"
+        )
+
+    return await site.in_thread(run)
+
+
+def _sent(file: BinaryIO, folder: tempfile.TemporaryDirectory[str]) -> Iterator[bytes]:
+    with folder, file:
+        while piece := file.read(_AT_ONCE):
+            yield piece

@@ -1,0 +1,113 @@
+"""All keys of a store at a glance. Owns what is told of each there; opens no session."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from agent_checkpoint.errors import UNUSABLE, CheckpointError
+from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
+from agent_checkpoint.web.pages.conversation import tasks
+from agent_checkpoint.web.site import Site, asked, number
+from agent_checkpoint.web.state.lazy_state import Peek, TooLarge
+
+PAGE = 100
+_TASKS = 4 << 20
+"""Bytes that are read to tell how far the tasks of a session are."""
+
+
+@dataclass
+class KeyRow:
+    """What is told of a key."""
+
+    key: str
+    head: Checkpoint | None = None
+    is_session: bool = False
+    workspace: str | None = None
+    origin: str | None = None
+    tasks: dict[str, int] = field(default_factory=dict)
+    """How many tasks have each status."""
+    under_way: str = ""
+    pending: int = 0
+    unknown: int = 0
+    trouble: str | None = None
+
+    @property
+    def ts(self) -> float | None:
+        """When its last checkpoint was made."""
+        return None if self.head is None else self.head.ts_ns / 1e9
+
+
+def first_page(site: Site, request: Request) -> Response:
+    """Show the keys, the latest first; those that have what is searched for in their name."""
+    said = asked(request)
+    query = said.get("q", "")
+    start = number(said, "from")
+    wanted = query.casefold()
+    found = [key for key in site.catalog.latest_first() if wanted in key.casefold()]
+    rows = [_row(site, key) for key in found[start : start + PAGE]]
+    ledgers: dict[str, Ledger] = {}
+    origins = site.catalog.origins()
+    for row in rows:
+        _complete(site, row, ledgers)
+        origin = origins.get(row.key)
+        if row.origin is None and origin is not None and origin.parent is not None:
+            row.origin = origin.parent[0]
+    name = "keys_rows.html" if said.get("piece") else "keys.html"
+    return site.page(
+        name,
+        rows=rows,
+        total=len(found),
+        start=start,
+        page=PAGE,
+        query=query,
+        unread=site.catalog.unread,
+    )
+
+
+def _row(site: Site, key: str) -> KeyRow:
+    row = KeyRow(key)
+    try:
+        row.head = site.store.head(key)
+    except UNUSABLE as error:
+        row.trouble = str(error)
+    return row
+
+
+def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
+    head = row.head
+    if head is None or PART not in head.parts:
+        return
+    row.is_session = True
+    try:
+        meta = read_meta(site.store, head)
+        if meta is None:
+            return
+        row.workspace, row.origin = meta.workspace, meta.origin
+        _count_tasks(row, Peek(site.store.backend, _TASKS), head)
+        if meta.family not in ledgers:
+            ledgers[meta.family] = Ledger(site.store, meta.family)
+            ledgers[meta.family].refresh()
+        ledger = ledgers[meta.family]
+        requests = list(ledger.requests.values())
+        row.pending = sum(one.session == row.key and one.is_open for one in requests)
+        effects = [one for one in ledger.all_effects() if one.session == row.key]
+        row.unknown = sum(one.status in (UNKNOWN, UNDOING) for one in effects)
+    except CheckpointError as error:
+        row.trouble = str(error)
+    except TooLarge:
+        row.trouble = "Its tasks are too large to be counted here."
+
+
+def _count_tasks(row: KeyRow, peek: Peek, head: Checkpoint) -> None:
+    if "tasks" not in head.parts:
+        return
+    for task in tasks(peek, head.parts["tasks"]):
+        status = str(task["status"])
+        row.tasks[status] = row.tasks.get(status, 0) + 1
+        if status in ("in_progress", "failed") and not row.under_way:
+            row.under_way = str(task["id"])

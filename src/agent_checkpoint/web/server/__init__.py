@@ -1,0 +1,1 @@
+"""The HTTP server of the page: socket, connections, opening a browser."""

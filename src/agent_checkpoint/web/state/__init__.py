@@ -1,0 +1,1 @@
+"""Stored states on the page, read object by object within bounds."""

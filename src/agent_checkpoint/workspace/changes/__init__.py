@@ -1,0 +1,1 @@
+"""Where changed paths come from: inotify, an overlay's upper directory, hard links."""

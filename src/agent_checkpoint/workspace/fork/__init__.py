@@ -1,0 +1,1 @@
+"""Forks of a workspace: overlay, namespace view, reflink and copy drivers."""

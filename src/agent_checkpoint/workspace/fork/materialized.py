@@ -1,0 +1,177 @@
+"""Trees written out for forks to read through to. Owns their directories.
+
+    <home>/bases/<tree>/files       the tree; never changed
+    <home>/bases/<tree>/index       what was seen of it, so that no fork has to look at all of it
+    <home>/bases/<tree>/lock        held by every fork that uses it
+
+There is one for a tree, however many forks it has; it goes with the last of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS, take_lock
+from agent_checkpoint.backends.disk.posix import make_directory
+from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.file_ownership import other_writer
+from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
+from agent_checkpoint.workspace.ignore.rules import Rules
+from agent_checkpoint.workspace.restore.apply import Restore
+from agent_checkpoint.workspace.restore.plan import Planner
+from agent_checkpoint.workspace.restore.staging import Journal
+from agent_checkpoint.workspace.safe_open import open_root
+from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
+from agent_checkpoint.workspace.tree.compare import Side
+from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.tree.snapshot import Tree
+
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+class Base:
+    """A tree that is written out, for as long as it is used."""
+
+    def __init__(self, place: Path, lock: int, folder: Folder) -> None:
+        self.files = place / "files"
+        self.folder = folder
+        self._place = place
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go of it; the last who does removes it. Twice is fine."""
+        if self._lock >= 0:
+            lock, self._lock = self._lock, -1
+            try:
+                _remove_if_unused(self._place, lock)
+            finally:
+                os.close(lock)
+
+
+def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
+    """Return the base of a tree, made if there is none.
+
+    Args:
+        bases: the directory of bases.
+        tree: what it shows.
+        look: looks at a directory that holds the tree.
+
+    Raises:
+        IntegrityError: a part of the tree is missing or damaged.
+        WorkspaceError: it cannot be written.
+    """
+    place = bases / tree.root.ref
+    try:
+        while True:
+            make_directory(place)
+            try:
+                _check_own(place)
+                lock = os.open(place / "lock", _LOCK, 0o600)
+            except FileNotFoundError:
+                continue  # it was removed just now
+            try:
+                _take(lock, fcntl.LOCK_SH, place)  # whoever makes it has it alone
+                if _is_in_place(lock, place / "lock"):
+                    break
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)
+    except OSError as error:
+        raise WorkspaceError(f"{place} cannot be made ({error.strerror or error}).") from error
+    try:
+        folder = read_index(place / "index")
+        if folder is None:
+            _take(lock, fcntl.LOCK_EX, place)
+            folder = read_index(place / "index") or _make(place, tree, look)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return Base(place, lock, folder)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def clean_up_bases(bases: Path) -> None:
+    """Remove the bases that no fork uses. Raises OSError."""
+    for place in bases.iterdir() if bases.is_dir() else ():
+        _check_own(place)
+        lock = os.open(place / "lock", _LOCK, 0o600)
+        try:
+            _remove_if_unused(place, lock)
+        finally:
+            os.close(lock)
+
+
+def _check_own(place: Path) -> None:
+    """Refuse a base that another user has made or may write. Raises OSError."""
+    why = other_writer(place, os.lstat(place))
+    if why is not None:
+        raise OSError(why)
+
+
+def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
+    draft = place / f"draft-{secrets.token_hex(4)}"
+    for old in place.glob("draft-*"):  # of one who was killed
+        remove_tree(old)
+    if (place / "files").exists():
+        remove_tree(place / "files")
+    write_out(tree, draft)
+    os.rename(draft, place / "files")
+    folder = look(place / "files")
+    if folder.stored.id != tree.id:
+        raise WorkspaceError(f"{place} is not the tree {tree.id} that was written there.")
+    write_index(place / "index", folder)
+    return folder
+
+
+def _take(lock: int, how: int, place: Path) -> None:
+    holders = take_lock(lock, how, LOCK_SECONDS)
+    if holders is not None:
+        raise WorkspaceError(
+            f"{place} is locked by {holders}, for longer than {LOCK_SECONDS:g} s. Let that end or "
+            "go on, then try again.",
+            retryable=True,
+        )
+
+
+def _remove_if_unused(place: Path, lock: int) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    if _is_in_place(lock, place / "lock"):
+        remove_tree(place)
+
+
+def _is_in_place(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def write_out(tree: Tree, target: Path) -> None:
+    """Write a tree to a directory that is made for it.
+
+    Raises:
+        IntegrityError: a part of the tree is missing or damaged.
+        WorkspaceError: it cannot be written.
+    """
+    target.mkdir(mode=0o700)
+    fd = open_root(target)
+    try:
+        plan = Planner(Side(None, tree.get), tree, exclude=Rules.of(())).plan()
+        work = Restore(fd, plan)
+        work.run(Journal(os.fspath(target), tree.ref, tree.ref, None, (), ""))
+    except OSError as error:
+        raise WorkspaceError(f"{target} cannot be written ({error.strerror}).") from error
+    finally:
+        os.close(fd)
+    troubles = {**work.left, **work.failed}
+    if troubles:
+        path, why = next(iter(troubles.items()))
+        raise WorkspaceError(f"{target} cannot be written: {path}: {why}.")

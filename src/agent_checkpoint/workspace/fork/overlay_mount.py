@@ -1,0 +1,332 @@
+"""Overlay mounts. Owns mounting, unmounting, reading what one changed and removing what it leaves.
+
+A mount shows the lower directory. What is written through it lands in the upper one, and a removed
+name leaves a whiteout there: the upper directory is the whole difference. So that it stays so,
+directories are not redirected (`mv` copies them instead) and files are copied up whole.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from agent_checkpoint.backends.disk.mounts import Mount, mount_table
+from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.workspace.fork.tree_copy import DIRECTORY, Reach
+
+NAME = "agent-checkpoint"
+"""What the mount table calls our mounts, or how it begins: no other mount is ever taken away."""
+
+_MS_NOSUID, _MS_NODEV = 2, 4
+_MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_OPTIONS = "redirect_dir=nofollow,metacopy=off,index=off,xino=auto"
+_OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Changes(NamedTuple):
+    """What an upper directory says, by the path of a directory; b"" is the root."""
+
+    names: dict[bytes, set[bytes]]
+    """Names that were written, removed or changed. A directory that is named has its own set."""
+    whole: set[bytes]
+    """Directories that show nothing of the lower directory: all that they hold is in `names`."""
+
+
+def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: str = NAME) -> None:
+    """Show the lower directory at the target; what is written there goes to the upper one.
+
+    The lower directory must not change while the mount lives, and mounts below it are not seen.
+    The upper one is made if it is missing, as accessible as the lower one. It belongs to one mount
+    at a time: the kernel does not check.
+
+    Args:
+        lower: what is shown.
+        upper: what was changed. It may come from an earlier mount of the same lower directory.
+        work: a directory on the same file system as the upper one, made if it is missing.
+        target: an existing directory, perhaps the lower one itself.
+        name: what the mount table shall call it; it begins with NAME.
+
+    Raises:
+        UnsafeWorkspaceError: one of the directories is in another one.
+        WorkspaceError: the kernel refuses.
+    """
+    if not sys.platform.startswith("linux"):
+        raise WorkspaceError("Overlay mounts exist on Linux only.")
+    _check_apart(lower, upper, work)
+    try:
+        _make_like(lower, upper)
+        # A new one each time: the kernel refuses one that a volatile mount has used.
+        fresh = work / os.urandom(4).hex()
+        for place in (work, fresh):
+            with suppress(FileExistsError):
+                os.mkdir(place, 0o700)
+        with ExitStack() as opened:
+            places = []
+            for path in (lower, upper, fresh, target):
+                fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                opened.callback(os.close, fd)
+                # Not the path itself: a comma, a colon or a backslash would have to be escaped,
+                # in ways that differ between kernels, and all options must fit into one page.
+                places.append(f"/proc/self/fd/{fd}")
+            _mount(places, name, _xattr_option(upper))
+    except OSError as error:
+        raise _failure("mount an overlay at", target, error) from error
+
+
+def unmount(target: Path, *, name: str = NAME) -> bool:
+    """Take our mount away from a directory, and tell whether nobody uses its files any more.
+
+    Where no mount of ours is, nothing is done.
+
+    Raises:
+        WorkspaceError: the kernel refuses.
+    """
+    is_free = True
+    place = os.path.realpath(os.fsencode(target))
+    try:
+        while is_mounted(target, name=name):
+            try:
+                call("umount2", place, _UMOUNT_NOFOLLOW)
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
+                # Somebody works in there, or has a file open. It goes out of sight at once and
+                # ends with its last user: a forgotten shell must not keep a fork alive.
+                is_free = False
+                call("umount2", place, _MNT_DETACH | _UMOUNT_NOFOLLOW)
+    except OSError as error:
+        raise _failure("unmount", target, error) from error
+    return is_free
+
+
+def is_mounted(target: Path, *, name: str = NAME) -> bool:
+    """Tell whether the mount at a directory is of that name; any of ours will do for NAME."""
+    place = os.path.realpath(os.fsencode(target))
+    found = None
+    for mount in mounts():
+        if mount.place == place:
+            found = mount  # later ones cover earlier ones
+    if found is None or (name == NAME and found.source.startswith(os.fsencode(NAME + "-"))):
+        return found is not None and found.kind == b"overlay"
+    return is_called(found, name)
+
+
+def mounts_below(directory: Path) -> list[Path]:
+    """Return where something is mounted in a directory: an overlay of it would not show that."""
+    prefix = os.path.join(os.path.realpath(os.fsencode(directory)), b"")
+    return [Path(os.fsdecode(mount.place)) for mount in mounts() if mount.place.startswith(prefix)]
+
+
+def is_called(mount: Mount, name: str) -> bool:
+    """Tell whether a mount is an overlay of that name."""
+    return mount.kind == b"overlay" and mount.source == os.fsencode(name)
+
+
+def mounts(process: str = "self") -> Iterator[Mount]:
+    """Iterate over the mounts that a process sees, in their order; none where nobody tells."""
+    with suppress(OSError):
+        yield from mount_table(Path(f"/proc/{process}/mountinfo"))
+
+
+def changes(upper: Path, lower: Path | None = None) -> Changes:
+    """Read what was changed from the upper directory of a mount, mounted or not.
+
+    With the lower directory given, the directories that it lacks are among the whole ones too.
+
+    Raises:
+        WorkspaceError: the upper directory cannot be read: only a full scan tells.
+    """
+    found = Changes({}, set())
+    path = b""
+    with ExitStack() as opened:
+        try:
+            above = opened.enter_context(_reach(upper))
+            below = opened.enter_context(_reach(lower)) if lower is not None else None
+            waiting = [b""]
+            while waiting:
+                path = waiting.pop()
+                waiting += _read_changes(path, above.open(path), below, found)
+        except OSError as error:
+            raise _failure("read", upper / os.fsdecode(path), error) from error
+    return found
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory with all that is in it, whatever the modes; no link is followed.
+
+    Raises:
+        OSError: something is in the way, such as a mount.
+    """
+    try:
+        root = os.open(path, DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        os.chmod(root, 0o700)
+        names = os.listdir(root)
+        while names:
+            names += _remove(root, names.pop())
+    finally:
+        os.close(root)
+    os.rmdir(path)
+
+
+def _read_changes(path: bytes, fd: int, below: Reach | None, found: Changes) -> list[bytes]:
+    prefix = path + b"/" if path else b""
+    if path and (_is_opaque(fd) or _is_new(path, below, found.whole)):
+        found.whole.add(path)
+    names = found.names[path] = set()
+    directories = []
+    with os.scandir(fd) as entries:
+        for entry in entries:
+            name = os.fsencode(entry.name)
+            names.add(name)
+            if entry.is_dir(follow_symlinks=False):
+                directories.append(prefix + name)
+    return directories
+
+
+def _is_opaque(fd: int) -> bool:
+    for name in _OPAQUE:
+        try:
+            if os.getxattr(fd, name) == b"y":
+                return True
+        except OSError as error:
+            if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM):
+                raise
+    return False
+
+
+def _is_new(path: bytes, below: Reach | None, whole: set[bytes]) -> bool:
+    if path.rpartition(b"/")[0] in whole:
+        return True
+    if below is None:
+        return False
+    try:
+        below.open(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return True  # a link
+    return False
+
+
+@contextmanager
+def _reach(directory: Path) -> Iterator[Reach]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with Reach(fd) as reach:
+            yield reach
+    finally:
+        os.close(fd)
+
+
+def call(function: str, *arguments: bytes | int | None) -> None:
+    """Call a function of the C library that returns 0 if it worked. Raises OSError."""
+    # An int would be passed with 32 bits, where some of these take 64.
+    passed = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
+    if getattr(_libc, function)(*passed) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _mount(places: list[str], name: str, xattr_option: str) -> None:
+    lower, upper, work, target = places
+    options = f"lowerdir={lower},upperdir={upper},workdir={work},{_OPTIONS}{xattr_option}"
+    # Volatile first: nothing is synced. A fork that a power cut ends is thrown away, not mounted
+    # again, and else each first change of a file would wait for the disk.
+    for more in (",volatile", ""):
+        try:
+            data, flags = (options + more).encode(), _MS_NOSUID | _MS_NODEV
+            call("mount", name.encode(), target.encode(), b"overlay", flags, data)
+            return
+        except OSError as error:
+            if error.errno != errno.EINVAL or not more:  # Linux before 5.10 does not know it
+                raise
+
+
+def _xattr_option(upper: Path) -> str:
+    # In a user namespace only attributes of the second kind may be set.
+    for kind, option in (("trusted", ""), ("user", ",userxattr")):
+        with suppress(PermissionError):
+            os.setxattr(upper, f"{kind}.{NAME}", b"")
+            os.removexattr(upper, f"{kind}.{NAME}")
+            return option
+    raise OSError(errno.EPERM, "extended attributes cannot be set")
+
+
+def _make_like(lower: Path, upper: Path) -> None:
+    # The root of the mount is the upper directory, as to whom it belongs and who may enter it.
+    found = os.stat(lower)
+    with suppress(FileExistsError):
+        os.mkdir(upper, 0o700)
+        if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
+            with suppress(OSError):  # only root may, and in a user namespace not even root
+                os.chown(upper, found.st_uid, found.st_gid)
+        os.chmod(upper, found.st_mode & 0o777)
+
+
+def _check_apart(*directories: Path) -> None:
+    places = [os.path.join(os.path.realpath(path), "") for path in directories]
+    for number, place in enumerate(places):
+        for other in places[:number]:
+            if place.startswith(other) or other.startswith(place):
+                raise UnsafeWorkspaceError(
+                    f"{place!r} and {other!r} cannot be layers of one mount: one is in the other."
+                )
+
+
+def _failure(action: str, path: Path, error: OSError) -> WorkspaceError:
+    return WorkspaceError(f"Cannot {action} {str(path)!r}: {error.strerror or error}.")
+
+
+def _remove(root: int, name: str) -> list[str]:
+    """Remove an entry; if it is a directory, after moving those in it up to the root.
+
+    So no directory is too deep to be reached, and only two are open at a time.
+    """
+    try:
+        _unlock(root, name)
+        fd = os.open(name, DIRECTORY, dir_fd=root)
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
+            raise
+        os.unlink(name, dir_fd=root)
+        return []
+    moved = []
+    try:
+        with os.scandir(fd) as entries:
+            found = list(entries)
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                _unlock(fd, entry.name)  # it could not be moved, either
+                moved.append(os.urandom(8).hex())
+                os.rename(entry.name, moved[-1], src_dir_fd=fd, dst_dir_fd=root)
+            else:
+                os.unlink(entry.name, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=root)
+    return moved
+
+
+def _unlock(parent: int, name: str) -> None:
+    """Let us into a directory of our own, whatever its mode: the kernel makes some of mode 0."""
+    if not sys.platform.startswith("linux"):
+        os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
+        return
+    fd = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        os.chmod(f"/proc/self/fd/{fd}", 0o700)
+    finally:
+        os.close(fd)

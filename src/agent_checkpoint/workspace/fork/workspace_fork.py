@@ -1,0 +1,205 @@
+"""Forks: workspaces of their own that begin as another one. Owns making and removing them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agent_checkpoint.backends.default_paths import data_home
+from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.records import show
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.fork.drivers import Fork as Places
+from agent_checkpoint.workspace.fork.drivers import begin_fork, best_driver, clean_up, end_fork
+from agent_checkpoint.workspace.fork.lowerdir import layer_of, open_ground
+from agent_checkpoint.workspace.fork.materialized import Base, clean_up_bases, write_out
+from agent_checkpoint.workspace.fork.overlay_mount import mount_overlay, remove_tree
+from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
+from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.workspace import Workspace
+
+DRIVERS = ("auto", "overlay", "reflink", "copy")
+
+
+class Fork(Workspace):
+    """A workspace that began as another one, and is isolated from it."""
+
+    def __init__(
+        self,
+        path: Path,
+        store: Store,
+        options: dict[str, Any],
+        *,
+        driver: str,
+        tree: Tree,
+        places: Places | None = None,
+        base: Base | None = None,
+    ) -> None:
+        """Open a fork that was made; `Workspace.fork` makes one."""
+        super().__init__(path, store, **options)
+        self.driver = driver
+        self.tree = tree
+        """What it began as."""
+        self._places = places
+        self._base = base
+        self._is_open = True
+        self._on_close: Callable[[], object] = lambda: None
+        self._end: Callable[[], object] = self.close
+
+    def belongs_to(self, end: Callable[[], object]) -> None:
+        """Have something else called when it has to end: who owns it saves more than files."""
+        self._end = end
+
+    def end(self) -> None:
+        """Have it closed by who owns it. Raises as `close` does."""
+        self._end()
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Have something called once the fork is gone."""
+        self._on_close = call
+
+    def close(self, *, save: bool = True) -> None:
+        """Save the last state, then remove the fork with all that belongs to it. Twice is fine.
+
+        Args:
+            save: whether to save it; what is not saved is lost.
+
+        Raises:
+            WorkspaceError: the state cannot be saved, or something cannot be removed.
+            StorageError: the store failed; the fork is left as it is.
+        """
+        with self._lock:
+            if not self._is_open:
+                return
+            if save:
+                self.snapshot()
+            super().close()
+            self._sight.forget_index()
+            if self._places is not None:
+                end_fork(self._places)
+            else:
+                try:
+                    remove_tree(self.path)
+                except OSError as error:
+                    raise WorkspaceError(
+                        f"The fork {show(str(self.path))} cannot be removed ({error.strerror})."
+                    ) from error
+            if self._base is not None:
+                self._base.release()
+            self._is_open = False
+            self._on_close()
+
+
+def make_fork(
+    origin: Workspace, path: str | os.PathLike[str], tree: Tree | None, driver: str
+) -> Fork:
+    """Make a fork of a workspace, as it is or as it was. Takes and raises what `fork` does."""
+    if driver not in DRIVERS:
+        raise InvalidInputError(f"Unknown driver {show(driver)}: use one of {', '.join(DRIVERS)}.")
+    target = Path(os.path.realpath(path))
+    if target == origin.path or origin.path in target.parents or target in origin.path.parents:
+        raise UnsafeWorkspaceError(f"A fork at {target} and {origin.path} would be in each other.")
+    if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
+        raise UnsafeWorkspaceError(f"{target} exists already: a fork needs a new directory.")
+    home = data_home()
+    clean_up_all()
+    making = _Making(origin, target, tree, home)
+    if driver != "auto":
+        return making.by(driver)
+    best = best_driver(target.parent)
+    try:
+        return making.by(best)
+    except WorkspaceError:
+        if best == "copy":
+            raise
+        return making.by("copy")
+
+
+def clean_up_all() -> None:
+    """Take away what forks of killed processes have left: mounts, then what they showed.
+
+    What cannot be taken away now is tried again the next time.
+    """
+    home = data_home()
+    clean_up(home / "forks")
+    with suppress(OSError):
+        clean_up_bases(home / "bases")
+
+
+class _Making:
+    """One fork that is to be made."""
+
+    def __init__(self, origin: Workspace, target: Path, tree: Tree | None, home: Path) -> None:
+        self._origin = origin
+        self._target = target
+        self._home = home
+        self._tree = tree or origin._held or origin.snapshot()
+        self._was_given = tree is not None
+
+    def by(self, driver: str) -> Fork:
+        """Make it with a driver. Raises WorkspaceError."""
+        if driver == "overlay":
+            return self._overlay()
+        if driver == "reflink" and not can_reflink(self._target.parent):
+            raise WorkspaceError(f"The file system of {self._target} cannot share blocks.")
+        return self._copy(driver)
+
+    def _overlay(self) -> Fork:
+        ground = open_ground(self._origin, self._tree, self._home / "bases")
+        try:
+            places = begin_fork(self._home / "forks", self._target.parent, self._target)
+        except BaseException:
+            ground.release()
+            raise
+        lower = ground.lower
+        try:
+            mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
+            fork = self._open("overlay", places=places, base=ground.base)
+            fork._know(ground.folder, layer_of(places.upper, lower))
+        except BaseException:
+            end_fork(places)
+            ground.release()
+            raise
+        return fork
+
+    def _copy(self, driver: str) -> Fork:
+        is_present = self._is_present()
+        places = begin_fork(self._home / "forks", self._target.parent)
+        try:
+            if is_present:
+                copy_tree(self._origin.path, places.files, leave_out=self._leaves_out)
+            else:
+                write_out(self._tree, places.files)
+            os.rename(places.files, self._target)  # it is there as a whole, or not at all
+        except OSError as error:
+            raise WorkspaceError(f"{self._target} cannot be made ({error.strerror}).") from error
+        finally:
+            end_fork(places)
+        fork = self._open(driver)
+        if is_present:
+            fork._know(self._origin._known, None)
+        return fork
+
+    def _is_present(self) -> bool:
+        """Tell whether the tree is what the original is now: then its files can be copied."""
+        if not self._was_given:
+            return True
+        held = self._origin._held
+        present = self._origin._look().stored.id if held is None else held.id
+        return present == self._tree.id
+
+    def _leaves_out(self, directory: bytes, name: bytes) -> bool:
+        """Tell whether something is ours, and no part of the workspace."""
+        store = getattr(self._origin.store.backend, "path", None)
+        here = self._origin.path / os.fsdecode(directory) / os.fsdecode(name)
+        return (name == STAGING and not directory) or here == store
+
+    def _open(self, driver: str, **made: Any) -> Fork:
+        origin = self._origin
+        return Fork(
+            self._target, origin.store, origin._options, driver=driver, tree=self._tree, **made
+        )

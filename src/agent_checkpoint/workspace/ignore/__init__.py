@@ -1,0 +1,1 @@
+"""Ignore rules: the pattern language, the rule files, and which rule wins."""

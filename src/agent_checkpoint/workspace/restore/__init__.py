@@ -1,0 +1,1 @@
+"""Restoring files: plan, staging, journal, apply, crash recovery."""

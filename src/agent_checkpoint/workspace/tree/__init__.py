@@ -1,0 +1,1 @@
+"""Trees of files in a store: format, snapshots, comparison, diff."""

@@ -1,0 +1,91 @@
+"""What differs between two trees. Owns the walk over both; looks only where ids differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, Item, read_directory
+from agent_checkpoint.workspace.tree.tree_limits import Bound
+
+
+class Side(NamedTuple):
+    """One of the trees: a folder as it was seen, or the object of a directory in a store."""
+
+    place: Folder | str | None
+    get: Get
+
+    def items(self) -> list[Item]:
+        """Return the entries of the directory; none if there is no directory. Raises as `get`."""
+        if self.place is None:
+            return []
+        if isinstance(self.place, Folder):
+            return self.place.items(self.get)
+        return read_directory(self.place, self.get)
+
+    def below(self, item: Item | None) -> Side:
+        """Return the side of an entry: a directory, or nothing."""
+        if item is None or item.type != FOLDER:
+            return Side(None, self.get)
+        if isinstance(self.place, Folder):
+            return Side(self.place.folders[item.name], self.get)
+        return Side(item.ref, self.get)
+
+
+class Change(NamedTuple):
+    """An entry that is not the same on both sides; where there is none, it is None."""
+
+    path: bytes
+    before: Item | None
+    after: Item | None
+    folder: Folder | None
+    """The folder before, with its stamps and notes, if that side was seen on a disk."""
+
+    @property
+    def name(self) -> bytes:
+        """The last part of the path."""
+        return self.path.rpartition(b"/")[2]
+
+
+def is_same(before: Item | None, after: Item | None) -> bool:
+    """Tell whether two entries are equal, however they are stored."""
+    if before is None or after is None:
+        return before is after
+    return before._replace(ref="") == after._replace(ref="")
+
+
+def differences(
+    before: Side, after: Side, wanted: Callable[[bytes, bool], bool] = lambda path, is_folder: True
+) -> Iterator[Change]:
+    """Iterate over what differs, a directory before what is in it.
+
+    Args:
+        before: one tree.
+        after: the other.
+        wanted: whether to look at a path at all, and whether what is there is a directory.
+
+    Raises:
+        IntegrityError: an object is missing or damaged, or there is no end of entries.
+        StorageError: the medium failed.
+    """
+    bound = Bound(*((side.place, side.get) for side in (before, after)))
+    stack = [(b"", before, after)]
+    while stack:
+        path, old, new = stack.pop()
+        olds = {item.name: item for item in old.items()}
+        news = {item.name: item for item in new.items()}
+        bound.count(len(path), len(olds) + len(news))
+        deeper = []
+        for name in sorted(olds.keys() | news.keys()):
+            a, b = olds.get(name), news.get(name)
+            kinds = [item.type for item in (a, b) if item is not None]
+            if is_same(a, b) or not wanted(path + name, FOLDER in kinds):
+                continue
+            are_folders = a is not None and b is not None and kinds == [FOLDER, FOLDER]
+            if not are_folders or (a and a.mode) != (b and b.mode):
+                folder = old.place if isinstance(old.place, Folder) else None
+                yield Change(path + name, a, b, folder)
+            if FOLDER in kinds and (not are_folders or (a and a.id) != (b and b.id)):
+                deeper.append((path + name + b"/", old.below(a), new.below(b)))
+        stack += reversed(deeper)

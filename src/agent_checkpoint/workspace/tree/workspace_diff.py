@@ -1,0 +1,201 @@
+"""What changed between two trees, for people to read. Owns the words and the unified text."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.workspace.tree.compare import Change, Side, differences
+from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Get, Item
+
+_LARGEST_TEXT = 1 << 20
+_MOST_LINES = 20_000
+"""A longer text is summarised: to compare it line by line would take minutes."""
+_PROBE = 8000
+
+
+@dataclass
+class WorkspaceDiff:
+    """Paths that are not the same in two trees. A directory is named only if it is empty.
+
+    As text, `str(diff)`, it is a unified diff.
+    """
+
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """What of each path is other now: `type`, `content`, `mode`."""
+    renamed: dict[str, str] = field(default_factory=dict)
+    """Files that are elsewhere now, with the same content: from, to."""
+    _changes: list[Change] = field(default_factory=list, repr=False, compare=False)
+    _gets: tuple[Get, Get] | None = field(default=None, repr=False, compare=False)
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.renamed)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, context: int = 3) -> str:
+        """Return the unified diff; what is binary or large is summarised.
+
+        Args:
+            context: how many lines to show around a change.
+
+        Raises:
+            IntegrityError: a content is missing or damaged.
+            StorageError: the medium failed.
+        """
+        return "".join(line + "\n" for line in self._lines(context))
+
+    def only(self, wanted: Callable[[str], bool]) -> WorkspaceDiff:
+        """Return the same of some paths alone; of a rename, either end will do."""
+        return WorkspaceDiff(
+            added=[path for path in self.added if wanted(path)],
+            removed=[path for path in self.removed if wanted(path)],
+            changed={path: what for path, what in self.changed.items() if wanted(path)},
+            renamed={old: new for old, new in self.renamed.items() if wanted(old) or wanted(new)},
+            _changes=[item for item in self._changes if wanted(os.fsdecode(item.path))],
+            _gets=self._gets,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the paths as plain lists and dicts, for JSON."""
+        return {
+            "added": list(self.added),
+            "removed": list(self.removed),
+            "changed": {path: list(what) for path, what in self.changed.items()},
+            "renamed": dict(self.renamed),
+        }
+
+    def _lines(self, context: int) -> Iterator[str]:
+        targets = set(self.renamed.values())
+        for old, new in sorted(self.renamed.items()):
+            yield f"renamed {_quoted(old)} to {_quoted(new)}"
+        for change in self._changes:
+            path = os.fsdecode(change.path)
+            if path in self.renamed or path in targets or self._gets is None:
+                continue
+            yield from _Texts(change, self._gets, context).lines()
+
+
+class _Texts:
+    """The contents of one path on both sides, as lines of a diff."""
+
+    def __init__(self, change: Change, gets: tuple[Get, Get], context: int) -> None:
+        self._change = change
+        self._gets = gets
+        self._context = context
+
+    def lines(self) -> Iterator[str]:
+        """Iterate over the lines of the diff, without their ends."""
+        before, after = self._change.before, self._change.after
+        path = _quoted(os.fsdecode(self._change.path))
+        old = f"a/{path}" if before is not None else "/dev/null"
+        new = f"b/{path}" if after is not None else "/dev/null"
+        yield f"diff {old} {new}"
+        if before is not None and after is not None and before.mode != after.mode:
+            yield f"old mode {before.mode:o}"
+            yield f"new mode {after.mode:o}"
+        if before is not None and after is not None and before.id == after.id != "":
+            return
+        texts = [_lines_of(item, get) for item, get in zip((before, after), self._gets)]
+        if texts[0] is None or texts[1] is None:
+            yield f"{old} and {new} differ: {_size(before)}, {_size(after)}"
+            return
+        with not_forked():
+            from difflib import unified_diff  # slow to import, and wanted only here
+
+        for line in unified_diff(texts[0], texts[1], old, new, n=self._context, lineterm="\n"):
+            yield from _ended(line)
+
+
+def compare(before: Side, after: Side) -> WorkspaceDiff:
+    """Return what changed from one tree to another.
+
+    Raises:
+        IntegrityError: an object is missing or damaged.
+        StorageError: the medium failed.
+    """
+    found = list(differences(before, after))
+    filled = {change.path.rpartition(b"/")[0] for change in found}
+    changes = [change for change in found if _is_told(change, filled)]
+    diff = WorkspaceDiff(_changes=changes, _gets=(before.get, after.get))
+    gone: dict[str, list[str]] = {}
+    for change in changes:
+        path, old, new = os.fsdecode(change.path), change.before, change.after
+        if old is not None and new is not None:
+            diff.changed[path] = _what(old, new)
+        elif old is not None and old.type == FILE and old.size:
+            gone.setdefault(old.id, []).append(path)
+    for change in changes:
+        path, old, new = os.fsdecode(change.path), change.before, change.after
+        if old is None and new is not None and new.type == FILE and gone.get(new.id):
+            diff.renamed[gone[new.id].pop(0)] = path
+        elif old is None and new is not None:
+            diff.added.append(_shown(path, new))
+    for change in changes:
+        path = os.fsdecode(change.path)
+        if change.after is None and change.before is not None and path not in diff.renamed:
+            diff.removed.append(_shown(path, change.before))
+    return diff
+
+
+def _is_told(change: Change, filled: set[bytes]) -> bool:
+    """Tell whether a path is worth a line: not a directory that comes or goes with its files."""
+    sides = [item for item in (change.before, change.after) if item is not None]
+    is_folder_alone = len(sides) == 1 and sides[0].type == FOLDER
+    return not (is_folder_alone and change.path in filled)
+
+
+def _what(before: Item, after: Item) -> tuple[str, ...]:
+    if before.type != after.type:
+        return ("type",)
+    is_other = (before.id, before.target) != (after.id, after.target) and before.type != FOLDER
+    return tuple(
+        word
+        for word, is_so in (("content", is_other), ("mode", before.mode != after.mode))
+        if is_so
+    )
+
+
+def _shown(path: str, item: Item) -> str:
+    return path + "/" if item.type == FOLDER else path
+
+
+def _quoted(path: str) -> str:
+    """Return a path on one line, whatever is in it."""
+    return path if path.isprintable() and path.isascii() else ascii(path)[1:-1]
+
+
+def _size(item: Item | None) -> str:
+    if item is None:
+        return "nothing"
+    return {FOLDER: "a directory", LINK: "a link"}.get(item.type, f"{item.size:,} bytes")
+
+
+def _lines_of(item: Item | None, get: Get) -> list[str] | None:
+    """Return the lines of a text, with their ends; None if it is binary, large or no text."""
+    if item is None:
+        return []
+    if item.type == LINK:
+        return [f"link to {os.fsdecode(item.target)}"]
+    if item.type != FILE or item.size > _LARGEST_TEXT or item.id != item.ref:
+        return None
+    (found,) = get([item.ref])
+    if len(found.payload) != item.size:
+        raise IntegrityError(f"The object {item.ref} is not the file it should be.")
+    if b"\0" in found.payload[:_PROBE]:
+        return None
+    lines = found.payload.decode("utf-8", "surrogateescape").splitlines(keepends=True)
+    return lines if len(lines) <= _MOST_LINES else None
+
+
+def _ended(line: str) -> Iterator[str]:
+    yield line.rstrip("\n")
+    if not line.endswith("\n"):
+        yield "\\ No newline at end of file"
