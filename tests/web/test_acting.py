@@ -41,7 +41,7 @@ def test_a_call_is_approved_as_it_is(acting: Visitor, example: Place) -> None:
     assert "deploy" in acting.text("/approvals")
     answer = acting.approve(approval(acting))
     assert answer.status_code == 303
-    assert "Nothing waits" in acting.text("/approvals")
+    assert "No pending approvals." in acting.text("/approvals")
     with Session(KEY, store=acting.manager) as session:
         (row,) = session.carry_out()
     assert row["result"] == "deployed 2.4.1"
@@ -137,7 +137,7 @@ def test_large_numbers_are_shown_as_numbers_and_can_be_changed(acting: Visitor) 
 
 def test_what_cannot_be_edited_is_said_so(acting: Visitor) -> None:
     assert asked_to_send(acting, (1, 2)) == ""
-    assert "cannot be changed here" in acting.text("/effects", key="sender")
+    assert "cannot be edited here" in acting.text("/effects", key="sender")
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 3000 + "]" * 3000, "9" * 5000])
@@ -181,7 +181,7 @@ def test_nonsense_about_an_effect_is_refused(acting: Visitor) -> None:
 def test_a_fork_is_previewed_and_confirmed(acting: Visitor) -> None:
     form = {"id": f"{KEY}@8", "name": "another way"}
     text = plain(acting.text("/fork", **form))
-    assert "The key another way is free" in text
+    assert "The key another way is available" in text
     assert "another way" not in acting.manager.list_keys()
     answer = acting.post("/fork", form)
     assert answer.headers["location"] == "timeline?key=another%20way"

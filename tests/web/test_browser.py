@@ -35,7 +35,7 @@ def test_looking_around(served: Served, manager: CheckpointManager) -> None:
         page.get_by_role("link", name="Download").click()
     assert Path(download.value.path()).read_text() == AUTH
     page.go_back()
-    page.get_by_role("link", name="Compare with the head").first.click()
+    page.get_by_role("link", name="Compare with head").first.click()
     page.locator("details.change", has_text="app/auth.py").locator("ins").first.wait_for()
 
 
@@ -63,7 +63,7 @@ def test_the_keyboard_is_enough(served: Served, manager: CheckpointManager) -> N
         press(key)
     assert page.evaluate("document.activeElement.closest('.row').dataset.row") == "34"
     press("x")
-    page.get_by_text("Choose a second one").wait_for()
+    page.get_by_text("Select a second checkpoint").wait_for()
     for key in "jj":
         press(key)
     press("x")
@@ -78,7 +78,7 @@ def test_the_keyboard_is_enough(served: Served, manager: CheckpointManager) -> N
     page.keyboard.type("half")
     press("Enter")
     page.wait_for_url("**/?q=half")
-    page.get_by_text("in the name: 1 key").wait_for()
+    page.get_by_text("1 key with").wait_for()
 
 
 def test_light_and_dark(served: Served, manager: CheckpointManager) -> None:
@@ -86,7 +86,7 @@ def test_light_and_dark(served: Served, manager: CheckpointManager) -> None:
     light, dark = "rgb(255, 255, 255)", "rgb(18, 22, 28)"
     page = served.tab(manager, color_scheme="dark").page
     assert page.evaluate(colour) == dark
-    page.get_by_role("button", name="Light or dark").click()
+    page.get_by_role("button", name="Light or dark theme").click()
     assert page.evaluate(colour) == light
     page.reload()
     assert page.evaluate(colour) == light
@@ -169,8 +169,8 @@ def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place
         page = served.tab(manager).open("/approvals")
         page.locator("textarea").first.fill("no quotes")
         press(page, "Approve")
-        page.get_by_text("a text stands in quotes").wait_for()
-        page.get_by_role("button", name="Back to where you were").click()
+        page.get_by_text("A string needs quotes").wait_for()
+        page.get_by_role("button", name="Go back").click()
         page.locator("textarea").first.wait_for()
         assert len(Approvals(manager.store).pending()) == 1
 
@@ -191,15 +191,15 @@ def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place
         page.get_by_text("Cannot be undone from here").wait_for()
         press(page, "Roll back")
         page.get_by_role("heading", name="Refused").wait_for()
-        page.get_by_role("link", name="Look again").click()
+        page.get_by_role("link", name="New preview").click()
         press(page, "Preview")
-        page.get_by_label("go back although").check()
+        page.get_by_label("roll back although").check()
         press(page, "Roll back")
         page.get_by_role("heading", name="Rolled back").wait_for()
         assert (example.repo / "app" / "auth.py").read_text() == AUTH
 
         page = tab.open(f"/fork?id={KEY}@8")
-        page.get_by_label("Its name").fill("by hand")
+        page.get_by_label("Name of the fork").fill("by hand")
         press(page, "Preview")
         press(page, "Fork")
         page.wait_for_url("**/timeline?key=by%20hand")
@@ -216,7 +216,7 @@ def test_search_results_come_in(served: Served, manager: CheckpointManager) -> N
     page.keyboard.press("/")
     page.keyboard.type("half a day")
     page.keyboard.press("Enter")
-    page.get_by_text("That is all.").wait_for()
+    page.get_by_text("Search complete.").wait_for()
     page.get_by_role("link", name="README.md:3").click()
     page.get_by_text("Signs people in, for half a day.").wait_for()
 

@@ -27,8 +27,8 @@ def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Plac
             session.save(label="made while the page was open")
             page.get_by_text("made while the page was open").wait_for()
             page.locator("#overview [data-row='37']").wait_for(state="attached")
-        page.get_by_text("26 checkpoints, and").or_(
-            page.get_by_text("27 checkpoints, and")
+        page.get_by_text("26 checkpoints, plus").or_(
+            page.get_by_text("27 checkpoints, plus")
         ).wait_for()
         assert page.evaluate("document.activeElement.closest('.row').dataset.row") == "35"
         # Cut off for a while: nothing is missed.
@@ -67,7 +67,7 @@ def test_a_server_that_was_restarted_is_told(served: Served, manager: Checkpoint
     second = listen(manager, host="127.0.0.1", port=first.port)
     thread = threading.Thread(target=second.run, daemon=True)
     thread.start()
-    tab.page.get_by_text("This server has ended").wait_for()
+    tab.page.get_by_text("The server has stopped").wait_for()
     tab.page.wait_for_selector("#live.ended")
     second.stop()
     thread.join(20)
@@ -120,11 +120,11 @@ def test_pages_to_answer_on_follow_but_never_take_away_what_is_typed(
         (request,) = Approvals(manager.store).pending()
         Approvals(manager.store).deny(request.id, "too early")
         for each in (page, other):
-            each.get_by_text("answered or void meanwhile").wait_for()
+            each.get_by_text("already answered or void").wait_for()
             each.get_by_text("This list has changed").wait_for()
             assert each.evaluate("window.same") is True
         assert other.locator("textarea").first.input_value() == '"not sent yet"'
-        page.get_by_role("button", name="Draw it again").click()
-        page.get_by_text("Nothing waits for an answer.").wait_for()
-        other.get_by_role("button", name="Draw it again").click()
+        page.get_by_role("button", name="Reload").click()
+        page.get_by_text("No pending approvals.").wait_for()
+        other.get_by_role("button", name="Reload").click()
         other.get_by_text("too early").wait_for()

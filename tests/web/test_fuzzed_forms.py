@@ -187,7 +187,7 @@ def test_no_address_at_random_is_a_fault(number: int) -> None:
         "/file",
     ]
     pages += ["/diff", "/effects", "/approvals", "/request", "/waiting", "/rollback", "/preview"]
-    pages += ["/fork", "/export", "/search", "/news"]
+    pages += ["/fork", "/export", "/search", "/updates"]
     names = [
         "key",
         "id",

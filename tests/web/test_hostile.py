@@ -181,8 +181,8 @@ def test_a_file_of_100_mb_is_summarised_and_can_be_downloaded_in_pieces(tmp_path
         visitor = Visitor(manager)
         asked = {"id": "key@1", "part": "workspace"}
         html = quick(visitor, "/checkpoint", **asked, path="large.txt")
-        assert "Only the beginning" in html
-        assert "not text" in quick(visitor, "/checkpoint", **asked, path="large.bin")
+        assert "only the beginning" in html
+        assert "Binary file" in quick(visitor, "/checkpoint", **asked, path="large.bin")
         assert "large, 88,000,000 bytes" in quick(visitor, "/diff", a="key@1", b="key@2")
         quick(visitor, "/search/results", key="key", q="nothing")
         assert visitor.get("/file", id="key", path="large.bin").content == bytes(30_000_000)
@@ -260,7 +260,7 @@ def test_no_pickle_is_opened_not_even_a_sealed_one(tmp_path: Path) -> None:
         assert Bomb.opened == 1
         visitor = Visitor(manager)
         html = visitor.text("/checkpoint", id="key")
-        assert "a pickle: it is never opened here" in html
+        assert "a pickle: never loaded here" in html
         visitor.text("/checkpoint", id="whole")
         visitor.text("/diff", a="key@1", b="key@2")
         visitor.text("/diff", a="key@1", b="whole")

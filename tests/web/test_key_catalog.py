@@ -92,12 +92,12 @@ def test_the_first_view_of_many_keys_reads_some_and_lists_all(
     assert "1 to 3 of 30" in text
     # Each page looks twice, for the order and for the forks: what is new is read by both.
     assert len(set(read)) <= 2 * (4 + 12) + 3
-    assert re.search(r"Of \d+ keys the last change is not known yet", text)
+    assert re.search(r"\d+ keys not read yet", text)
     seen = {key for start in range(0, 30, 3) for key in shown(visitor, start)}
     assert len(seen) == 30
     many.save("key-07", {"n": 2})  # by now all are known, and the latest is the first
     assert any(shown(visitor, 0)[0] == "key-07" for _ in range(20))
-    assert "not known yet" not in visitor.text("/")
+    assert "not read yet" not in visitor.text("/")
     assert shown(visitor, 0, q="KEY-1") == ["key-19", "key-18", "key-17"]
 
 
@@ -113,7 +113,7 @@ def test_what_takes_long_is_not_done_for_each_page(
     visitor = Visitor(many)
     visitor.text("/")
     read = counted(many, monkeypatch)
-    for page in ("/news", "/news?key=key-03", "/timeline?key=key-03", "/news"):
+    for page in ("/updates", "/updates?key=key-03", "/timeline?key=key-03", "/updates"):
         assert visitor.client.get(page).status_code == 200
     assert set(read) == {"key/key-03"}
 

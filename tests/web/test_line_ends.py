@@ -48,7 +48,7 @@ def test_forms_act_on_the_key_that_they_are_of(
 ) -> None:
     tab: Tab = served.tab(manager)
     page = tab.open(f"/fork?id={quote(key, safe='')}@1")
-    page.get_by_label("Its name").fill("the fork")
+    page.get_by_label("Name of the fork").fill("the fork")
     press(page, "Preview")
     press(page, "Fork")
     page.wait_for_url("**/timeline?key=the%20fork")
@@ -61,7 +61,7 @@ def test_forms_act_on_the_key_that_they_are_of(
     page.get_by_text("of this one").first.wait_for()
     page.locator("#find").fill("nothing")
     page.locator("#find").press("Enter")
-    page.get_by_text("in 3 checkpoints. That is all.").wait_for()
+    page.get_by_text("in 3 checkpoints. Search complete.").wait_for()
 
     page = tab.open(f"/diff?a={quote(key, safe='')}@1&b={quote(key, safe='')}@2")
     page.get_by_role("button", name="Compare").click()

@@ -147,7 +147,7 @@ def test_nothing_of_another_server_is_put_into_a_page_of_an_ended_run(
     runs.end()
     foreign = Foreign(urlsplit(server.address).hostname or "", server.port, b"<p>forged</p>")
     closed.locator("summary").click()
-    page.get_by_text("That could not be shown.").wait_for()
+    page.get_by_text("This value could not be loaded.").wait_for()
     assert foreign.was_asked.wait(10)
     assert "forged" not in page.content()
     foreign.close()

@@ -24,7 +24,7 @@ def test_the_first_page_lists_keys_with_tasks_and_what_waits(looking: Visitor) -
     assert "fix-login-timeout session" in text
     assert "3/4 deploy" in text
     assert "1 approval" in text
-    assert "1 unknown effect" in text
+    assert "1 unknown outcome" in text
     assert text.index("fix-login-timeout") < text.index("nightly-report") < text.index("survey")
 
 
@@ -32,11 +32,11 @@ def test_keys_are_found_by_any_part_of_their_name(looking: Visitor) -> None:
     text = plain(looking.text("/", q="HALF"))
     assert "half-a-day" in text
     assert "nightly" not in text
-    assert "There is nothing here" in plain(looking.text("/", q="no such"))
+    assert "No matching keys." in plain(looking.text("/", q="no such"))
 
 
 def test_an_empty_store_says_so() -> None:
-    assert "nothing here yet" in plain(Visitor(CheckpointManager()).text("/"))
+    assert "No keys yet." in plain(Visitor(CheckpointManager()).text("/"))
 
 
 def test_a_store_that_was_removed_or_replaced_is_opened_anew(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_many_keys_come_in_pages() -> None:
 def test_the_timeline_shows_forks_rollbacks_adopts_and_the_head(looking: Visitor) -> None:
     html = looking.text("/timeline", key=KEY)
     text = plain(html)
-    assert "24 checkpoints, and 12 more of 2 forks" in text
+    assert "24 checkpoints, plus 12 in 2 forks" in text
     for words in ("head", "rollback", "adopt", "…/half-a-day", "…/an-hour", "safety", "good"):
         assert words in text
     for style in ("edge back", "edge fork", "edge adopt", "mark safety", "mark save aside"):
@@ -114,7 +114,7 @@ def test_a_checkpoint_shows_messages_calls_tasks_state_and_files(looking: Visito
     text = plain(looking.text("/checkpoint", id=KEY, part="workspace", path="app/auth.py"))
     assert "SESSION_SECONDS = 12 * 60 * 60" in text
     text = plain(looking.text("/checkpoint", id=KEY, part="workspace", path="logo.png"))
-    assert "not text: 5,128 bytes" in text
+    assert "Binary file, 5,128 bytes" in text
 
 
 def test_a_checkpoint_names_its_children_also_forks(looking: Visitor) -> None:
@@ -172,7 +172,7 @@ def test_branches_can_be_compared(looking: Visitor) -> None:
     assert "agent.notes.limit changed" in text
     assert "app/auth.py changed" in text
     text = plain(looking.text("/diff", a=KEY, b=KEY))
-    assert text.count("The same.") == 2
+    assert text.count("No differences.") == 2
 
 
 def test_renamed_added_and_removed_files_are_told(tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_effects_are_listed_with_what_became_of_them(looking: Visitor) -> None:
     text = plain(looking.text("/effects", key=KEY))
     assert "open_ticket(title='Sessions end after a minute'" in text
     assert "committed" in text
-    assert "unknown" in text
-    assert "Waiting for an answer" in text
+    assert "outcome unknown" in text
+    assert "Pending approvals" in text
 
 
 def test_what_a_search_finds_comes_as_lines_with_where_it_first_was(looking: Visitor) -> None:

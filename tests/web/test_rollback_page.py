@@ -37,7 +37,7 @@ def test_a_rollback_is_asked_previewed_confirmed_and_can_be_undone(
 ) -> None:
     before = head_of(acting)
     text = plain(acting.text("/rollback", id=f"{KEY}@8"))
-    assert "Nobody knows whether it stands 1" in text
+    assert "Outcome unknown 1" in text
     (example.repo / "new.txt").write_text("not saved yet\n")
     place = previewed(acting, {"id": f"{KEY}@8", "key": KEY})
     text = plain(acting.text(place))
@@ -50,7 +50,7 @@ def test_a_rollback_is_asked_previewed_confirmed_and_can_be_undone(
     assert (answer.status_code, answer.headers["location"]) == (303, place)
     text = plain(acting.text(place))
     assert "Rolled back" in text
-    assert "roll back to that to undo this" in text
+    assert "To undo this rollback, roll back to it." in text
     assert not (example.repo / "new.txt").exists()
     assert (example.repo / "app" / "auth.py").read_text() == AUTH
     assert "SESSION_SECONDS" not in (example.repo / "README.md").read_text()
@@ -76,11 +76,11 @@ def test_a_preview_of_an_imported_checkpoint_names_what_could_run(
     acting.manager.import_archive(tmp_path / "evil.ckpt")
     Session("evil", workspace=mine, store=acting.manager, rebind=True).close()
     text = plain(acting.text(previewed(acting, {"id": "evil@1", "key": "evil"})))
-    assert "These files are not proven to be yours" in text
+    assert "These files come from an imported or unverified checkpoint" in text
     assert "becomes executable:.git/hooks/pre-push" in text
     assert "is run or read by git:.git/hooks/pre-push" in text
     own = plain(acting.text(previewed(acting, {"id": f"{KEY}@8", "key": KEY})))
-    assert "not proven" not in own
+    assert "unverified" not in own
 
 
 def test_a_rollback_past_what_cannot_be_undone_is_refused_as_such(
@@ -99,7 +99,7 @@ def test_a_rollback_past_what_cannot_be_undone_is_refused_as_such(
 def test_a_part_alone_goes_back(acting: Visitor, example: Place) -> None:
     pairs = [("id", f"{KEY}@8"), ("key", KEY), ("scope", "some"), ("part*", "workspace")]
     place = previewed(acting, pairs)
-    assert "Goes back: workspace" in plain(acting.text(place))
+    assert "Rolls back: workspace" in plain(acting.text(place))
     answer = confirm(acting, place, effects="warn")
     assert answer.status_code == 303, plain(answer.text)
     assert (example.repo / "app" / "auth.py").read_text() == AUTH
@@ -138,7 +138,7 @@ def test_a_session_that_has_gone_on_since_the_preview_is_left_alone(
         head = session.head
         answer = confirm(acting, place, effects="warn")
         assert answer.status_code == 409
-        assert "gone on since the preview: nothing was done" in plain(answer.text)
+        assert "newer checkpoint than the preview: nothing was done" in plain(answer.text)
         assert session.head == head_of(acting) == head
         session.save()  # it was not taken over
 
@@ -196,7 +196,7 @@ def test_nobody_agrees_to_effects_that_were_not_shown(acting: Visitor, example: 
         open_ticket("Another one", body="made after the preview, and not saved yet")
         answer = confirm(acting, place, effects="warn")
         assert answer.status_code == 409
-        assert "done outside has changed since the preview" in plain(answer.text)
+        assert "changed since the preview" in plain(answer.text)
         session.save()  # it was not taken over
 
 
@@ -213,7 +213,7 @@ def test_effects_that_are_made_while_it_is_confirmed_are_not_agreed_to(
     monkeypatch.setattr(rollback_page, "_check_same", late)
     answer = confirm(acting, place, effects="warn")
     assert answer.status_code == 409
-    assert "done outside has changed since the preview" in plain(answer.text)
+    assert "changed since the preview" in plain(answer.text)
     assert acting.manager.history(KEY, 1)[0]["kind"] == "open"
 
 

@@ -85,7 +85,7 @@ def test_news_are_told_while_the_page_is_open(served: Any) -> None:
     connection, cookie = connect(server)
 
     def version(key: str = "key") -> str:
-        connection.request("GET", f"/news?key={key}", headers={"Cookie": cookie})
+        connection.request("GET", f"/updates?key={key}", headers={"Cookie": cookie})
         return str(json.loads(connection.getresponse().read())["version"])
 
     seen = [version()]
@@ -277,7 +277,7 @@ def test_a_port_that_is_taken_is_told() -> None:
             listen(CheckpointManager(), host="127.0.0.1", port=port)
     with pytest.raises(InvalidInputError, match="65535"):
         listen(CheckpointManager(), port=70_000)
-    with pytest.raises(InvalidInputError, match="no address"):
+    with pytest.raises(InvalidInputError, match="Cannot resolve"):
         listen(CheckpointManager(), host="no.such.host.invalid", token="x" * 20)
 
 

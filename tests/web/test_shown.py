@@ -109,8 +109,8 @@ def test_a_store_that_fails_is_told_and_asked_again(monkeypatch: pytest.MonkeyPa
     visitor = Visitor(manager)
     with monkeypatch.context() as patch:
         patch.setattr(type(manager.store.backend), "streams", broken)
-        assert json.loads(visitor.text("/news"))["version"] == "trouble"
-    assert json.loads(visitor.text("/news"))["version"] != "trouble"
+        assert json.loads(visitor.text("/updates"))["version"] == "unreadable"
+    assert json.loads(visitor.text("/updates"))["version"] != "unreadable"
 
 
 def test_a_search_that_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_a_call_of_which_nobody_knows_is_trouble_until_somebody_says(acting: Vis
 def test_rows_say_what_the_picture_shows(looking: Visitor) -> None:
     text = plain(looking.text("/timeline", key=KEY))
     assert "rollback to @8" in text
-    assert "passed over" in text
+    assert "abandoned" in text
     assert "safety safety" not in text
     assert "@1 open" in text
 
@@ -118,14 +118,14 @@ def test_names_and_numbers_of_forks() -> None:
     manager.fork("ship", "ship/a")
     visitor = Visitor(manager)
     text = plain(visitor.text("/timeline", key="ship"))
-    assert "3 checkpoints, and 2 more of 2 forks" in text
+    assert "3 checkpoints, plus 2 in 2 forks" in text
     assert " ship2 " in text
     assert "…/a" in text
-    assert "Go to the head" in text
+    assert "Go to head" in text
     assert plain(visitor.text("/")).count("fork") == 2
     manager.save("ship", {"n": 4})
     html = visitor.text("/timeline", key="ship")
-    assert "Go to the head" not in html
+    assert "Go to head" not in html
     assert ">save</span>" in html  # a row without a label says what it is
 
 
@@ -137,7 +137,7 @@ def test_forks_that_share_a_line_are_told() -> None:
     for number in range(30):
         manager.save(f"fork-{number}", {"n": number})
     text = plain(Visitor(manager).text("/timeline", key="main"))
-    assert "7 forks at once more than there is room for" in text
+    assert "7 forks without a lane of their own" in text
 
 
 @pytest.mark.parametrize(

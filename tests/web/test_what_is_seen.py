@@ -49,7 +49,7 @@ def test_a_long_argument_is_approved_only_where_all_of_it_is_shown(visitor: Visi
     for seen in ("", "0" * 64):
         answer = visitor.post("/approve", {"approval": name, "seen": seen})
         assert answer.status_code == 409
-        assert "not all of this call" in answer.text
+        assert "did not show all of this call" in answer.text
     html = visitor.text("/request", id=name)
     assert "pay bob instead" in html
     assert buttons(html) == 1
@@ -133,7 +133,7 @@ def test_what_an_effect_was_given_is_cut_with_a_word(visitor: Visitor) -> None:
     with Session("payer", store=visitor.manager) as session:
         session.carry_out()
     html = visitor.text("/effects", key="payer")
-    assert "Cut: only the beginning is shown." in html
+    assert "Truncated: only the beginning is shown." in html
 
 
 @pytest.mark.parametrize(
@@ -234,14 +234,14 @@ def test_a_card_keeps_its_place_when_one_above_becomes_void(served: Served) -> N
         places = "[...document.querySelectorAll('.card')].map((one) => one.offsetTop)"
         before = page.evaluate(places)
         Approvals(manager.store).deny(first, "void")
-        page.get_by_text("answered or void meanwhile").wait_for()
+        page.get_by_text("already answered or void").wait_for()
         page.get_by_text("This list has changed").wait_for()
         assert page.evaluate(places) == before
         page.wait_for_timeout(700)
         page.mouse.click(box["x"] + 5, box["y"] + 5)
         page.wait_for_timeout(300)
         assert Approvals(manager.store).get(second).is_open
-        page.get_by_role("button", name="Draw it again").click()
+        page.get_by_role("button", name="Reload").click()
         page.get_by_text("payer-2").wait_for()
         assert page.get_by_text("payer-1").count() == 0
 
@@ -300,7 +300,7 @@ def test_going_back_writes_nothing_into_the_card_of_another_call(served: Served)
         Approvals(manager.store).deny(first)
         page.go_back()
         if page.get_by_text("payer-1").count():  # the page itself was kept
-            page.get_by_text("answered or void meanwhile").wait_for()
+            page.get_by_text("already answered or void").wait_for()
         card = page.locator(".card").filter(has_text="payer-2")
         fields = card.locator("textarea, input:not([type=hidden])")
         fields.first.wait_for()
@@ -324,10 +324,10 @@ def test_a_second_click_confirms_nothing(served: Served) -> None:
         for path, button in (("/fork?id=payer@1", "Fork"), ("/rollback?id=payer@1", "Roll back")):
             page = tab.open(path)
             if button == "Fork":
-                page.get_by_label("Its name").fill("new")
+                page.get_by_label("Name of the fork").fill("new")
             press(page, "Preview")
             page.get_by_role("button", name=button).click()  # as soon as it is there
-            page.get_by_text("Too soon after the page appeared").wait_for()
+            page.get_by_text("too soon after the page appeared").wait_for()
             assert (manager.list_keys(), manager.history("payer")) == before
         page = tab.open("/fork?id=payer@1&name=new")
         page.wait_for_timeout(700)

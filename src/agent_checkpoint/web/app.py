@@ -35,7 +35,7 @@ from agent_checkpoint.web.site import HERE, Refused, Site
 LOOKING: dict[str, Callable[[Site, Request], Response]] = {
     "/": key_list.first_page,
     "/timeline": timeline_page.timeline_page,
-    "/news": live_updates.news,
+    "/updates": live_updates.updates,
     "/timeline/rows": timeline_page.timeline_piece,
     "/timeline/state": timeline_page.timeline_state,
     "/checkpoint": checkpoint_page.checkpoint_page,
@@ -81,7 +81,7 @@ def make_app(manager: CheckpointManager, guard: Guard, *, read_only: bool = Fals
 
     def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return site.refusal(Refused(status, "There is no such page."))
+        return site.refusal(Refused(status, "No such page."))
 
     handlers: dict[Any, Any] = {CheckpointError: refuse, Refused: refuse, HTTPException: unknown}
     return guard.middleware(Starlette(routes=routes, exception_handlers=handlers))
@@ -113,7 +113,7 @@ def _told(
             return site.refusal(error)
         except Exception as error:  # a fault of ours: who runs the server is told which
             sys.stderr.write(f"agent-checkpoint: {fault(error)}\n")
-            return site.refusal(Refused(500, "This page could not be made. That is a fault of it."))
+            return site.refusal(Refused(500, "Internal error. The output of the server names it."))
 
     return told
 

@@ -38,7 +38,7 @@ ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to know them, not to 
 _STRANGER = """<!DOCTYPE html><meta charset="utf-8"><title>agent-checkpoint</title>
 <h1>agent-checkpoint</h1>
 <p>{why}</p>
-<p>Each address lets one browser in, once. To get a new one, run <code>agent-checkpoint ui</code>
+<p>Each address works once, in one browser. To get a new one, run <code>agent-checkpoint ui</code>
 again.</p>{form}
 """
 _LOGIN = """
@@ -87,12 +87,14 @@ class Guard:
         open_to_others = [host for host in hosts if not is_loopback(host)]
         if token is None and open_to_others:
             raise InvalidInputError(
-                f"{open_to_others[0]} can be reached from other machines: choose a token of "
-                f"{SHORTEST_TOKEN} characters or more, in AGENT_CHECKPOINT_TOKEN or by --token, or "
-                "listen at 127.0.0.1."
+                f"{open_to_others[0]} can be reached from other machines: set a token of at least "
+                f"{SHORTEST_TOKEN} characters with AGENT_CHECKPOINT_TOKEN or --token, or listen on "
+                "127.0.0.1."
             )
         if token is not None and len(token) < SHORTEST_TOKEN:
-            raise InvalidInputError(f"A token has {SHORTEST_TOKEN} characters or more.")
+            raise InvalidInputError(
+                f"The token is too short: use at least {SHORTEST_TOKEN} characters."
+            )
         self._chosen = token
         self._hosts = frozenset(host.strip("[]").lower() for host in hosts)
         self._port = port
@@ -129,17 +131,17 @@ class Guard:
         headers = _headers(scope)
         method = scope["method"]
         if method not in ("GET", "HEAD", "POST"):
-            await _answer(send, 405, "There is no such thing to do here.")
+            await _answer(send, 405, "Method not allowed.")
         elif not self._is_public(headers) and not self._is_our_host(headers.get("host", "")):
-            await _answer(send, 421, "This is not the host that this page is served by.")
+            await _answer(send, 421, "Unknown host name: this page is served under another one.")
         elif not self._is_our_origin(scope, headers, needed=method == "POST"):
-            await _answer(send, 403, "This was asked by another page.")
+            await _answer(send, 403, "Cross-origin request refused.")
         elif method == "POST" and scope["path"] == "/":
             await self._log_in(receive, send, headers)
         elif method == "GET" and (token := _token_in(scope)) is not None:
             await self._enter(send, scope, headers, token)
         elif not self._knows_us(headers) or not scope["path"].startswith(self.base):
-            await self._stranger(send, "Open the address that `agent-checkpoint ui` has printed.")
+            await self._stranger(send, "Open the address that `agent-checkpoint ui` printed.")
         else:
             path = scope["path"][len(self.base) - 1 :]
             below = {**scope, "path": path, "raw_path": quote(path).encode()}
@@ -156,7 +158,7 @@ class Guard:
             self._invitations.remove(token)
             await _entered(send, headers, place, self._cookie(headers))
         else:
-            await self._stranger(send, "This address was used already, or is of another run.")
+            await self._stranger(send, "This address was already used, or belongs to another run.")
 
     async def _log_in(self, receive: Receive, send: Send, headers: Mapping[str, str]) -> None:
         """Exchange the chosen token, entered in the form of a stranger's page, for the cookie."""
@@ -170,7 +172,7 @@ class Guard:
             cookie = {"set-cookie": self._cookie(headers)}
             await _answer(send, 303, "", location=self.base, **cookie)
         else:
-            await self._stranger(send, "This is not the token.")
+            await self._stranger(send, "Wrong token.")
 
     async def _stranger(self, send: Send, why: str) -> None:
         page = _STRANGER.format(why=escape(why), form="" if self._chosen is None else _LOGIN)
@@ -245,7 +247,7 @@ def _origin(url: str) -> str:
     is_more = found.path not in ("", "/") or found.query or found.fragment or found.username
     if found.scheme not in ("http", "https") or not name or is_more or not name.isascii():
         raise InvalidInputError(
-            f"{show(url)} is no address such as https://name or https://name:8443."
+            f"{show(url)} is not an origin such as https://name or https://name:8443."
         )
     name = f"[{name}]" if ":" in name else name
     usual = {"http": 80, "https": 443}[found.scheme]

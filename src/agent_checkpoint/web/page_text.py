@@ -131,7 +131,7 @@ def uncoded(text: str) -> str:
     """Return what `coded` was given. Raises InvalidInputError for anything that it never makes."""
     found = unquote_to_bytes(text).decode("utf-8", "surrogateescape") if text.isascii() else ""
     if coded(found) != text:
-        raise InvalidInputError("A field of this form is not as this page writes it.")
+        raise InvalidInputError("Malformed form field. Reload the page and try again.")
     return found
 
 

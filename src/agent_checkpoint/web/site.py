@@ -131,7 +131,7 @@ class Site:
         """Return the page that tells why something was not done."""
         status = status_of(error)
         text = str(error).replace("list_keys() names them all.", "The first page lists them all.")
-        return self.page("error.html", status, title=_TITLES.get(status, "It failed"), text=text)
+        return self.page("error.html", status, title=_TITLES.get(status, "Error"), text=text)
 
     async def form(self, request: Request) -> dict[str, str]:
         """Return what a form of ours says; of `part` all that were ticked, coded, one a line.
@@ -141,12 +141,12 @@ class Site:
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
-            raise Refused(415, "This is no form of this page.")
+            raise Refused(415, "Not a form of this page.")
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > LARGEST_BODY:
-                raise Refused(413, "That is more than a form of this page has.")
+                raise Refused(413, "The form is too large.")
         try:
             pairs = parse_qsl(
                 body.decode("ascii"),
@@ -155,13 +155,15 @@ class Site:
                 max_num_fields=_MOST_FIELDS,
             )
         except ValueError:
-            raise Refused(400, "This is no form of this page.") from None
+            raise Refused(400, "Not a form of this page.") from None
         said = _decoded(pairs)
         said["part"] = "\n".join(value for name, value in pairs if name == "part*")
         if not same(said.get("csrf", ""), self.guard.csrf):
-            raise Refused(403, "This form is not from this page, or from before it was restarted.")
+            raise Refused(
+                403, "This form is not from this page, or the server was restarted. Reload."
+            )
         if self.read_only:
-            raise Refused(403, "This page was started with --read-only: it changes nothing.")
+            raise Refused(403, "This page is read-only: it was started with --read-only.")
         return said
 
 
@@ -171,7 +173,7 @@ def asked(request: Request) -> dict[str, str]:
     try:
         pairs = parse_qsl(query, errors="surrogateescape", max_num_fields=_MOST_FIELDS)
     except ValueError:
-        raise Refused(400, "This address asks for too much.") from None
+        raise Refused(400, "The address has too many parameters.") from None
     return _decoded(pairs)
 
 
@@ -187,7 +189,7 @@ def wanted(said: dict[str, str], name: str) -> str:
     """Return what an address or a form must say. Raises Refused."""
     value = said.get(name, "")
     if not value:
-        raise Refused(400, f"This address lacks `{name}`.")
+        raise Refused(400, f"Missing parameter `{name}`.")
     return value
 
 
@@ -218,9 +220,9 @@ def as_json(value: Any) -> Response:
 
 Handler = Callable[[Request], Any]
 _TITLES = {
-    400: "That cannot be",
+    400: "Invalid request",
     403: "Not allowed",
-    404: "There is no such thing",
+    404: "Not found",
     409: "Refused",
-    422: "That cannot be read",
+    422: "Cannot be read",
 }

@@ -19,7 +19,7 @@ _LEAD = 100
 """What is shown of a long line before it begins to differ."""
 
 SAME, ADDED, REMOVED, CHANGED, GAP = "same", "added", "removed", "changed", "gap"
-NO_END = " (no newline at the end)"
+NO_END = " (no newline at end)"
 
 
 class Span(NamedTuple):

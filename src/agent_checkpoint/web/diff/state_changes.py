@@ -67,7 +67,7 @@ def _change(peek: Peek, path: str, old: Any, new: Any, effort: Effort) -> StateC
         lines.insert(0, [])
     sides = side_by_side(lines[0], lines[1] if len(lines) == 2 else [], effort)
     if len(set(texts)) < len(texts):
-        sides = sides._replace(rows=[], note="They differ in what is not shown here.")
+        sides = sides._replace(rows=[], note="The difference is in a part that is not shown.")
     return StateChange(path, kind, sides)
 
 

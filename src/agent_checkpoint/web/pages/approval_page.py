@@ -197,8 +197,8 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
     if not row.seen or not same(said.get("seen", ""), row.seen):
         raise Refused(
             409,
-            "Nothing was approved: what you saw is not all of this call, or not this call. "
-            "Open its page, which shows all of it, and answer there.",
+            "Not approved: the form did not show all of this call, or showed another call. "
+            "Open the page of the request, which shows all of it, and approve it there.",
         )
     edit: dict[str, Any] = {}
     # A field is named after the call that it was drawn for: a browser that goes back to a list puts
@@ -209,13 +209,13 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
         if argument.can_be_edited
     }
     if any(name.startswith("argument.") and name not in fields for name in said):
-        raise Refused(409, "Nothing was approved: these are fields of another call. Look again.")
+        raise Refused(409, "Not approved: the form belongs to another call. Reload the page.")
     for name, argument in fields.items():
         if name not in said:
             continue
         text = said[name]
         value = _read(
-            text, f'The argument {show(argument.name)} is not JSON: a text stands in quotes, "so".'
+            text, f'The argument {show(argument.name)} is not JSON. A string needs quotes: "text".'
         )
         # A browser ends lines otherwise; what was not touched stays just what it was.
         if not same_json(value, json.loads(argument.text)):
@@ -227,7 +227,7 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
 def _resolve(site: Site, said: dict[str, str]) -> Response:
     key, name = wanted(said, "key"), wanted(said, "effect")
     if said.get("happened") not in ("yes", "no"):
-        raise InvalidInputError("Say whether it happened: yes or no.")
+        raise InvalidInputError("Missing outcome: choose whether it happened.")
     ledger, meta = _ledger(site, key)
     result = None
     if said.get("result", "").strip():
@@ -289,7 +289,7 @@ def _request_row(site: Site, request: Asked, most: int = MOST_ON_CARD) -> Reques
     except CheckpointError as error:
         return RequestRow(request, [], str(error))
     except TooLarge:
-        return RequestRow(request, [], "Its arguments are too large to be shown.")
+        return RequestRow(request, [], "The arguments are too large to show.")
 
 
 def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
@@ -301,11 +301,11 @@ def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
     """
     name = "edited" if "edited" in parts else "arguments"
     if name not in parts:
-        raise InvalidInputError("Its arguments were purged: what they were is not known any more.")
+        raise InvalidInputError("The arguments were purged.")
     peek = Peek(site.store.backend)
     shape = peek.shape(parts[name])
     if shape.kind != MAP:
-        raise IntegrityError("Its arguments are damaged: none of a call.")
+        raise IntegrityError("The arguments are damaged: not a mapping.")
     members = peek.members(shape)
     if len(members) > _MOST_ARGUMENTS:
         raise TooLarge

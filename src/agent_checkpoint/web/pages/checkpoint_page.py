@@ -68,7 +68,7 @@ def state_piece(site: Site, request: Request) -> Response:
     try:
         node = _outlined(site, checkpoint, part, said)
     except TooLarge:
-        raise Refused(413, "That is too large to be shown.") from None
+        raise Refused(413, "This value is too large to show.") from None
     return site.page("state_rows.html", node=node, checkpoint=checkpoint, part=part)
 
 
@@ -79,7 +79,7 @@ def raw_file(site: Site, request: Request) -> Response:
     tree = _tree(site, checkpoint)
     item = file_view.find(tree, wanted(said, "path"))
     if item is None or item.type != FILE:
-        raise NotFoundError("That is no file.")
+        raise NotFoundError("No such file in this checkpoint.")
     headers = {
         "Content-Disposition": attachment(os.fsdecode(item.name)),
         "Content-Length": str(item.size),
@@ -111,13 +111,13 @@ def _outlined(site: Site, checkpoint: Checkpoint, part: str, said: dict[str, str
     text = said.get("at", "")
     steps = text.split(".")[1:] if text else []
     if len(text) > _MOST_PATH or not all(step.isascii() and step.isdigit() for step in steps):
-        raise Refused(400, "That is no place in a state.")
+        raise Refused(400, "Malformed path of a state value.")
     peek = Peek(site.store.backend)
     try:
         tree = peek.child(checkpoint.parts[part], [int(step) for step in steps])
         return outline(peek, part, tree, text, start=number(said, "from"))
     except (KeyError, IndexError):
-        raise NotFoundError("There is nothing at that place.") from None
+        raise NotFoundError("No value at this path of the state.") from None
 
 
 def _files(site: Site, checkpoint: Checkpoint, said: dict[str, str]) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def _compared(
     if notes:
         return None, "Not compared line by line: " + "; then ".join(notes)
     if texts[0] == texts[1]:
-        return None, "" if not words else f"Only this is other: {words}"
+        return None, "" if not words else f"Only the {words} changed"
     return side_by_side(texts[0], texts[1], effort), ""
 
 

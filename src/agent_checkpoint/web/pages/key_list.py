@@ -100,7 +100,7 @@ def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
     except CheckpointError as error:
         row.trouble = str(error)
     except TooLarge:
-        row.trouble = "Its tasks are too large to be counted here."
+        row.trouble = "The tasks are too large to count here."
 
 
 def _count_tasks(row: KeyRow, peek: Peek, head: Checkpoint) -> None:

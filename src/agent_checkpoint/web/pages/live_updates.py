@@ -17,13 +17,13 @@ from agent_checkpoint.web.site import Site, as_json, asked
 from agent_checkpoint.web.timeline.key_catalog import newest_in
 
 
-def news(site: Site, request: Request) -> Response:
+def updates(site: Site, request: Request) -> Response:
     """Tell what changes when there is something new: of one key, or of any."""
     key = asked(request).get("key", "")
     try:
         version = _version(site, key) if key else site.catalog.version()
     except CheckpointError:
-        version = "trouble"
+        version = "unreadable"
     return as_json({"version": version})
 
 

@@ -107,7 +107,7 @@ async def rollback(site: Site, request: Request) -> Response:
     def run() -> Response:
         name, policy = wanted(said, "of"), said.get("effects", "refuse")
         if policy not in POLICIES:
-            raise Refused(400, "That is no way to go about what was done outside.")
+            raise Refused(400, "Unknown policy for external side effects.")
         shown = _kept(site, name)
         with shown.lock:
             return _to(name) if shown.done is not None else _confirmed(site, shown, name, policy)
@@ -152,11 +152,11 @@ def _check_same(site: Site, shown: Shown) -> None:
     head = site.store.head(shown.key)
     if head is None or head.id != shown.head.id:
         raise ConflictError(
-            "The session has gone on since the preview: nothing was done. Look at it again."
+            "The session has a newer checkpoint than the preview: nothing was done. Preview again."
         )
     before, now = shown.preview, shown.look(site)
     if _effects(before.report) != _effects(now.report):
-        raise PlanChangedError("What was done outside has")
+        raise PlanChangedError("External side effects have")
     is_told = before.no_files == now.no_files
     if not is_told or before.report.files_digest != now.report.files_digest:
         raise PlanChangedError
@@ -176,7 +176,7 @@ def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
 def _kept(site: Site, name: str) -> Shown:
     found = site.previews.get(name)
     if not isinstance(found, Shown):
-        raise Refused(404, "This preview is not kept any more: begin again at the checkpoint.")
+        raise Refused(404, "This preview has expired. Start again from the checkpoint.")
     return found
 
 
@@ -217,11 +217,11 @@ def _file_words(report: RollbackReport) -> list[tuple[str, list[str], int]]:
     lists = [
         ("write", plan.write),
         ("delete", plan.delete),
-        ("set the mode of", plan.mode),
-        ("leave alone", [f"{path}: {why}" for path, why in plan.leave.items()]),
-        ("kept", [f"a version of {path} as {where}" for path, where in plan.kept.items()]),
+        ("change mode", plan.mode),
+        ("keep unchanged", [f"{path}: {why}" for path, why in plan.leave.items()]),
+        ("keep a copy", [f"{path} as {where}" for path, where in plan.kept.items()]),
         ("open for writing in another process", plan.open),
-        ("in no other checkpoint", plan.unseen),
+        ("only in the safety checkpoint", plan.unseen),
         ("git", plan.git),
     ]
     return [(word, list(paths[:200]), len(paths)) for word, paths in lists if paths]

@@ -51,7 +51,7 @@ def search_results(site: Site, request: Request) -> Response:
     said = asked(request)
     query = wanted(said, "q")
     if len(query) > 1000:
-        raise Refused(400, "That is too long to be searched for.")
+        raise Refused(400, "The search term is too long.")
     search = Search(site.store, wanted(said, "key"), query)
     lines = (json.dumps(row) + "\n" for row in search.run())
     return StreamingResponse(one_by_one(lines), media_type="application/x-ndjson")

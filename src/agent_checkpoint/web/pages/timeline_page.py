@@ -89,7 +89,7 @@ class _View(NamedTuple):
         own = others.pop(self.scene.key, 0)
         words = count(own, "checkpoint")
         if others:
-            words += f", and {sum(others.values()):,} more of {count(len(others), 'fork')}"
+            words += f", plus {sum(others.values()):,} in {count(len(others), 'fork')}"
         return words
 
     def piece(self, block: int) -> dict[str, Any]:

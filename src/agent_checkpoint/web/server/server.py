@@ -72,7 +72,7 @@ def listen(
             port = 0  # at least the port is not that of an earlier run
     Guard(token, hosts=[host], port=0, public_url=public_url)  # refused before anything is opened
     if port is not None and not 0 <= port <= 65535:
-        raise InvalidInputError(f"A port is a number up to 65535, not {show(port)}.")
+        raise InvalidInputError(f"The port must be between 0 and 65535, not {show(port)}.")
     taken = _bound(host, port)
     number = taken[0].getsockname()[1]
     addresses = [one.getsockname()[0] for one in taken]
@@ -135,7 +135,7 @@ def _bound(host: str, port: int | None) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise InvalidInputError(f"There is no address {show(host)} here.") from None
+        raise InvalidInputError(f"Cannot resolve the host {show(host)}.") from None
     addresses = list(dict.fromkeys((kind[0], kind[4]) for kind in found))
     free = [0] * _TRIES
     for number in [PORT, *free] if port is None else [port] if port else free:
@@ -144,7 +144,7 @@ def _bound(host: str, port: int | None) -> list[socket.socket]:
         except OSError as error:
             trouble = error
     raise StorageError(
-        f"Cannot listen at {host}, port {port}: {trouble.strerror}. Say another --port."
+        f"Cannot listen on {host} port {port}: {trouble.strerror}. Choose another --port."
     ) from trouble
 
 

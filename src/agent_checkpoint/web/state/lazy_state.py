@@ -143,7 +143,7 @@ class Peek:
             return shape.tree[:most], len(shape.tree)
         names = shape.tree["$text"]
         if not isinstance(names, list):
-            raise IntegrityError("It is damaged: not a list of pieces.")
+            raise IntegrityError("Damaged state: not a list of pieces.")
         got: list[str] = []
         length = 0
         for name in names:
@@ -182,7 +182,7 @@ class Peek:
 
     def _sequence(self, name: Any) -> list[Any]:
         if not isinstance(name, str):
-            raise IntegrityError("It is damaged: not the name of an object.")
+            raise IntegrityError("Damaged state: not the name of an object.")
         if name not in self._lists:
             found: list[Any] = []
             for _, text in read_sequence(name, self.get):
@@ -195,12 +195,12 @@ class Peek:
 
     def _text(self, name: Any) -> Any:
         if not isinstance(name, str) or self.get(name).kind != TEXT:
-            raise IntegrityError("It is damaged: not a text where one should be.")
+            raise IntegrityError("Damaged state: expected a text object.")
         return read_json(self.get(name).payload)
 
     def _piece(self, name: Any) -> str:
         if not isinstance(name, str) or self.get(name).kind != BLOB:
-            raise IntegrityError("It is damaged: not a piece of a text.")
+            raise IntegrityError("Damaged state: expected a piece of a text.")
         return self.get(name).payload.decode("utf-8", "replace")
 
 

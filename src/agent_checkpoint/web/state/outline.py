@@ -29,10 +29,10 @@ _DEEPEST = 60
 
 _BYTES = ("bytes", "bytearray")
 _WHY_CLOSED = {
-    "pickle": "a pickle: it is never opened here",
+    "pickle": "a pickle: never loaded here",
     "bytes": "bytes",
     "bytearray": "bytes",
-    "object": "kept as objects of its own",
+    "object": "stored as separate objects",
 }
 
 
@@ -69,7 +69,7 @@ def _node(
         shape = peek.shape(tree)
         number = peek.size(shape)
     except TooLarge:
-        return Node(name, "value", "too large to be shown", "", [])
+        return Node(name, "value", "too large to show", "", [])
     if shape.kind not in (LIST, MAP):
         return Node(name, shape.type, _short(peek, shape), "", [])
     words = f"{number:,} {'item' if shape.kind == LIST else 'member'}{'' if number == 1 else 's'}"
@@ -142,7 +142,7 @@ def _written(peek: Peek, tree: Any, most: int, *, is_exact: bool) -> tuple[str, 
                 if left < 0:
                     break
     except TooLarge:
-        return "(too large to be shown)", False
+        return "(too large to show)", False
     text = "".join(pieces)[:most]
     peek.room -= len(text)
     return text, is_whole

@@ -1,27 +1,26 @@
-// Pages where a person answers. Nothing on them moves by itself: what was answered or became void
-// elsewhere stays where it is, and cannot be pressed any more. A list that has changed is drawn
-// again when the person wants it.
+// Pages with approval forms. Nothing on them moves by itself: a request that was answered elsewhere
+// or became void keeps its place, and its form is disabled. A changed list is reloaded on request.
 import { follow, get } from "./page.js";
 
 const answers = document.getElementById("answers");
-const news = document.getElementById("news");
+const stale = document.getElementById("stale");
 const { key, approvals, version } = answers.dataset;
 
-function end(card) {
+function disable(card) {
   card.classList.add("over");
   for (const field of card.querySelectorAll("button, input, textarea")) field.disabled = true;
-  card.querySelector(".state").textContent = "answered or void meanwhile";
+  card.querySelector(".state").textContent = "already answered or void";
 }
 
 async function refresh() {
-  const answer = await get("waiting", { "key*": key, approvals });
-  const now = await answer.json();
-  const open = new Set(now.open);
+  const response = await get("waiting", { "key*": key, approvals });
+  const current = await response.json();
+  const open = new Set(current.open);
   for (const card of answers.querySelectorAll("[data-open]:not(.over)")) {
-    if (!open.has(card.dataset.open)) end(card);
+    if (!open.has(card.dataset.open)) disable(card);
   }
-  if (version !== undefined) news.classList.toggle("shown", now.version !== version);
+  if (version !== undefined) stale.classList.toggle("shown", current.version !== version);
 }
 
-news.querySelector("button").addEventListener("click", () => location.reload());
+stale.querySelector("button").addEventListener("click", () => location.reload());
 follow(key, refresh);

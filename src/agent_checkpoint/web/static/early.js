@@ -1,12 +1,12 @@
-// Runs before the page is painted: the colours that were chosen, if any were, and that a form which
-// changes something is not sent by a click that was meant for the page before.
+// Runs before the first paint: applies the chosen theme, and ignores form submissions right after the
+// page appears, because such a click was meant for the previous page.
 (() => {
   let chosen = null;
-  try { chosen = localStorage.getItem("theme"); } catch { /* not allowed here */ }
+  try { chosen = localStorage.getItem("theme"); } catch { /* storage is disabled */ }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
 })();
 (() => {
-  // The second click of two quick ones would meet whatever the next page has at that place.
+  // The second click of a double click would hit whatever the next page shows at that position.
   const pause = 600;
   const here = document.currentScript.src;
   let from = Infinity;
@@ -16,9 +16,9 @@
     if (event.target.method !== "post") return;
     if (performance.now() < from) {
       event.preventDefault();
-      if (isSent) return; // it is under way
+      if (isSent) return; // already submitted
       import(new URL("page.js", here)).then(({ say }) => {
-        say("Too soon after the page appeared: look, and press again.");
+        say("Ignored: pressed too soon after the page appeared. Press again.");
       });
       return;
     }

@@ -1,4 +1,4 @@
-// What every page has: keys of the keyboard, light and dark, choosing two to compare.
+// Shared by all pages: requests, live updates, keyboard shortcuts, theme, selection for comparison.
 
 export function say(text) {
   const toast = document.getElementById("toast");
@@ -8,87 +8,87 @@ export function say(text) {
   say.timer = setTimeout(() => { toast.hidden = true; }, 4000);
 }
 
-// What names something is coded by the server, and sent under a name with a star.
-export function address(path, asked) {
+// Names come percent-encoded from the server; a parameter with an encoded value ends with a star.
+export function address(path, params) {
   const query = new URLSearchParams();
-  for (const [name, value] of Object.entries(asked)) {
+  for (const [name, value] of Object.entries(params)) {
     if (value !== "" && value !== null && value !== undefined) query.set(name, value);
   }
   return `${path}?${query}`;
 }
 
-// What a server has escaped as a piece of a page. Scripts in it would not run, and there are none.
+// Parses HTML that the server has escaped. A template runs no scripts.
 export function fragment(html) {
   const template = document.createElement("template");
   template.innerHTML = html;
   return template.content;
 }
 
-// Asks whether there is something new, while the page is seen. Nothing is held open: a browser has
-// few connections to a host, and people have many tabs. A run that has ended is never asked again,
-// and nothing more is sent there: whoever listens there by now is somebody else.
-const patience = 5 * 60_000;
+// Polls for changes while the page is visible. It holds no connection open: a browser allows few per
+// host, and people have many tabs. After the server has stopped, nothing more is sent: another program
+// may listen at its address by then.
+const giveUpAfter = 5 * 60_000;
 
-export function follow(key, heard) {
-  const sign = document.getElementById("live");
+export function follow(key, onChange) {
+  const status = document.getElementById("live");
   let last = null;
   let wait = 1000;
   let timer = 0;
-  let answered = performance.now();
-  let isAsking = false;
-  let isOver = false;
+  let lastResponse = performance.now();
+  let isPolling = false;
+  let isStopped = false;
   const show = (text, state) => {
-    if (sign.textContent !== text) sign.textContent = text;
-    sign.classList.toggle("on", state === "on");
-    sign.classList.toggle("ended", state === "ended");
+    if (status.textContent !== text) status.textContent = text;
+    status.classList.toggle("on", state === "on");
+    status.classList.toggle("ended", state === "ended");
   };
-  async function look() {
-    const answer = await get("news", { "key*": key });
-    const said = await answer.json();
-    if (said.version !== last) await heard();
-    last = said.version;
+  async function check() {
+    const response = await get("updates", { "key*": key });
+    const { version } = await response.json();
+    if (version !== last) await onChange();
+    last = version;
     wait = 1000;
-    answered = performance.now();
+    lastResponse = performance.now();
     show("● live", "on");
   }
-  async function ask() {
+  async function poll() {
     clearTimeout(timer);
-    if (document.hidden || isAsking || isOver) return;
-    isAsking = true;
-    const began = performance.now();
+    if (document.hidden || isPolling || isStopped) return;
+    isPolling = true;
+    const started = performance.now();
     try {
-      await look();
+      await check();
     } catch (error) {
       show("○ connecting…", "");
       wait = Math.min(2 * wait, 15_000);
-      isOver = error instanceof Stranger || performance.now() - answered > patience;
+      isStopped = error instanceof OtherServer || performance.now() - lastResponse > giveUpAfter;
     }
-    isAsking = false;
-    if (isOver) {
-      show("○ ended", "ended");
+    isPolling = false;
+    if (isStopped) {
+      show("○ stopped", "ended");
       for (const button of document.querySelectorAll("form[method=post] button")) button.disabled = true;
-      say("This server has ended. Run agent-checkpoint ui again, and open the address that it prints.");
+      say("The server has stopped. Run agent-checkpoint ui again and open the address it prints.");
       return;
     }
-    timer = setTimeout(ask, Math.max(wait, 2 * (performance.now() - began)));
+    timer = setTimeout(poll, Math.max(wait, 2 * (performance.now() - started)));
   }
-  document.addEventListener("visibilitychange", () => { answered = performance.now(); ask(); });
-  window.addEventListener("online", () => { wait = 1000; ask(); });
-  window.addEventListener("pageshow", ask);
-  ask();
+  document.addEventListener("visibilitychange", () => { lastResponse = performance.now(); poll(); });
+  window.addEventListener("online", () => { wait = 1000; poll(); });
+  window.addEventListener("pageshow", poll);
+  poll();
 }
 
-// An answer of somebody else, who does not know the name of the run that this page is of.
-class Stranger extends Error {}
+// The response lacks the run id of this page: it is from another server.
+class OtherServer extends Error {}
 
-// What a script asks for; what went wrong is for who called. Nothing that a stranger says is shown.
-export async function get(path, asked) {
+// Fetches from this run only; callers handle errors. A response of another server is never shown.
+export async function get(path, params) {
   const { run } = document.documentElement.dataset;
-  const answer = await fetch(address(path, asked), { redirect: "error" });
-  if (answer.status === 503) throw new Error("too many ask at once"); // tells nothing of who it is
-  if (answer.headers.get("Agent-Checkpoint-Run") !== run) throw new Stranger();
-  if (!answer.ok) throw new Error(String(answer.status));
-  return answer;
+  const response = await fetch(address(path, params), { redirect: "error" });
+  if (response.status === 503) throw new Error("overloaded"); // sent before the run id is added
+  if (response.headers.get("Agent-Checkpoint-Run") !== run) throw new OtherServer();
+  if (!response.ok) throw new Error(String(response.status));
+  return response;
 }
 
 function setTheme() {
@@ -97,7 +97,7 @@ function setTheme() {
     ? root.dataset.theme === "dark"
     : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = isDark ? "light" : "dark";
-  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* only for this page */ }
+  try { localStorage.setItem("theme", root.dataset.theme); } catch { /* storage is disabled: the theme lasts for this page */ }
 }
 
 function move(step) {
@@ -114,25 +114,25 @@ function move(step) {
   stop.scrollIntoView({ block: "nearest" });
 }
 
-let chosen = null; // { id, row }, the row counted from the oldest
+let selected = null; // { id, row }; rows are numbered from the oldest
 
-export function showChosen(within = document) {
+export function showSelected(within = document) {
   for (const button of within.querySelectorAll("[data-pick]")) {
-    button.setAttribute("aria-pressed", String(chosen?.id === button.dataset.pick));
+    button.setAttribute("aria-pressed", String(selected?.id === button.dataset.pick));
   }
 }
 
 export function pick(button) {
   const id = button.dataset.pick;
   const row = Number(button.closest("[data-row]")?.dataset.row);
-  if (chosen !== null && chosen.id !== id) {
-    const [a, b] = chosen.row > row ? [id, chosen.id] : [chosen.id, id];
+  if (selected !== null && selected.id !== id) {
+    const [a, b] = selected.row > row ? [id, selected.id] : [selected.id, id];
     location.href = address("diff", { "a*": a, "b*": b });
     return;
   }
-  chosen = chosen === null ? { id, row } : null;
-  showChosen();
-  if (chosen) say("Choose a second one to compare with.");
+  selected = selected === null ? { id, row } : null;
+  showSelected();
+  if (selected) say("Select a second checkpoint to compare with.");
 }
 
 function pickFocused() {
@@ -169,7 +169,7 @@ document.addEventListener("click", (event) => {
   const button = event.target.closest?.("[data-pick]");
   if (button) pick(button);
 });
-const back = document.getElementById("back"); // of a page that tells why something was refused
+const back = document.getElementById("back"); // on the error page
 if (back && history.length > 1) {
   back.hidden = false;
   back.addEventListener("click", () => history.back());

@@ -1,30 +1,30 @@
-// Finds come one by one, as lines of JSON. They are put in as text.
+// Streams search results, one JSON object per line. Texts are inserted as text nodes, never as HTML.
 import { get } from "./page.js";
 
-const finds = document.getElementById("finds");
+const results = document.getElementById("results");
 const progress = document.getElementById("progress");
-const { key, query } = finds.dataset;
+const { key, query } = results.dataset;
 const ends = {
-  all: "That is all.",
-  many: "There may be more: search for something longer.",
-  time: "It took too long: not everything was looked through.",
-  large: "There is too much: not everything was looked through.",
-  failed: "The store could not be read to its end.",
+  all: "Search complete.",
+  many: "Result limit reached: use a more specific term.",
+  time: "Time limit reached: not everything was searched.",
+  large: "Read limit reached: not everything was searched.",
+  failed: "The store could not be read to the end.",
 };
 
-function add(find) {
+function add(match) {
   const item = document.createElement("li");
   const go = document.createElement("a");
-  go.href = find.link;
+  go.href = match.link;
   go.dataset.nav = "";
-  go.textContent = find.where || find.kind;
+  go.textContent = match.where || match.kind;
   const at = document.createElement("span");
   at.className = "at";
-  at.textContent = ` ${find.where ? `${find.kind}, ` : ""}first at @${find.seq}`;
+  at.textContent = ` ${match.where ? `${match.kind}, ` : ""}first in @${match.seq}`;
   const text = document.createElement("pre");
-  text.textContent = find.text;
+  text.textContent = match.text;
   item.append(go, at, text);
-  finds.append(item);
+  results.append(item);
 }
 
 function take(line) {
@@ -32,12 +32,12 @@ function take(line) {
   if (row.link) add(row);
   else if (row.end) {
     progress.textContent = `${row.found} found in ${row.looked.toLocaleString("en")} checkpoints. ${ends[row.end]}`;
-  } else progress.textContent = `Looked through ${row.looked.toLocaleString("en")} checkpoints…`;
+  } else progress.textContent = `Searched ${row.looked.toLocaleString("en")} checkpoints…`;
 }
 
 async function search() {
-  const answer = await get("search/results", { "key*": key, "q*": query });
-  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const response = await get("search/results", { "key*": key, "q*": query });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
@@ -48,4 +48,4 @@ async function search() {
   }
 }
 
-if (query) search().catch(() => { progress.textContent = "That could not be searched to its end."; });
+if (query) search().catch(() => { progress.textContent = "The search failed."; });

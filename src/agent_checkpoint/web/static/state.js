@@ -1,15 +1,15 @@
-// Values of a state are asked for when they are opened.
+// Loads the children of a state value when it is opened.
 import { fragment, get, say } from "./page.js";
 
 const tree = document.querySelector(".tree");
 
-async function ask(at, from) {
+async function load(at, from) {
   const { id, part } = tree.dataset;
   try {
-    const answer = await get("state", { "id*": id, "part*": part, at, from });
-    return fragment(await answer.text());
+    const response = await get("state", { "id*": id, "part*": part, at, from });
+    return fragment(await response.text());
   } catch {
-    say("That could not be shown.");
+    say("This value could not be loaded.");
     return null;
   }
 }
@@ -18,8 +18,8 @@ tree?.addEventListener("toggle", async (event) => {
   const details = event.target;
   if (!details.open || !details.dataset.at || details.dataset.loaded) return;
   details.dataset.loaded = "yes";
-  const found = await ask(details.dataset.at, null);
-  if (found) details.querySelector(".below").replaceChildren(found);
+  const children = await load(details.dataset.at, null);
+  if (children) details.querySelector(".below").replaceChildren(children);
   else delete details.dataset.loaded;
 }, true);
 
@@ -27,6 +27,6 @@ tree?.addEventListener("click", async (event) => {
   const more = event.target.closest("a.more");
   if (!more) return;
   event.preventDefault();
-  const found = await ask(more.dataset.at, more.dataset.from);
-  if (found) more.parentElement.replaceWith(found);
+  const children = await load(more.dataset.at, more.dataset.from);
+  if (children) more.parentElement.replaceWith(children);
 });

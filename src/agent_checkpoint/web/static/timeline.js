@@ -1,6 +1,6 @@
-// The timeline: rows are asked for in blocks as they come near, and dropped when they are far.
-// Rows are numbered from the oldest, so that what is new on top moves none of them.
-import { follow, fragment, get, say, showChosen } from "./page.js";
+// The timeline: blocks of rows are loaded as they come near the viewport, and dropped far from it.
+// Rows are numbered from the oldest, so that new rows on top renumber none.
+import { follow, fragment, get, say, showSelected } from "./page.js";
 
 const timeline = document.getElementById("timeline");
 const { key, view } = timeline.dataset;
@@ -14,7 +14,7 @@ const blocks = new Map(); // by number: { element, rows, loaded, busy }
 const rowsOf = (number) => Math.min(size, total - number * size);
 const count = () => Math.ceil(total / size);
 
-function place(number) {
+function createBlock(number) {
   const element = document.createElement("div");
   element.className = "block";
   element.dataset.number = String(number);
@@ -36,13 +36,13 @@ async function load(number) {
   if (!block || block.busy) return;
   block.busy = true;
   try {
-    const answer = await get("timeline/rows", { "key*": key, view, block: number });
-    const piece = fragment(await answer.text()).querySelector(".block");
+    const response = await get("timeline/rows", { "key*": key, view, block: number });
+    const piece = fragment(await response.text()).querySelector(".block");
     if (piece && Number(piece.dataset.number) === number) {
       const row = document.activeElement.closest?.(".row")?.dataset.row;
       block.element.replaceChildren(...piece.childNodes);
       block.loaded = true;
-      showChosen(block.element);
+      showSelected(block.element);
       const focused = row && block.element.querySelector(`.row[data-row="${row}"] .go`);
       if (focused && document.activeElement === document.body) focused.focus({ preventScroll: true });
     }
@@ -69,12 +69,12 @@ const watcher = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: `${near}px 0px` });
 
-function begin() {
+function start() {
   const first = timeline.querySelector(".block");
   const shown = Number(timeline.dataset.block);
   const pieces = [];
   for (let number = count() - 1; number >= 0; number -= 1) {
-    const block = place(number);
+    const block = createBlock(number);
     if (number === shown) {
       block.element.replaceChildren(...first.childNodes);
       block.loaded = true;
@@ -92,48 +92,48 @@ function goTo(row) {
 }
 
 async function refresh() {
-  const answer = await get("timeline/state", { "key*": key, view });
-  const state = await answer.json();
+  const response = await get("timeline/state", { "key*": key, view });
+  const state = await response.json();
   const before = total;
   if (state.shape === shape && state.total === before) return;
-  const isSame = state.shape === shape && state.total > before;
+  const isAppend = state.shape === shape && state.total > before;
   total = state.total;
   shape = state.shape;
   document.getElementById("total").textContent = state.number;
-  if (!isSame) {
+  if (!isAppend) {
     for (const block of blocks.values()) { watcher.unobserve(block.element); block.element.remove(); }
     blocks.clear();
-    for (let number = 0; number < count(); number += 1) timeline.prepend(place(number).element);
+    for (let number = 0; number < count(); number += 1) timeline.prepend(createBlock(number).element);
     return;
   }
   const last = Math.floor((before - 1) / size);
   for (let number = Math.max(0, last); number < count(); number += 1) {
-    if (!blocks.has(number)) timeline.prepend(place(number).element);
+    if (!blocks.has(number)) timeline.prepend(createBlock(number).element);
     resize(number);
     if (number === last ? blocks.get(number).loaded : number === count() - 1) await load(number);
   }
-  // The line of an older block may go on into the new one: what is in sight is drawn again.
+  // The graph of an older block may continue into the new one, so that block was loaded again.
   for (const item of timeline.querySelectorAll(".row")) {
     item.classList.toggle("fresh", Number(item.dataset.row) >= before);
   }
-  say(total - before === 1 ? "A new checkpoint" : `${total - before} new checkpoints`);
+  say(total - before === 1 ? "1 new checkpoint" : `${total - before} new checkpoints`);
 }
 
-// The overview is drawn again when it has been quiet for a moment, and not for each checkpoint.
+// The overview is redrawn after a quiet moment, not for each checkpoint.
 const overview = document.getElementById("overview");
 let later = 0;
 
 async function redraw() {
-  const answer = await get("timeline", { "key*": key, view });
-  const fresh = fragment(await answer.text()).querySelector("#overview");
+  const response = await get("timeline", { "key*": key, view });
+  const fresh = fragment(await response.text()).querySelector("#overview");
   if (fresh) overview.replaceChildren(...fresh.childNodes);
 }
 
-begin();
+start();
 follow(key, async () => {
   await refresh();
   clearTimeout(later);
-  later = setTimeout(() => redraw().catch(() => {}), 3000); // the next news try again
+  later = setTimeout(() => redraw().catch(() => {}), 3000); // the next update tries again
 });
 document.addEventListener("click", (event) => {
   if (!event.target.closest("#overview, #to-head")) return;
