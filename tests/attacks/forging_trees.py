@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.objects.object_format import BLOB, End, make_object
+from agent_checkpoint.store.objects.object_format import BLOB, TerminalRef, make_object
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.tree.tree_format import CHUNKS, DIRECTORY, WIDE, ContentHash
 
@@ -59,7 +59,7 @@ class Forger:
 
     def blob(self, data: bytes) -> str:
         """Put a file's content; return its name, which is also its id."""
-        return End(self.put(BLOB, data))
+        return TerminalRef(self.put(BLOB, data))
 
     def file(self, name: bytes, data: bytes = b"", **how: Any) -> "tuple[bytes, list[str]]":
         """Return an entry and its reference."""

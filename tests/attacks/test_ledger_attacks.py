@@ -116,7 +116,7 @@ class Place:
                 self.start = session.save()
                 mail("ann")
                 self.waiting[key] = _ask("ann")
-        self.stream = PREFIX + session._ledger.family
+        self.stream = PREFIX + session._ledger.lineage
 
     def forge(self, what: str, record: "dict[str, Any]") -> int:
         """Append a record with a right hash, whatever is in it, and return its number."""
@@ -295,13 +295,13 @@ def test_an_archive_with_numbers_that_no_ledger_has(
 ) -> None:
     from agent_checkpoint.store.archive import archive_file
 
-    entries = archive_file.ledger_entries
+    entries = archive_file.read_ledger
 
     def renumbered(*args: Any) -> "Iterator[Any]":
         *others, last = entries(*args)
         yield from [*others, last._replace(seq=number)]
 
-    monkeypatch.setattr(archive_file, "ledger_entries", renumbered)
+    monkeypatch.setattr(archive_file, "read_ledger", renumbered)
     place.manager.export_archive(place.archive, "job")
     with pytest.raises(IntegrityError, match=r"numbers"):
         place.other.import_archive(place.archive)

@@ -26,7 +26,7 @@ from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.seal import check_seal, claim, is_claimed, make_seal
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.sealed_streams import Foreign, read_entries
+from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries
 from agent_checkpoint.workspace.fork.materialized import open_base
 from agent_checkpoint.workspace.scan.stat_index import open_index
 
@@ -415,7 +415,8 @@ class TestSharedStores:
             assert len(session.messages) == 1
         (stream,) = shared.store.backend.streams("fx/")
         assert not any(
-            isinstance(entry.data, Foreign) for entry in read_entries(shared.store.backend, stream)
+            isinstance(entry.data, ForeignEntry)
+            for entry in read_entries(shared.store.backend, stream)
         )
         rewrite(shared, stream, unsealed)
         with pytest.raises(UntrustedDataError, match=r"Record .* is not sealed"):

@@ -245,7 +245,7 @@ def test_a_damaged_object_stops_it() -> None:
     assert manager.state_dict("key") == {"a": SECRET}
 
 
-@pytest.mark.parametrize("step", ["bury", "gc", "scrub"])
+@pytest.mark.parametrize("step", ["record_purged", "gc", "scrub"])
 def test_a_purge_that_was_killed_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

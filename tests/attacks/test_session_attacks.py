@@ -26,7 +26,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.records import Draft
 from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.store.objects.references import Kept
+from agent_checkpoint.store.objects.references import ReusedPart
 
 
 class Worker(Checkpointable):
@@ -63,7 +63,7 @@ def place(tmp_path: Path) -> Path:
 def edit(manager: CheckpointManager, **notes: Any) -> None:
     """Write a checkpoint whose session says something else."""
     head = manager.store.head("job")
-    parts = {name: Kept(tree) for name, tree in head.parts.items()}
+    parts = {name: ReusedPart(tree) for name, tree in head.parts.items()}
     parts["session"] = {**head.parts["session"], **notes}
     parts["session"] = {key: value for key, value in parts["session"].items() if value != "drop"}
     manager.store.write(Draft("job", parts))

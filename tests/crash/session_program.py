@@ -134,7 +134,7 @@ class Person:
         """Return the idempotency key under which the server knows a mail."""
         from agent_checkpoint.session.effects.effect_context import Deed
 
-        return Deed(effect, self.session._ledger.family).key
+        return Deed(effect, self.session._ledger.lineage).key
 
     def look_at_all(self):
         for effect in self.session.effects:

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_checkpoint import CheckpointError, CheckpointManager, Session, Workspace
 from agent_checkpoint.records import Claim, Draft
-from agent_checkpoint.store.objects.references import Kept
+from agent_checkpoint.store.objects.references import ReusedPart
 from agent_checkpoint.workspace.tree_names import key_of
 from tests.attacks.test_imported_lines import plant
 from tests.cli.world import opened, run
@@ -80,7 +80,7 @@ class Forger:
             assert tree is not None
             ids = [one["id"] for one in self.known]
             for _ in range(self.random.randint(1, 4)):
-                parts: dict[str, Any] = {"workspace": Kept(tree.parts["workspace"])}
+                parts: dict[str, Any] = {"workspace": ReusedPart(tree.parts["workspace"])}
                 if self.random.random() < 0.6:
                     parts["session"] = self.meta(key)
                 if self.random.random() < 0.4:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_checkpoint.store.objects.merkle_list import SequenceBuilder
+from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder
 from tests.unit.store.shelves import Shelf, cut_small
 
 ours = settings(
@@ -43,7 +43,7 @@ def test_every_list_comes_back(list_of: "list[bytes]") -> None:
 def test_a_list_has_one_name_however_it_was_built(list_of: "list[bytes]", data: Any) -> None:
     finished = data.draw(st.sets(st.integers(0, len(list_of))))
     copied = data.draw(st.sets(st.integers(0, len(list_of))))
-    shelf, builder = Shelf(), SequenceBuilder()
+    shelf, builder = Shelf(), MerkleListBuilder()
     for place, text in enumerate(list_of):
         if place in finished:
             assert shelf.read(builder.finish(shelf.put)) == list(map(json.loads, list_of[:place]))
@@ -55,7 +55,7 @@ def test_a_list_has_one_name_however_it_was_built(list_of: "list[bytes]", data: 
     assert root == builder.finish(shelf.put) == builder.copy().finish(shelf.put)
     assert root == Shelf().build(list_of)
     split = data.draw(st.integers(0, len(list_of)))
-    at_once = SequenceBuilder()
+    at_once = MerkleListBuilder()
     at_once.extend(list_of[:split], shelf.put)
     at_once.extend(list_of[split:], shelf.put)
     assert root == at_once.finish(shelf.put)
@@ -71,7 +71,7 @@ def test_other_lists_have_other_names(one: "list[bytes]", other: "list[bytes]") 
 @ours
 @given(lists)
 def test_an_append_adds_few_objects(list_of: "list[bytes]") -> None:
-    shelf, builder = Shelf(), SequenceBuilder()
+    shelf, builder = Shelf(), MerkleListBuilder()
     for text in list_of:
         before = len(shelf.objects)
         builder.add(text, (), shelf.put)

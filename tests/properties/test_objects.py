@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from agent_checkpoint import FormatError, IntegrityError
 from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.objects.compression import pack, unpack
-from agent_checkpoint.store.objects.object_format import End, Object, make_object, open_object
+from agent_checkpoint.store.objects.object_format import (
+    Object,
+    TerminalRef,
+    make_object,
+    open_object,
+)
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
 
 ours = settings(max_examples=75, deadline=None, derandomize=True)
@@ -22,7 +27,7 @@ payloads = st.one_of(
     st.builds(lambda part, n: part * n, st.binary(max_size=30), st.integers(0, 300)),
 )
 names = st.binary(min_size=32, max_size=32).map(bytes.hex)
-refs = st.lists(names | names.map(End), max_size=20).map(tuple)
+refs = st.lists(names | names.map(TerminalRef), max_size=20).map(tuple)
 codecs = st.sampled_from(["zlib"] if compression.zstd is None else ["zlib", "zstd"])
 
 
@@ -59,7 +64,7 @@ def test_other_content_has_another_name(
 
 def test_an_end_is_part_of_the_name() -> None:
     name = "ab" * 32
-    assert make_object(b"t", b"", [name])[0] != make_object(b"t", b"", [End(name)])[0]
+    assert make_object(b"t", b"", [name])[0] != make_object(b"t", b"", [TerminalRef(name)])[0]
 
 
 @ours

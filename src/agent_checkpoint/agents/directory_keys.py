@@ -20,10 +20,10 @@ from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import PART, read_meta
 from agent_checkpoint.session.session_record import is_foreign as is_foreign_session
 from agent_checkpoint.store.claims import (
-    is_line_of,
+    is_owned_by_directory,
     newest_readable,
     path_text,
-    why_foreign,
+    why_not_owned,
 )
 from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
 from agent_checkpoint.store.store import Store
@@ -105,7 +105,7 @@ def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
                 continue
         except UNUSABLE:
             continue  # `verify` tells about it
-        why = why_foreign(store, head) or "it was sealed under another secret"
+        why = why_not_owned(store, head) or "it was sealed under another secret"
         found.append(OtherLine(head.ts_ns, key, why))
     return sorted(found, reverse=True)
 
@@ -168,7 +168,7 @@ def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
     """
     key = head.key if natural_key(head.key) == key_of(place) else ""
     if head.claim is not None or key:
-        return is_line_of(store, head, place, key)
+        return is_owned_by_directory(store, head, place, key)
     note = _note(store, head)
     if note is None or note.agent != _FORK or note.root != str(place):
         return False
@@ -178,7 +178,7 @@ def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
     """Tell whether the files of a checkpoint may be of somebody else. Raises as `is_line` does."""
     if checkpoint.token is None and checkpoint.claim is not None:
-        return why_foreign(store, checkpoint) is not None
+        return why_not_owned(store, checkpoint) is not None
     note = read_note(store, checkpoint)
     return not note.is_ours if note is not None else is_foreign_session(store, checkpoint)
 
@@ -239,7 +239,7 @@ def line_place(store: Store, head: Checkpoint) -> str | None:
 
     Raises as `is_line` does.
     """
-    return _line_of(head) if why_foreign(store, head) is None else None
+    return _line_of(head) if why_not_owned(store, head) is None else None
 
 
 def _line_of(head: Checkpoint) -> str | None:
@@ -274,5 +274,5 @@ def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | 
     if own is not None:
         return own
     if head.claim is not None and not head.key.startswith(WORKSPACE):  # a fork
-        return Path(head.claim.path) if why_foreign(store, head) is None else None
+        return Path(head.claim.path) if why_not_owned(store, head) is None else None
     return None if is_imported else _Said([here]).place(store, head)

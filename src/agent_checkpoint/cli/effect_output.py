@@ -9,7 +9,7 @@ from agent_checkpoint.cli.output import inert, when
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import show
 from agent_checkpoint.store.ledger.ledger import Effect, Ledger, Request
-from agent_checkpoint.store.ledger.lineage import families
+from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
 
 _NAMED = 8
@@ -58,7 +58,7 @@ def request_data(request: Request) -> dict[str, Any]:
 
 def all_ledgers(store: Store) -> Iterator[Ledger]:
     """Iterate over the ledgers of a store that can be read. Raises StorageError."""
-    for family in families(store):
+    for family in lineages(store):
         ledger = Ledger(store, family)
         try:
             ledger.refresh()

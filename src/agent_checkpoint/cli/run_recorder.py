@@ -13,7 +13,7 @@ from agent_checkpoint.records import Checkpoint, Draft, check_key
 from agent_checkpoint.store.claims import make_claim
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
 from agent_checkpoint.store.objects.reader import OBJECT
-from agent_checkpoint.store.objects.references import Captured
+from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree_names import PART as FILES
@@ -103,7 +103,7 @@ class Recorder:
             CheckpointError: nothing was saved.
         """
         files = _Files(self._workspace, full)
-        captured: Any = Captured(files, self._store.writer)
+        captured: Any = CapturedState(files, self._store.writer)
         head = self._store.head(self._key)
         is_same = head is not None and head.kind != SAFETY
         is_same = is_same and head is not None and head.parts.get(FILES) == {OBJECT: captured.name}

@@ -109,7 +109,7 @@ class External:
         name, payload = self._packed(handle)
         writer.put(RECORD, payload)
         if writer.backend is not None and self._release is not None:
-            writer.memory[self] = True  # gc asks those who are known to the store
+            writer.write_cache[self] = True  # gc asks those who are known to the store
             store = Store(writer.backend)
             listed = self._list(store, name, handle)
             writer.on_commit(lambda: self._keep(store, name, listed))

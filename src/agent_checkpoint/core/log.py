@@ -15,8 +15,8 @@ from agent_checkpoint.core.path_errors import troubles
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, show
-from agent_checkpoint.store.objects.merkle_list import SequenceBuilder, StoredList
-from agent_checkpoint.store.objects.splitting import IN_ENTRY, Large, add_item, put_list
+from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
+from agent_checkpoint.store.objects.splitting import IN_ENTRY, OutOfLineValue, add_item, put_list
 from agent_checkpoint.store.objects.writer import Writer
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Log(Sequence[T]):
             return fresh
 
 
-class LogItems(Large):
+class LogItems(OutOfLineValue):
     """The items of a log at one moment, on their way into a store."""
 
     def __init__(self, log: Log[Any], encode: ItemEncoder) -> None:
@@ -206,8 +206,8 @@ class LogItems(Large):
         builder = self._build(writer)
         if builder.bytes <= IN_ENTRY:
             refs += builder.refs
-            writer.size += builder.outside
-            writer.weight += builder.outside_weight
+            writer.size += builder.outside_bytes
+            writer.decode_cost += builder.outside_cost
             return builder.text
         return put_list(builder, writer, refs)
 
@@ -215,7 +215,7 @@ class LogItems(Large):
         """Put what is new, however short the log is. Raises StateError."""
         put_list(self._build(writer), writer, refs)
 
-    def _build(self, writer: Writer) -> SequenceBuilder:
+    def _build(self, writer: Writer) -> MerkleListBuilder:
         stored = self._stored(writer)
         builder, place = stored.end.copy(), stored.n
         leaf, leaf_place = stored.leaf, stored.leaf_n
@@ -226,13 +226,13 @@ class LogItems(Large):
             place += 1
         now = StoredList(builder, place, leaf, leaf_place)
         known = _Known(self._generation, self._encode.types, now)
-        writer.on_commit(lambda: writer.memory.__setitem__(self._identity, known))
+        writer.on_commit(lambda: writer.write_cache.__setitem__(self._identity, known))
         return builder
 
     def _stored(self, writer: Writer) -> StoredList:
         """Return what the store has of these items."""
-        found: _Known | None = writer.memory.get(self._identity)
-        if found is None or not writer.trust_memory or found.types != self._encode.types:
+        found: _Known | None = writer.write_cache.get(self._identity)
+        if found is None or not writer.trust_cache or found.types != self._encode.types:
             return StoredList()
         same = self._log._unchanged_since(found.generation)
         # A log that was cut or loaded after this moment no longer tells what was cut before it.

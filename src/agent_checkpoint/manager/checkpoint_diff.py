@@ -13,7 +13,7 @@ from agent_checkpoint.core.state_diff import Changes, diff_states
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.parts import ONLY, capture, parts_of, states_of
 from agent_checkpoint.records import Checkpoint, JsonValue
-from agent_checkpoint.store.lookup import find, steadily
+from agent_checkpoint.store.lookup import find, retry_if_pruned
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store
 
@@ -66,7 +66,7 @@ class Comparison:
             NotFoundError: there is no such key or checkpoint.
             StateError: a state cannot be decoded here.
         """
-        return steadily(
+        return retry_if_pruned(
             store, lambda: self._found(store, key), lambda *found: self._compared(store, found)
         )
 

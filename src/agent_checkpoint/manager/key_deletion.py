@@ -8,8 +8,8 @@ from agent_checkpoint.errors import UNUSABLE, StorageError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.lineage import family_of
-from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.ledger.lineage import lineage_of
+from agent_checkpoint.store.store import Store, key_not_found
 
 _SESSION = "session"
 """The part in which a session notes where its ledger is."""
@@ -28,7 +28,7 @@ def delete_key(store: Store, key: str) -> None:
         newest = newest or entry
         seqs.append(entry.seq)
     if newest is None:
-        raise unknown(key, store)
+        raise key_not_found(key, store)
     with suppress(*UNUSABLE):  # what is damaged must be deletable, too
         try:
             _end_session(store, key, newest)
@@ -50,7 +50,7 @@ def _end_session(store: Store, key: str, newest: Entry) -> None:
     """
     checkpoint = read_checkpoint(key, newest.seq, newest.data)
     has_session = _SESSION in checkpoint.parts
-    family = family_of(store.reader(checkpoint), checkpoint) if has_session else None
+    family = lineage_of(store.reader(checkpoint), checkpoint) if has_session else None
     if family is None:
         return
     ledger = Ledger(store, family)

@@ -21,16 +21,16 @@ from agent_checkpoint.manager.background_saves import BackgroundWriter
 from agent_checkpoint.manager.key_deletion import delete_key
 from agent_checkpoint.records import Checkpoint, again, check_key, show
 from agent_checkpoint.store.archive.archive_file import export_archive
-from agent_checkpoint.store.archive.importer import drop_dead, import_archive
+from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
 from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.lookup import find, find_seq, steadily
-from agent_checkpoint.store.maintenance import stats
+from agent_checkpoint.store.lookup import find, find_seq, retry_if_pruned
+from agent_checkpoint.store.maintenance import prune, stats
 from agent_checkpoint.store.maintenance.gc import GcReport, gc
 from agent_checkpoint.store.maintenance.purge import PurgeReport, purge
 from agent_checkpoint.store.maintenance.retention import Policy
 from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
-from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.store import Store, key_not_found
 
 Self = TypeVar("Self", bound="LineVerbs")
 
@@ -72,7 +72,7 @@ class LineVerbs:
         page = 100 if n is None else max(1, min(n, 100))
         entries = list(islice(self.store.entries(key, page=page), n))
         if not entries and (n != 0 or next(self.store.entries(key, page=1), None) is None):
-            raise unknown(key, self.store)
+            raise key_not_found(key, self.store)
         return [_row(key, entry.seq, entry.data) for entry in entries]
 
     def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
@@ -85,11 +85,13 @@ class LineVerbs:
 
         def begin(source: Checkpoint) -> str:
             draft = again(source, check_key(new_key), "fork")
-            drop_dead(self.store)  # what a killed import left is in the way, and out of sight
+            remove_dead_imports(
+                self.store
+            )  # what a killed import left is in the way, and out of sight
             return self.store.write(draft, parents=(source.id,), after=0).id
 
         try:
-            return steadily(self.store, lambda: [self._find(key, checkpoint_id)], begin)
+            return retry_if_pruned(self.store, lambda: [self._find(key, checkpoint_id)], begin)
         except ConflictError as error:
             raise ConflictError(
                 f"The key {show(new_key)} exists already: fork to another, or delete it first."
@@ -123,7 +125,7 @@ class LineVerbs:
             InvalidInputError: `policy` is not a policy.
         """
         self._background.settle()
-        return stats.prune(self.store, check_key(key), policy, dry_run=dry_run)
+        return prune.prune(self.store, check_key(key), policy, dry_run=dry_run)
 
     def verify(self) -> VerifyReport:
         """Read every byte and compare it with its hash; the report names damaged checkpoints."""
@@ -261,7 +263,9 @@ class LineVerbs:
             )
             return found, reader
 
-        return steadily(self.store, lambda: [self._find(key, checkpoint_id, expected_head)], read)
+        return retry_if_pruned(
+            self.store, lambda: [self._find(key, checkpoint_id, expected_head)], read
+        )
 
     def __enter__(self: Self) -> Self:
         return self

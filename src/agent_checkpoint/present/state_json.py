@@ -11,8 +11,8 @@ from typing import Any
 from agent_checkpoint.core.state_diff import Changes, diff_states
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import PART as NOTES
-from agent_checkpoint.store.lookup import steadily
-from agent_checkpoint.store.objects.reader import whole
+from agent_checkpoint.store.lookup import retry_if_pruned
+from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree_names import PART as FILES
 
@@ -34,9 +34,9 @@ def read_parts(store: Store, checkpoint: Checkpoint, names: Any = None) -> dict[
         }
         reader = store.reader(found)
         reader.fetch(chosen.values())
-        return {name: whole(tree, reader) for name, tree in chosen.items()}
+        return {name: resolve_tree(tree, reader) for name, tree in chosen.items()}
 
-    return steadily(store, lambda: [checkpoint], read)
+    return retry_if_pruned(store, lambda: [checkpoint], read)
 
 
 def plain(tree: Any) -> Any:

@@ -16,7 +16,7 @@ from agent_checkpoint.manager.parts import capture, make_draft
 from agent_checkpoint.records import Checkpoint, Draft, show
 from agent_checkpoint.session.session_record import PART, Meta
 from agent_checkpoint.store.entries import now_ns
-from agent_checkpoint.store.objects.references import Kept
+from agent_checkpoint.store.objects.references import ReusedPart
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -66,7 +66,9 @@ class Saving:
             taken = capture(dict(parts), self.manager.fmt, store.writer)
         kept = {} if self.head is None else dict(self.head.parts)
         carried = {
-            name: Kept(tree) for name, tree in kept.items() if name not in taken and name != PART
+            name: ReusedPart(tree)
+            for name, tree in kept.items()
+            if name not in taken and name != PART
         }
         taken = {**carried, **taken, PART: self.meta.dump()}
         draft = make_draft(self.meta.key, taken, label=label, tags=tags, metrics=metrics)

@@ -23,7 +23,7 @@ from agent_checkpoint.session.session_record import Meta, notes_for, read_meta
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.session.workspace_part import Files, is_empty
 from agent_checkpoint.store.ledger.ledger import Epoch, Ledger
-from agent_checkpoint.store.store import unknown
+from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.workspace.restore.staging import STAGING
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.workspace import Workspace
@@ -71,7 +71,7 @@ def preview_rollback(
     """
     head = manager.store.head(key)
     if head is None:
-        raise unknown(key, manager.store)
+        raise key_not_found(key, manager.store)
     meta = read_meta(manager.store, head)
     if meta is None:
         raise InvalidInputError(f"{show(key)} is no session: nothing in it can be rolled back.")

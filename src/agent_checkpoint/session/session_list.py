@@ -15,7 +15,7 @@ from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import PART, read_meta
 from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
-from agent_checkpoint.store.objects.reader import whole
+from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 
 
@@ -69,14 +69,14 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
         _add_from_ledger(row, Ledger(store, meta.family))
     reader = store.reader(head)
     reader.fetch(head.parts.values())
-    tasks = whole(head.parts.get("tasks", {}), reader)
+    tasks = resolve_tree(head.parts.get("tasks", {}), reader)
     rows = tasks.get("tasks") if isinstance(tasks, dict) else None
     for task in rows if isinstance(rows, list) else []:
         if isinstance(task, dict):
             row.tasks[str(task.get("id"))] = str(task.get("status"))
     for name, tree in head.parts.items():
         try:
-            row.trouble = row.trouble or _trouble(name, whole(tree, reader))
+            row.trouble = row.trouble or _trouble(name, resolve_tree(tree, reader))
         except StateError:
             row.not_imported.append(name)
     return row

@@ -15,8 +15,8 @@ from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id,
 from agent_checkpoint.seal import claim, is_claimed
 from agent_checkpoint.session.call_counts import Counts
 from agent_checkpoint.store.claims import host_of, is_local
-from agent_checkpoint.store.ledger.lineage import new_family
-from agent_checkpoint.store.objects.reader import whole
+from agent_checkpoint.store.ledger.lineage import new_lineage
+from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 
 PART = "session"
@@ -68,7 +68,7 @@ class Meta:
     @classmethod
     def new(cls, key: str) -> Meta:
         """Return the notes of a session that begins; its ledger is of its own."""
-        return cls(key, new_family(key))
+        return cls(key, new_lineage(key))
 
     def bind(self, workspace: str | None, host: str, token: str | None = None) -> None:
         """Note the directory, with a proof of who says so; for a checkpoint with that token."""
@@ -149,7 +149,7 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
         return None
     reader = store.reader(checkpoint)
     reader.fetch([tree])
-    found = whole(tree, reader)
+    found = resolve_tree(tree, reader)
     found = found if isinstance(found, dict) else {}
     known = {name: value for name, value in found.items() if name in _IS_RIGHT}
     wrong = [name for name, value in known.items() if not _IS_RIGHT[name](value)]

@@ -212,7 +212,7 @@ class Calls:
         elif request is not None:
             use(session._ledger, request, session._epoch)
         if call.decision is not None and not call.is_replay:
-            call.deed = Deed(call.decision.effect, session._ledger.family)
+            call.deed = Deed(call.decision.effect, session._ledger.lineage)
 
     def _replay(self, call: Call, decision: Decision) -> Any:
         self._learn(decision)

@@ -63,7 +63,7 @@ def make_claim(backend: Backend, key: str, place: Path) -> Claim | None:
     return None if seal is None else Claim(path, host, seal)
 
 
-def is_line_of(store: Store, checkpoint: Checkpoint, place: Path, key: str) -> bool:
+def is_owned_by_directory(store: Store, checkpoint: Checkpoint, place: Path, key: str) -> bool:
     """Tell whether a checkpoint, the newest of its key, makes the key the line of a directory.
 
     Args:
@@ -78,24 +78,24 @@ def is_line_of(store: Store, checkpoint: Checkpoint, place: Path, key: str) -> b
     """
     if checkpoint.claim is not None:
         return checkpoint.claim.path == path_text(place) and _holds(store, checkpoint)
-    return checkpoint.key == key and why_unclaimed(store, checkpoint) is None
+    return checkpoint.key == key and why_unclaimed_not_owned(store, checkpoint) is None
 
 
-def why_foreign(store: Store, checkpoint: Checkpoint) -> str | None:
+def why_not_owned(store: Store, checkpoint: Checkpoint) -> str | None:
     """Return why a line is not this user's, by its newest checkpoint, in words; None if it is.
 
     Raises as `is_line_of` does.
     """
     said = checkpoint.claim
     if said is None:
-        return why_unclaimed(store, checkpoint)
+        return why_unclaimed_not_owned(store, checkpoint)
     host = host_of(store.backend)
     if said.host != host:
         return f"it was saved on another host, {show(said.host)} and not {show(host)}"
     return None if _holds(store, checkpoint) else "it was sealed under another secret"
 
 
-def why_unclaimed(store: Store, checkpoint: Checkpoint) -> str | None:
+def why_unclaimed_not_owned(store: Store, checkpoint: Checkpoint) -> str | None:
     """Return why a checkpoint without a claim is not this user's; None if it is.
 
     Version 0.1 made no claims, but marked imports: what it saved in a store of this machine is the

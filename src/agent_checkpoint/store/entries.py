@@ -24,7 +24,7 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, show
 from agent_checkpoint.store.canonical_json import read_json, write_json
-from agent_checkpoint.store.sealed_streams import Foreign
+from agent_checkpoint.store.sealed_streams import ForeignEntry
 
 FORMAT = 1
 
@@ -70,7 +70,7 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
         FormatError: a newer version wrote it.
         UntrustedDataError: it is in a shared store, and not sealed under the user's secret.
     """
-    if isinstance(data, Foreign):
+    if isinstance(data, ForeignEntry):
         raise UntrustedDataError(
             f"{where} is not sealed under your secret, and others may write this store: it is not "
             "used. A team sets the same AGENT_CHECKPOINT_SECRET. If you know where it comes from, "

@@ -93,5 +93,5 @@ def _check_installed(features: list[str]) -> None:
     if features and compression.zstd is None:
         raise FormatError(
             "The store needs zstd, which is not installed here: it was made with "
-            f"compression='zstd'. {compression.INSTALL}."
+            f"compression='zstd'. {compression.INSTALL_ZSTD}."
         )

@@ -8,7 +8,7 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.entries import now_ns, open_entry, seal_entry
-from agent_checkpoint.store.sealed_streams import Foreign, append_entry, read_entries
+from agent_checkpoint.store.sealed_streams import ForeignEntry, append_entry, read_entries
 
 IMPORT_STREAM = "meta/import"
 
@@ -50,7 +50,7 @@ def unfinished_imports(backend: Backend) -> list[Import]:
     """
     found = []
     for entry in read_entries(backend, IMPORT_STREAM):
-        if isinstance(entry.data, Foreign):
+        if isinstance(entry.data, ForeignEntry):
             continue  # it hides nothing of ours; what it has written is foreign, too
         where = f"The record {entry.seq} of an import"
         record = open_entry(entry.data, where)

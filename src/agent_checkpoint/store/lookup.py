@@ -21,7 +21,7 @@ from agent_checkpoint.records import (
 )
 from agent_checkpoint.store.maintenance.tombstones import purged_at
 from agent_checkpoint.store.objects.object_format import LostObjectError
-from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.store import Store, key_not_found
 
 T = TypeVar("T")
 
@@ -32,7 +32,9 @@ _TRIES = 5
 _SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTALL)
 
 
-def steadily(store: Store, look: Callable[[], Sequence[Checkpoint]], use: Callable[..., T]) -> T:
+def retry_if_pruned(
+    store: Store, look: Callable[[], Sequence[Checkpoint]], use: Callable[..., T]
+) -> T:
     """Return what `use` returns for the checkpoints that `look` finds.
 
     One that is pruned and collected while it is used is no damage: then it is looked again for what
@@ -189,7 +191,7 @@ def _missing(store: Store, text: str) -> NotFoundError:
             f"The key {show(key)} has no checkpoint {show(text)}; history({show(key)}) lists those "
             "it has."
         )
-    return unknown(text, store)
+    return key_not_found(text, store)
 
 
 def _at(store: Store, place: CheckpointId) -> Checkpoint | None:

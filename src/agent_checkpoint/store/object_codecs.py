@@ -16,8 +16,8 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
 from agent_checkpoint.store.entries import open_entry, seal_entry
 from agent_checkpoint.store.objects import compression
-from agent_checkpoint.store.objects.object_format import make_plain
-from agent_checkpoint.store.reachability import read_whole
+from agent_checkpoint.store.objects.object_format import plain_object
+from agent_checkpoint.store.reachability import read_or_reason
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 
 _STREAM = "meta/codecs"
@@ -25,7 +25,7 @@ _WORTH_RECORDING = 1000
 _BATCH = 1 << 25
 
 
-class Codecs:
+class ObjectCodecs:
     """The codecs of one store whose format record does not say that it needs any."""
 
     def __init__(self, backend: Backend) -> None:
@@ -43,13 +43,13 @@ class Codecs:
         repacks = self._backend.repacks
         if compression.zstd is not None or repacks is None:
             return
-        found, total, position = repacks.find_objects(compression.OPTIONAL, self._known())
+        found, total, position = repacks.find_objects(compression.ZSTD_CODEC, self._known())
         if found:
             raise FormatError(
-                f"Nothing was saved: {len(found):,} objects of the store are packed with zstd, "
-                "which is not installed here, and what shares them could not be loaded. "
-                f"{compression.INSTALL}; or run agent-checkpoint gc once where zstd is installed, "
-                "which repacks them for every installation."
+                f"Nothing was saved: {len(found):,} objects of the store are compressed with zstd, "
+                "which is not installed here. A checkpoint that shares them could not be loaded. "
+                f"{compression.INSTALL_ZSTD}; or run agent-checkpoint gc once where zstd is "
+                "installed, to recompress them with zlib."
             )
         self._reached(position, total)
 
@@ -64,7 +64,7 @@ class Codecs:
         repacks = self._backend.repacks
         if compression.zstd is None or repacks is None:
             return 0
-        found, total, position = repacks.find_objects(compression.OPTIONAL, self._known())
+        found, total, position = repacks.find_objects(compression.ZSTD_CODEC, self._known())
         done = 0
         try:
             for batch in self._plain_batches(found):
@@ -80,10 +80,10 @@ class Codecs:
     def _plain_batches(self, names: list[str]) -> Iterator[dict[str, bytes]]:
         batch: dict[str, bytes] = {}
         size = 0
-        for name, item in read_whole(self._backend, names):
+        for name, item in read_or_reason(self._backend, names):
             if isinstance(item, str):  # damaged: verify() tells
                 continue
-            batch[name] = make_plain(item.kind, item.payload, item.refs).stored()
+            batch[name] = plain_object(item.kind, item.payload, item.refs).stored()
             size += len(batch[name])
             if size > _BATCH:
                 yield batch

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Optional
 
 from agent_checkpoint.errors import FormatError, IntegrityError
-from agent_checkpoint.store.objects.object_format import End, Object, open_object
-from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, names_in
+from agent_checkpoint.store.objects.object_format import Object, TerminalRef, open_object
+from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, object_names
 
 _AT_ONCE = 16
 """Objects that are read together to be looked at one by one; each may have 32 MiB."""
@@ -24,12 +24,12 @@ def roots_of(record: dict[str, Any], where: str) -> set[str]:
     """
     parts = record.get("parts", {})
     try:
-        return set(names_in(parts.values()))
+        return set(object_names(parts.values()))
     except (IntegrityError, AttributeError):
         raise IntegrityError(f"{where} does not say which objects it needs.") from None
 
 
-Seen = dict[str, Optional[tuple[str, ...]]]
+RefGraph = dict[str, Optional[tuple[str, ...]]]
 """What each object refers to; None of one that was only called an end, and not read."""
 
 
@@ -37,7 +37,7 @@ Fetch = Callable[[ObjectSource, Iterable[str]], Iterator[tuple[str, Object]]]
 
 
 def mark(
-    source: ObjectSource, roots: Iterable[str], seen: Seen, *, fetch: Fetch = fetch_objects
+    source: ObjectSource, roots: Iterable[str], seen: RefGraph, *, fetch: Fetch = fetch_objects
 ) -> None:
     """Add to `seen` all that can be reached from the roots, each with what it refers to.
 
@@ -57,8 +57,10 @@ def mark(
     """
     wanted = list(roots)
     while wanted:
-        ends = [name for name in wanted if type(name) is End]
-        inner = {name for name in wanted if type(name) is not End and seen.get(name) is None}
+        ends = [name for name in wanted if type(name) is TerminalRef]
+        inner = {
+            name for name in wanted if type(name) is not TerminalRef and seen.get(name) is None
+        }
         seen.update((end, None) for end in ends if end not in seen)
         wanted = []
         for name, found in fetch(source, inner):
@@ -66,7 +68,7 @@ def mark(
             wanted += found.refs
 
 
-def reach(roots: Iterable[str], seen: Seen) -> set[str]:
+def reachable(roots: Iterable[str], seen: RefGraph) -> set[str]:
     """Return what can be reached from the roots, of what `mark` has seen."""
     found: set[str] = set()
     wanted = set(roots)
@@ -76,7 +78,7 @@ def reach(roots: Iterable[str], seen: Seen) -> set[str]:
     return found
 
 
-def children_first(roots: Iterable[str], seen: Seen) -> Iterator[str]:
+def children_first(roots: Iterable[str], seen: RefGraph) -> Iterator[str]:
     """Iterate over what can be reached from the roots, each after all that it refers to."""
     done: set[str] = set()
     stack = [(name, False) for name in roots]
@@ -92,7 +94,9 @@ def children_first(roots: Iterable[str], seen: Seen) -> Iterator[str]:
             stack += [(ref, False) for ref in seen.get(name) or () if ref not in done]
 
 
-def read_whole(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object | str]]:
+def read_or_reason(
+    source: ObjectSource, names: Iterable[str]
+) -> Iterator[tuple[str, Object | str]]:
     """Iterate over objects, giving the reason instead of one that is missing or damaged.
 
     Raises:
@@ -108,7 +112,7 @@ def read_whole(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str
                 yield some[0], str(error)
             else:  # which of them is it?
                 for name in some:
-                    yield from read_whole(source, [name])
+                    yield from read_or_reason(source, [name])
             continue
         for name in some:
             if name not in found:

@@ -12,7 +12,7 @@ from agent_checkpoint.errors import IntegrityError, MissingObjectsError
 from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, show
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.entries import open_entry, seal_entry
-from agent_checkpoint.store.objects.reader import Reader, names_in
+from agent_checkpoint.store.objects.reader import Reader, object_names
 from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 from agent_checkpoint.store.store import Store
@@ -45,14 +45,14 @@ class RecordStream:
         self.store.format.check(writing=True)
         backend = self.store.backend
         for attempt in range(_TRIES):
-            writer = self.store.writer(trust_memory=attempt == 0)
+            writer = self.store.writer(trust_cache=attempt == 0)
             if backend.readable:
                 trees = inline_parts(parts, writer)
             else:
                 texts, _ = split_parts(parts, writer)
                 trees = {name: read_json(text) for name, text in texts.items()}
             entry = seal_entry({**record, "parts": trees}, indent=backend.readable)
-            objects, requires = writer.flush(backend, names_in(trees.values()))
+            objects, requires = writer.flush(backend, object_names(trees.values()))
             try:
                 seq = append_entry(
                     backend, self.name, entry, after=after, objects=objects, requires=requires

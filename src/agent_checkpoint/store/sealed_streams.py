@@ -24,7 +24,7 @@ _LONGEST_MEMBERS = 200
 _INDENTED = b'"\n}\n'
 
 
-class Foreign(bytes):
+class ForeignEntry(bytes):
     """An entry of a shared store that was not sealed under this user's secret."""
 
 
@@ -52,7 +52,7 @@ def read_entries(backend: Backend, stream: str, **which: Any) -> list[Entry]:
         return found
     key = _key(create=False)
     return [
-        entry if _is_sealed(stream, entry.data, key) else Entry(entry.seq, Foreign(entry.data))
+        entry if _is_sealed(stream, entry.data, key) else Entry(entry.seq, ForeignEntry(entry.data))
         for entry in found
     ]
 

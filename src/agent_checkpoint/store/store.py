@@ -36,19 +36,19 @@ from agent_checkpoint.store.entries import (
 )
 from agent_checkpoint.store.format_record import FormatRecord
 from agent_checkpoint.store.import_journal import Import, unfinished_imports
-from agent_checkpoint.store.object_codecs import Codecs
-from agent_checkpoint.store.objects.list_cache import ListMemory
-from agent_checkpoint.store.objects.object_cache import Cache
-from agent_checkpoint.store.objects.object_format import Packed, missing
-from agent_checkpoint.store.objects.reader import MAX_STATE, Reader, names_in
+from agent_checkpoint.store.object_codecs import ObjectCodecs
+from agent_checkpoint.store.objects.list_cache import ListCache
+from agent_checkpoint.store.objects.object_cache import ObjectCache
+from agent_checkpoint.store.objects.object_format import PlainObject, missing_objects
+from agent_checkpoint.store.objects.reader import MAX_STATE, Reader, object_names
 from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
-from agent_checkpoint.store.objects.writer import Memory, Writer
+from agent_checkpoint.store.objects.writer import WriteCache, Writer
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'
 _TRIES = 5
-NOTHING: Mapping[str, Packed] = MappingProxyType({})
+NO_OBJECTS: Mapping[str, PlainObject] = MappingProxyType({})
 _MOST_HEADS = 1000
 _MOST_LISTS = 8
 
@@ -84,10 +84,10 @@ class Store:
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.format = FormatRecord(backend)
-        self.codecs = Codecs(backend)
-        self._memory: Memory = WeakKeyDictionary()
-        self._lists: dict[str, ListMemory] = {}
-        self._cache = Cache()
+        self.codecs = ObjectCodecs(backend)
+        self._write_cache: WriteCache = WeakKeyDictionary()
+        self._lists: dict[str, ListCache] = {}
+        self._cache = ObjectCache()
         self._heads: dict[str, _Head] = {}  # what this store wrote last, by key
 
     def write(
@@ -97,7 +97,7 @@ class Store:
         parents: tuple[str, ...] | None = None,
         after: int | None = None,
         ts_ns: int | None = None,
-        adopted: Mapping[str, Packed] = NOTHING,
+        adopted: Mapping[str, PlainObject] = NO_OBJECTS,
     ) -> Checkpoint:
         """Append a checkpoint to its key and return it with its place.
 
@@ -142,17 +142,17 @@ class Store:
 
     def known_parts(self) -> list[Any]:
         """Return the live objects of which this store has something."""
-        return list(self._memory)
+        return list(self._write_cache)
 
-    def writer(self, key: str | None = None, *, trust_memory: bool = True) -> Writer:
+    def writer(self, key: str | None = None, *, trust_cache: bool = True) -> Writer:
         """Return a writer of objects for a checkpoint, of a key whose long lists are known."""
         lists = None if key is None else self._lists_of(key)
         return Writer(
-            self._memory,
+            self._write_cache,
             lists,
             backend=self.backend,
             compression=self._compression,
-            trust_memory=trust_memory,
+            trust_cache=trust_cache,
         )
 
     def _compression(self) -> str:
@@ -280,10 +280,10 @@ class Store:
         self.format.check(writing=True)
         self.backend.remove(_stream(key), seqs)
 
-    def _lists_of(self, key: str) -> ListMemory:
+    def _lists_of(self, key: str) -> ListCache:
         if key not in self._lists and len(self._lists) >= _MOST_LISTS:
             self._lists.clear()
-        return self._lists.setdefault(key, ListMemory())
+        return self._lists.setdefault(key, ListCache())
 
     def _remember_head(self, key: str, seq: int, ts_ns: int) -> None:
         if len(self._heads) >= _MOST_HEADS:
@@ -297,11 +297,11 @@ class Store:
         ts_ns: int,
         parents: tuple[str, ...],
         after: int | None,
-        adopted: Mapping[str, Packed],
+        adopted: Mapping[str, PlainObject],
     ) -> _Appended:
         form = self._readable_form if self.backend.readable else self._split_form
         for attempt in range(_TRIES):
-            writer = self.writer(draft.key, trust_memory=attempt == 0)
+            writer = self.writer(draft.key, trust_cache=attempt == 0)
             writer.adopt(adopted)
             entry, parts, roots, size = form(draft, writer, ts_ns, parents)
             objects, requires = writer.flush(self.backend, roots)
@@ -317,7 +317,7 @@ class Store:
             except MissingObjectsError as error:
                 # gc took away what nothing needed when it looked: write it again.
                 if draft.source is not None:
-                    raise missing(error.ids) from error
+                    raise missing_objects(error.ids) from error
                 if attempt == _TRIES - 1:
                     raise
             else:
@@ -331,7 +331,7 @@ class Store:
     ) -> _Form:
         parts = inline_parts(draft.parts, writer)
         entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
-        return _Form(entry, parts, tuple(names_in(parts.values())), len(entry))
+        return _Form(entry, parts, tuple(object_names(parts.values())), len(entry))
 
     def _split_form(
         self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
@@ -346,7 +346,7 @@ class Store:
                 )
         else:
             texts = {name: write_json(tree) for name, tree in draft.parts.items()}
-            roots, size = tuple(names_in(draft.parts.values())), draft.source.size
+            roots, size = tuple(object_names(draft.parts.values())), draft.source.size
         entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
         parts = {name: read_json(text) for name, text in texts.items()}
         return _Form(entry, parts, roots, size)
@@ -364,7 +364,7 @@ class Store:
         return ()
 
 
-def unknown(key: str, store: Store) -> NotFoundError:
+def key_not_found(key: str, store: Store) -> NotFoundError:
     """Return the error for a key or id that is not there, with the names that come close."""
     with not_forked():
         from difflib import get_close_matches  # slow to import, and wanted only here

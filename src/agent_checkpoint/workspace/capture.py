@@ -7,7 +7,7 @@ from typing import Any
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.records import Draft
 from agent_checkpoint.store.claims import make_claim
-from agent_checkpoint.store.objects.references import Captured
+from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.scan.scanner import Sight
@@ -47,7 +47,7 @@ class Taking:
             StateError: the secret that proves whose line it is cannot be read just now.
             CheckpointError: as `checkpoint_to` does.
         """
-        captured: Any = Captured(self, store.writer)
+        captured: Any = CapturedState(self, store.writer)
         claim = make_claim(store.backend, key, self._root.path)
         return Draft(key, {PART: captured}, kind=kind, label=label, claim=claim)
 

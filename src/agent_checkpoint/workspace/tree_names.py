@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import MAX_KEY_BYTES, Checkpoint, show
-from agent_checkpoint.store.claims import is_line_of, newest_readable, path_text
+from agent_checkpoint.store.claims import is_owned_by_directory, newest_readable, path_text
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef
-from agent_checkpoint.store.sealed_streams import Foreign
+from agent_checkpoint.store.sealed_streams import ForeignEntry
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree.snapshot import Tree, read_record, tree_of
 
@@ -64,9 +64,9 @@ def own_key(store: Store, place: Path) -> str:
         key = key_of(place, number)
         newest = newest_readable(store, key)
         if newest is None:
-            is_own = not any(isinstance(entry.data, Foreign) for entry in store.entries(key))
+            is_own = not any(isinstance(entry.data, ForeignEntry) for entry in store.entries(key))
         else:
-            is_own = is_line_of(store, newest, place, key)
+            is_own = is_owned_by_directory(store, newest, place, key)
         if is_own:
             return key
     raise AssertionError("unreachable: numbers do not end")

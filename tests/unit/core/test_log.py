@@ -17,7 +17,7 @@ from agent_checkpoint import (
     StateMismatchError,
 )
 from agent_checkpoint.core.codec.encode import ItemEncoder
-from agent_checkpoint.store.objects.writer import Memory, Writer
+from agent_checkpoint.store.objects.writer import WriteCache, Writer
 
 
 class LoggedTool(Checkpointable):
@@ -229,14 +229,14 @@ def test_a_diff_names_the_items() -> None:
 
 def test_checkpoint_to_names_the_same_list_whatever_is_known() -> None:
     log = Log([{"n": n, "text": "word " * 40} for n in range(300)])
-    memory = Memory()
+    memory = WriteCache()
     writer = Writer(memory)
     first = log.checkpoint_to(writer)
     writer.committed()
     again = Writer(memory)
     assert log.checkpoint_to(again) == first
     log.append("more")
-    known, fresh = Writer(memory), Writer(Memory())
+    known, fresh = Writer(memory), Writer(WriteCache())
     assert log.checkpoint_to(known) == log.checkpoint_to(fresh) != first
     assert len(list(known.pending())) <= 2
     assert len(list(fresh.pending())) > 3
@@ -245,10 +245,10 @@ def test_checkpoint_to_names_the_same_list_whatever_is_known() -> None:
 # -- an older moment of a log, written later ------------------------------------------------------
 
 
-def pending_and_known() -> "tuple[Log[Any], Memory, Any, list[Any]]":
+def pending_and_known() -> "tuple[Log[Any], WriteCache, Any, list[Any]]":
     """Return a log, what a store has of it, and the items of a later moment, not yet written."""
     log = Log([f"item {n} " * 100 for n in range(4)])
-    memory = Memory()
+    memory = WriteCache()
     writer = Writer(memory)
     log.frozen(ItemEncoder({}, 0)).put(writer, [])
     writer.committed()
@@ -257,7 +257,7 @@ def pending_and_known() -> "tuple[Log[Any], Memory, Any, list[Any]]":
     return log, memory, log.frozen(ItemEncoder({}, 0)), list(log)
 
 
-def name_of(view: Any, memory: Memory) -> str:
+def name_of(view: Any, memory: WriteCache) -> str:
     refs: list[str] = []
     view.put(Writer(memory), refs)
     return refs[0]
@@ -274,14 +274,14 @@ def test_what_happens_later_does_not_show(change: str) -> None:
     else:
         log.load_state_dict(["new"] * 9)
     assert view.inline() == items
-    assert name_of(view, memory) == Log(items).checkpoint_to(Writer(Memory()))
+    assert name_of(view, memory) == Log(items).checkpoint_to(Writer(WriteCache()))
 
 
 def test_a_load_and_a_cut_later_do_not_show() -> None:
     log, memory, view, items = pending_and_known()
     log.load_state_dict(["new"] * 9)
     log.truncate(8)  # the first cut of the new content, as the view has seen one of the old
-    assert name_of(view, memory) == Log(items).checkpoint_to(Writer(Memory()))
+    assert name_of(view, memory) == Log(items).checkpoint_to(Writer(WriteCache()))
 
 
 def test_a_cut_by_another_thread_in_the_midst_of_it_does_not_show() -> None:
@@ -296,7 +296,7 @@ def test_a_cut_by_another_thread_in_the_midst_of_it_does_not_show() -> None:
 
     log._cuts = Cuts(log._cuts)
     log.truncate(0)
-    assert names in ([], [Log(items).checkpoint_to(Writer(Memory()))])
+    assert names in ([], [Log(items).checkpoint_to(Writer(WriteCache()))])
 
 
 def test_while_a_moment_is_held_the_items_are_copied_only_once() -> None:

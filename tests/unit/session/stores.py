@@ -39,7 +39,7 @@ def killed(key: str, store: CheckpointManager, **options: Any) -> "Iterator[Sess
 
 def ledger_of(session: Session) -> Ledger:
     """Read a session's ledger anew, as another process would."""
-    ledger = Ledger(session.manager.store, session._ledger.family)
+    ledger = Ledger(session.manager.store, session._ledger.lineage)
     ledger.refresh()
     return ledger
 

@@ -9,7 +9,7 @@ from agent_checkpoint.core import log
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store import canonical_json
 from agent_checkpoint.store.objects import merkle_list, reader, splitting
-from agent_checkpoint.store.objects.merkle_list import SequenceBuilder, read_sequence
+from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, read_list
 from agent_checkpoint.store.objects.object_format import Object, make_object
 
 
@@ -35,14 +35,14 @@ class Shelf:
         return self.objects[name]
 
     def build(self, texts: "list[bytes]") -> str:
-        builder = SequenceBuilder()
+        builder = MerkleListBuilder()
         for text in texts:
             builder.add(text, (), self.put)
         return builder.finish(self.put)
 
     def read(self, root: str) -> "list[Any]":
         items: list[Any] = []
-        for _, text in read_sequence(root, self.get):
+        for _, text in read_list(root, self.get):
             part = canonical_json.read_json(text)
             assert isinstance(part, list)
             items += part

@@ -9,7 +9,7 @@ import pytest
 from agent_checkpoint import CheckpointManager, MemoryBackend, Workspace
 from agent_checkpoint.records import Claim
 from agent_checkpoint.store import claims
-from agent_checkpoint.store.claims import host_of, make_claim, why_foreign
+from agent_checkpoint.store.claims import host_of, make_claim, why_not_owned
 from agent_checkpoint.workspace.tree_names import key_of, natural_key, own_key
 
 
@@ -63,11 +63,11 @@ def test_each_member_of_a_claim_counts(tmp_path: Path, wrong: "dict[str, Any]") 
     head = manager.store.head(workspace.key)
     assert head is not None
     assert head.claim == make_claim(manager.store.backend, key_of(tmp_path), tmp_path)
-    assert why_foreign(manager.store, head) is None
+    assert why_not_owned(manager.store, head) is None
     assert isinstance(head.claim, Claim)
     forged = head._replace(claim=head.claim._replace(**wrong))
-    assert why_foreign(manager.store, forged) is not None
-    assert why_foreign(manager.store, head._replace(key="another")) is not None
+    assert why_not_owned(manager.store, forged) is not None
+    assert why_not_owned(manager.store, head._replace(key="another")) is not None
 
 
 def test_a_numbered_key_is_that_of_no_other_directory(tmp_path: Path) -> None:

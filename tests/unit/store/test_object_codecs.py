@@ -24,7 +24,7 @@ from agent_checkpoint import (
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.store import canonical_json
 from agent_checkpoint.store.objects import compression
-from agent_checkpoint.store.objects.object_format import BLOB, Packed, make_object, open_object
+from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, make_object, open_object
 from agent_checkpoint.store.store import Store
 from tests.cli.world import run
 from tests.compat.conftest import V1
@@ -272,7 +272,9 @@ def test_an_archive_brings_no_zstd_objects(
 ) -> None:
     """Ours have none; but nothing is taken on trust."""
     with monkeypatch.context() as patch:
-        patch.setattr(Packed, "stored", lambda packed, _="": compression.pack(packed.plain, "zstd"))
+        patch.setattr(
+            PlainObject, "stored", lambda packed, _="": compression.pack(packed.plain, "zstd")
+        )
         with opened("sqlite", tmp_path) as manager:
             manager.save("key", parts(repo))
             manager.export_archive(tmp_path / "archive", "key")

@@ -31,7 +31,7 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
 from agent_checkpoint.store.objects.reader import OBJECT
-from agent_checkpoint.store.objects.references import Captured
+from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree_names import PART as FILES
@@ -125,7 +125,7 @@ class Keeper:
         noted = None if transcript is None else transcript.note()
         note = Note.of(store, event, str(workspace.path), noted, trouble=trouble)
         files = _Files(workspace, full=event.is_end)
-        captured: Any = Captured(files, store.writer)
+        captured: Any = CapturedState(files, store.writer)
         parts: dict[str, Any] = {FILES: captured}
         if transcript is not None:
             parts[TRANSCRIPT] = encode(transcript.lines, TRANSCRIPT)

@@ -41,8 +41,8 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.formatting import count
 from agent_checkpoint.records import Checkpoint, Draft, show
 from agent_checkpoint.store.lookup import find
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, forget_old_safety
-from agent_checkpoint.store.objects.references import Captured, Kept
+from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
+from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
@@ -159,7 +159,7 @@ class Rewinding:
             finally:
                 if text is not None:
                     text.discard()
-            forget_old_safety(self._store, self._target.key)  # the target may be one of them
+            prune_safety_checkpoints(self._store, self._target.key)  # the target may be one of them
 
     def follow(self, safety: Checkpoint, text: Replacement | None = None) -> None:
         """Do what a safety checkpoint says; also again, after a crash. Raises as `run` does."""
@@ -181,7 +181,9 @@ class Rewinding:
         if not self._is_whole:
             self._save_present("restore", "after a part of the rewind to")
             return
-        parts: dict[str, Any] = {name: Kept(tree) for name, tree in self._target.parts.items()}
+        parts: dict[str, Any] = {
+            name: ReusedPart(tree) for name, tree in self._target.parts.items()
+        }
         if self._note.rewind is not None:  # it is a safety checkpoint itself
             parts[PART] = self._note._replace(rewind=None).sealed().dump()
         draft = Draft(self._target.key, parts, kind="rollback", label=self._target.label)
@@ -217,7 +219,7 @@ class Rewinding:
     def _save_present(
         self, kind: str, words: str, decision: dict[str, Any] | None = None
     ) -> Checkpoint:
-        captured: Any = Captured(_AllFiles(self._workspace), self._store.writer)
+        captured: Any = CapturedState(_AllFiles(self._workspace), self._store.writer)
         parts: dict[str, Any] = {FILES: captured}
         noted, trouble = None, None
         try:

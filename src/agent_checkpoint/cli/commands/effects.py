@@ -96,7 +96,7 @@ def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
         raise NotFoundError(f"There is no effect {name}.")
     effect = ledger.effects[name]
     # Nobody is fenced off by it: whoever has the session open goes on, and sees the answer.
-    meta, epoch = Meta(effect.session, ledger.family), Epoch(effect.session, 0)
+    meta, epoch = Meta(effect.session, ledger.lineage), Epoch(effect.session, 0)
     outcomes = Outcomes(ledger, meta, epoch, lambda tool, part: None)
     outcomes.resolve(name, happened=args.happened, note=args.note)
     data = effect_data(ledger.effects[name])

@@ -20,9 +20,9 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Draft, check_key, show
 from agent_checkpoint.session.session_record import PART
 from agent_checkpoint.session.workspace_part import is_empty
-from agent_checkpoint.store.archive.importer import drop_dead
+from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.claims import make_claim
-from agent_checkpoint.store.objects.references import Kept
+from agent_checkpoint.store.objects.references import ReusedPart
 from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.tree_names import tree_in
 
@@ -111,11 +111,11 @@ def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Pat
     """
     if place is None or PART in point.parts:
         return manager.fork(point.key, name, point.id)
-    parts: dict[str, Any] = {part: Kept(tree) for part, tree in point.parts.items()}
+    parts: dict[str, Any] = {part: ReusedPart(tree) for part, tree in point.parts.items()}
     parts.pop(HOOK, None)  # which says that it is of another directory
     claim = make_claim(manager.store.backend, check_key(name), place)
     draft = Draft(name, parts, "fork", point.label, token=point.token, claim=claim)
-    drop_dead(manager.store)
+    remove_dead_imports(manager.store)
     return manager.store.write(draft, parents=(point.id,), after=0).id
 
 

@@ -19,7 +19,7 @@ from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.formatting import paths_words, quoted
 from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.store.claims import newest_readable, why_foreign
+from agent_checkpoint.store.claims import newest_readable, why_not_owned
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -200,7 +200,7 @@ def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) 
 
 
 def _why(store: Store, checkpoint: Checkpoint) -> str:
-    why = why_foreign(store, newest_readable(store, checkpoint.key) or checkpoint)
+    why = why_not_owned(store, newest_readable(store, checkpoint.key) or checkpoint)
     return "" if why is None else f" ({why})"
 
 

@@ -21,10 +21,10 @@ from agent_checkpoint.core.stateful import CLASS, StateDict
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, show
 from agent_checkpoint.store.canonical_json import read_json
-from agent_checkpoint.store.objects.reader import OBJECT, Reader, has_no_tags, tag_of, whole
+from agent_checkpoint.store.objects.reader import OBJECT, Reader, is_tag_free, resolve_tree, tag_of
 from agent_checkpoint.store.objects.reader import TAGS as STORED_TAGS
-from agent_checkpoint.store.objects.references import ObjectRef, Reference
-from agent_checkpoint.store.objects.splitting import Large
+from agent_checkpoint.store.objects.references import ObjectRef, ObjectReference
+from agent_checkpoint.store.objects.splitting import OutOfLineValue
 
 Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
 """Gives the hinted types for a nested state, by its class name and the types hinted around it."""
@@ -94,10 +94,10 @@ class _Decoder:
             return self.object(tree)
         if isinstance(tree, float) and tree - tree == 0:
             return float(tree)  # a tree that was never written still has its ExponentFloats
-        if isinstance(tree, Reference) and tree.source is not None:
+        if isinstance(tree, ObjectReference) and tree.source is not None:
             self.states += 1
             return ObjectRef(tree.name, tree.source)
-        if isinstance(tree, Large):
+        if isinstance(tree, OutOfLineValue):
             return self.value(tree.inline())
         raise Trouble("is damaged: not a value that JSON can have.")
 
@@ -128,7 +128,7 @@ class _Decoder:
 
     def whole(self, tree: Any) -> Any:
         """Return a payload with nothing cut out of it: a value's own text, and no container."""
-        return tree if type(tree) is str else whole(tree, self.reader)
+        return tree if type(tree) is str else resolve_tree(tree, self.reader)
 
     def listed(self, payload: Any) -> list[Any]:
         payload = self.here(payload)
@@ -138,7 +138,7 @@ class _Decoder:
 
     def here(self, payload: Any) -> Any:
         """Return a payload itself where a tag or a Large stands for it."""
-        if isinstance(payload, Large):
+        if isinstance(payload, OutOfLineValue):
             return payload.inline()
         tag = tag_of(payload)
         return payload if tag is None else self.stored.tree(tag, payload[tag])
@@ -187,7 +187,7 @@ class _Decoder:
             return self.items({tag: payload})
         if tag == "$ref":
             text = self.stored.text(payload)
-            return read_json(text) if has_no_tags(text) else self.value(read_json(text))
+            return read_json(text) if is_tag_free(text) else self.value(read_json(text))
         found = self.stored.tree(tag, payload)
         return self.object(found) if tag == "$map" else found
 

@@ -46,7 +46,7 @@ from agent_checkpoint.core.stateful import (
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import write_json
-from agent_checkpoint.store.objects.references import Captured, ObjectRef, Reference
+from agent_checkpoint.store.objects.references import CapturedState, ObjectRef, ObjectReference
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.objects.writer import Writer
 
@@ -237,11 +237,11 @@ class _Encoder:
     def _reference(self, value: Any) -> JsonValue:
         tree: Any
         if isinstance(value, ObjectRef):
-            tree = Reference(value.name, value.source)
+            tree = ObjectReference(value.name, value.source)
         elif self.new_writer is None:
             return self._reference(_ask(value))
         else:
-            tree = Captured(value, self.new_writer)
+            tree = CapturedState(value, self.new_writer)
         return tree  # type: ignore[no-any-return]
 
 

@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import exact_float
-from agent_checkpoint.store.objects.splitting import Blob
+from agent_checkpoint.store.objects.splitting import BlobValue
 
 INT_LIMIT = 2**63
 BLOB_FROM = 1024
@@ -78,7 +78,7 @@ def _decode_text(data: str) -> str:
 
 def encode_bytes(value: bytes | bytearray) -> Any:
     """Return bytes as base64, or as they are if there are many: a store keeps those apart."""
-    return Blob(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
+    return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
 
 
 def decode_bytes(data: str | bytes) -> bytes:

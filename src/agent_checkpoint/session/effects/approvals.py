@@ -36,7 +36,7 @@ from agent_checkpoint.store.ledger.ledger import (
     Ledger,
     Request,
 )
-from agent_checkpoint.store.ledger.lineage import families
+from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
 
 
@@ -141,7 +141,7 @@ class Approvals:
 
     def _ledgers(self) -> Iterator[tuple[str, Ledger | CheckpointError]]:
         """Iterate over all ledgers, giving the reason instead of one that cannot be read."""
-        for family in families(self._store):
+        for family in lineages(self._store):
             ledger = Ledger(self._store, family)
             try:
                 ledger.refresh()
@@ -285,7 +285,7 @@ def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise IntegrityError(
             f"The arguments that belong to record {record.seq} of the ledger "
-            f"{show(ledger.family, 300)} are none of a call."
+            f"{show(ledger.lineage, 300)} are none of a call."
         )
     return found
 

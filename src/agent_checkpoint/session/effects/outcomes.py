@@ -51,7 +51,7 @@ class Outcomes:
     @property
     def family(self) -> str:
         """The name of the ledger."""
-        return self.ledger.family
+        return self.ledger.lineage
 
     def commit(self, effect: Effect, result: Any) -> None:
         """Note that an effect was made. Also who was replaced meanwhile must say so.

@@ -36,9 +36,9 @@ from agent_checkpoint.session.session_record import PART, Meta, is_foreign, read
 from agent_checkpoint.session.tools.call_arguments import error_words
 from agent_checkpoint.session.workspace_part import spared
 from agent_checkpoint.store.ledger.ledger import UNDONE, Effect
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, forget_old_safety
+from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
-from agent_checkpoint.store.objects.references import Kept, ObjectRef
+from agent_checkpoint.store.objects.references import ObjectRef, ReusedPart
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 from agent_checkpoint.workspace.restore.recovery import Held
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -185,7 +185,7 @@ class Rollback:
             if policy == "compensate" and self._forgets:
                 self._compensate()
             self._go(safety)
-            forget_old_safety(self._store, session.key)  # not before: it may go back to one
+            prune_safety_checkpoints(self._store, session.key)  # not before: it may go back to one
         return report
 
     def follow(self, safety: Checkpoint, moved: Checkpoint) -> None:
@@ -307,7 +307,9 @@ class Rollback:
         head = self._session._saving.head
         kept: dict[str, Any] = {} if head is None or self._is_whole else dict(head.parts)
         chosen = {name: self._target.parts[name] for name in self._names}
-        parts: dict[str, Any] = {name: Kept(tree) for name, tree in {**kept, **chosen}.items()}
+        parts: dict[str, Any] = {
+            name: ReusedPart(tree) for name, tree in {**kept, **chosen}.items()
+        }
         parts[PART] = meta.dump()
         kind = ROLLBACK if self._is_whole else PARTIAL
         return Draft(self._session.key, parts, kind=kind, label=self._label or self._target.label)

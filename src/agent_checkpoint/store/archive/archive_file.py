@@ -26,26 +26,26 @@ from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.ledger.ledger_archive import (
     LedgerRecord,
-    ledger_entries,
-    names_needed,
-    read_packed,
+    needed_objects,
+    read_frame,
+    read_ledger,
 )
-from agent_checkpoint.store.ledger.lineage import family_of
+from agent_checkpoint.store.ledger.lineage import lineage_of
 from agent_checkpoint.store.objects.object_format import (
     ID_BYTES,
     MAX_OBJECT,
     LostObjectError,
-    Packed,
-    make_plain,
+    PlainObject,
     open_object,
+    plain_object,
 )
-from agent_checkpoint.store.objects.reader import fetch_objects, names_in
+from agent_checkpoint.store.objects.reader import fetch_objects, object_names
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import split_parts
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
-from agent_checkpoint.store.objects.writer import Memory, Writer
-from agent_checkpoint.store.reachability import Seen, children_first, mark
-from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.objects.writer import WriteCache, Writer
+from agent_checkpoint.store.reachability import RefGraph, children_first, mark
+from agent_checkpoint.store.store import Store, key_not_found
 
 MAGIC = b"agent-checkpoint archive "
 ARCHIVE_FORMAT = 1
@@ -74,7 +74,7 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
         StorageError: the file cannot be written; an older one of that name is as it was.
     """
     if next(store.entries(key, page=1), None) is None:
-        raise unknown(key, store)
+        raise key_not_found(key, store)
     target = check_archive_path(path)
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
@@ -107,7 +107,7 @@ class _Export:
         self.file = file
         self.digest = hashlib.sha256()
         self.done: dict[str, int] = {}  # objects, and where in the file each begins
-        self.families: list[str] = []
+        self.lineages: list[str] = []
 
     def run(self) -> int:
         self._write(MAGIC + b"%d\n" % ARCHIVE_FORMAT)
@@ -124,10 +124,10 @@ class _Export:
             if not gone:
                 break  # else others may have come meanwhile: look for those
         if not count:
-            raise unknown(self.key, self.store)
-        for family in self.families:
-            for packed in ledger_entries(self.store, family):
-                self._objects(iter(names_needed(packed)))
+            raise key_not_found(self.key, self.store)
+        for lineage in self.lineages:
+            for packed in read_ledger(self.store, lineage):
+                self._objects(iter(needed_objects(packed)))
                 self._frame(LEDGER, packed.frame())
         self._frame(END, self.digest.digest())
         return count
@@ -138,11 +138,11 @@ class _Export:
         try:
             checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
             data = self._cut(checkpoint) if self.store.backend.readable else entry.data
-            self._objects(names_in(checkpoint.parts.values()))
+            self._objects(object_names(checkpoint.parts.values()))
             self._frame(CHECKPOINT, write_varint(entry.seq) + data)
-            family = family_of(self.store.reader(checkpoint), checkpoint)
-            if family is not None and family not in self.families:
-                self.families.append(family)
+            lineage = lineage_of(self.store.reader(checkpoint), checkpoint)
+            if lineage is not None and lineage not in self.lineages:
+                self.lineages.append(lineage)
         except LostObjectError:
             if self.store.read(self.key, entry.seq) is not None:
                 raise
@@ -155,13 +155,13 @@ class _Export:
 
     def _cut(self, checkpoint: Checkpoint) -> bytes:
         """Write the objects that a readable store has in full, and return the entry without."""
-        writer = Writer(Memory())
+        writer = Writer(WriteCache())
         try:
             parts = with_references(checkpoint.parts, self.store.backend)
             texts, roots = split_parts(parts, writer)
         except RecursionError:
             raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
-        writer.check_weight(roots)
+        writer.check_decode_cost(roots)
         for name, packed in writer.pending():
             self._object(name, packed)
         return write_checkpoint(
@@ -175,13 +175,13 @@ class _Export:
     def _objects(self, names: Iterator[str]) -> None:
         """Write objects that are not yet written, what they refer to first."""
         roots = list(names)
-        seen: Seen = dict.fromkeys(self.done, ())
+        seen: RefGraph = dict.fromkeys(self.done, ())
         mark(self.store.backend, roots, seen)
         order = [name for name in children_first(roots, seen) if name not in self.done]
         for name, found in fetch_objects(self.store.backend, order):
-            self._object(name, make_plain(found.kind, found.payload, found.refs))
+            self._object(name, plain_object(found.kind, found.payload, found.refs))
 
-    def _object(self, name: str, packed: Packed) -> None:
+    def _object(self, name: str, packed: PlainObject) -> None:
         if name not in self.done:
             self.done[name] = self.file.tell()
             self._frame(OBJECT, bytes.fromhex(name) + packed.stored())
@@ -234,8 +234,8 @@ class Archive:
         with _reading(self.path), self.path.open("rb") as file:
             for frame in _frames(file, self.path):
                 if frame.kind == LEDGER:
-                    packed = read_packed(frame.content)
-                    found.setdefault(packed.family, []).append(packed)
+                    packed = read_frame(frame.content)
+                    found.setdefault(packed.lineage, []).append(packed)
         return found
 
     @property
@@ -268,11 +268,13 @@ class Archive:
                 self._object(frame)
             elif frame.kind == CHECKPOINT:
                 count += 1
-                lost = set(names_in(self._checkpoint(frame).parts.values())) - self._places.keys()
+                lost = (
+                    set(object_names(self._checkpoint(frame).parts.values())) - self._places.keys()
+                )
                 if lost:
                     raise self._damaged()
             elif frame.kind == LEDGER:
-                if not self._places.keys() >= set(names_needed(read_packed(frame.content))):
+                if not self._places.keys() >= set(needed_objects(read_frame(frame.content))):
                     raise self._damaged()
             else:
                 last = frame.kind == END

@@ -24,11 +24,11 @@ from agent_checkpoint.store.canonical_json import indented_size
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
 from agent_checkpoint.store.import_journal import Import, begin_import, end_import
 from agent_checkpoint.store.ledger.ledger_archive import add_records, may_share
-from agent_checkpoint.store.ledger.lineage import family_of, new_family, with_family
-from agent_checkpoint.store.objects.compression import OPTIONAL
-from agent_checkpoint.store.objects.object_format import Packed, make_plain, open_object
-from agent_checkpoint.store.objects.reader import Reader, names_in, whole
-from agent_checkpoint.store.reachability import Seen, mark
+from agent_checkpoint.store.ledger.lineage import lineage_of, new_lineage, with_lineage
+from agent_checkpoint.store.objects.compression import ZSTD_CODEC
+from agent_checkpoint.store.objects.object_format import PlainObject, open_object, plain_object
+from agent_checkpoint.store.objects.reader import Reader, object_names, resolve_tree
+from agent_checkpoint.store.reachability import RefGraph, mark
 from agent_checkpoint.store.store import Store
 
 _BATCH = 1 << 25
@@ -48,7 +48,7 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     """
     archive = Archive(check_archive_path(path))
     store.format.check(writing=True)
-    drop_dead(store)
+    remove_dead_imports(store)
     if next(store.entries(archive.key, page=1), None) is not None:
         raise _exists(archive)
     token = secrets.token_hex(16)
@@ -68,7 +68,7 @@ class _Import:
         self.archive = archive
         self.token = token
         self.renamed: dict[str, str] = {}
-        self.families: dict[str, str] = {}  # names in the archive, and here
+        self.lineages: dict[str, str] = {}  # names in the archive, and here
         self.last = 0
 
     def run(self) -> None:
@@ -92,10 +92,10 @@ class _Import:
             copy = self._write(self._with_own_ledger(found), names)
             self.renamed[found.id] = copy.id
             self.last = copy.seq
-        for family, records in self.archive.ledgers().items():
-            if family not in self.families:
+        for lineage, records in self.archive.ledgers().items():
+            if lineage not in self.lineages:
                 raise IntegrityError(f"{self.archive.path} has a ledger of another session.")
-            renamed = [packed._replace(family=self.families[family]) for packed in records]
+            renamed = [packed._replace(lineage=self.lineages[lineage]) for packed in records]
             add_records(self.store, renamed, self.archive)
         if self.store.newest(key) != self.last:
             raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
@@ -103,15 +103,15 @@ class _Import:
     def _with_own_ledger(self, found: Checkpoint) -> Checkpoint:
         """Return a checkpoint whose session has no ledger that others of this store use."""
         reader = Reader(self.archive, checkpoints=[found])
-        family = family_of(reader, found)
-        if family is None:
+        lineage = lineage_of(reader, found)
+        if lineage is None:
             return found
-        if family not in self.families:
+        if lineage not in self.lineages:
             key = self.archive.key
-            is_shared = may_share(self.store, family, key)
-            self.families[family] = family if is_shared else new_family(key)
-        own = self.families[family]
-        return found if own == family else with_family(reader, found, own)
+            is_shared = may_share(self.store, lineage, key)
+            self.lineages[lineage] = lineage if is_shared else new_lineage(key)
+        own = self.lineages[lineage]
+        return found if own == lineage else with_lineage(reader, found, own)
 
     def _write(self, found: Checkpoint, names: Iterable[str]) -> Checkpoint:
         """Write a checkpoint, and of its objects those that the names say."""
@@ -142,29 +142,29 @@ class _Import:
             return found.parts
         reader = Reader(self.archive, checkpoints=[found], most=MAX_READABLE)
         reader.fetch(found.parts.values())
-        parts = {name: whole(tree, reader) for name, tree in found.parts.items()}
+        parts = {name: resolve_tree(tree, reader) for name, tree in found.parts.items()}
         if indented_size(parts, MAX_READABLE) > MAX_READABLE:
             raise too_large(found.key)
         return parts
 
     def _put_objects(
         self, names: Iterable[str], parts: Mapping[str, JsonValue]
-    ) -> dict[str, Packed]:
+    ) -> dict[str, PlainObject]:
         """Store the objects that refer to nothing; return those to be written with the entry."""
-        others: dict[str, Packed] = {}
+        others: dict[str, PlainObject] = {}
         if self.store.backend.readable:  # it has all that is text in full
-            seen: Seen = {}
-            mark(self.archive, names_in(parts.values()), seen)
+            seen: RefGraph = {}
+            mark(self.archive, object_names(parts.values()), seen)
             names = [name for name in names if name in seen]
         batch: dict[str, bytes] = {}
         size = 0
         for name, stored in self.archive.objects(names):
             found = open_object(name, stored)
             if found.refs:
-                others[name] = make_plain(found.kind, found.payload, found.refs)
+                others[name] = plain_object(found.kind, found.payload, found.refs)
                 continue
-            if stored[:1] == OPTIONAL:  # an archive that none of ours wrote
-                stored = make_plain(found.kind, found.payload).stored()
+            if stored[:1] == ZSTD_CODEC:  # an archive that none of ours wrote
+                stored = plain_object(found.kind, found.payload).stored()
             batch[name] = stored
             size += len(stored)
             if size > _BATCH:
@@ -175,7 +175,7 @@ class _Import:
         return others
 
 
-def drop_dead(store: Store) -> None:
+def remove_dead_imports(store: Store) -> None:
     """Remove what imports left whose process is gone, or that were begun more than a day ago.
 
     Raises:

@@ -12,7 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.ledger.ledger_records import OURS, check_record, damaged, place_of
+from agent_checkpoint.store.ledger.ledger_records import (
+    KNOWN_TYPES,
+    check_record,
+    damaged_record,
+    effective_seq,
+)
 
 UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", "undoing", "undone"
 BEFORE = {COMMITTED: {UNKNOWN, FAILED}, FAILED: {UNKNOWN}, UNDOING: {COMMITTED}, UNDONE: {UNDOING}}
@@ -140,10 +145,10 @@ class Epoch(NamedTuple):
 
 
 @dataclass(eq=False)
-class Account:
+class LedgerState:
     """All that the records of one ledger say, taken together."""
 
-    family: str
+    lineage: str
     epochs: dict[str, Epoch] = field(default_factory=dict)
     effects: dict[str, Effect] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -153,16 +158,16 @@ class Account:
         self._effects_of: dict[str, dict[str, Effect]] = {}
         self._requests_of: dict[str, dict[str, Request]] = {}
 
-    def take(self, seq: int, record: dict[str, Any]) -> None:
+    def apply(self, seq: int, record: dict[str, Any]) -> None:
         """Take in a record that has the form of one. Raises IntegrityError if it cannot be."""
-        if record["type"] not in OURS:
+        if record["type"] not in KNOWN_TYPES:
             return  # of a later version
         try:
-            getattr(self, "_" + record["type"])(place_of(seq, record), record)
+            getattr(self, "_" + record["type"])(effective_seq(seq, record), record)
         except KeyError as error:
-            raise damaged(self.family, seq, f"there is no {error} before it") from None
+            raise damaged_record(self.lineage, seq, f"there is no {error} before it") from None
 
-    def held_checkpoints(self) -> Iterator[str]:
+    def pinned_checkpoints(self) -> Iterator[str]:
         """Iterate over the checkpoints that an open request or an unknown outcome needs."""
         for effect in list(self.effects.values()):
             if effect.status in (UNKNOWN, UNDOING):
@@ -275,14 +280,14 @@ def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
 
 def in_order(records: Iterable[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
     """Return records in the order in which they count."""
-    return sorted(records, key=lambda item: place_of(*item))
+    return sorted(records, key=lambda item: effective_seq(*item))
 
 
-def check_records(family: str, records: Iterable[tuple[int, dict[str, Any]]]) -> None:
+def check_records(lineage: str, records: Iterable[tuple[int, dict[str, Any]]]) -> None:
     """Refuse records that are no ledger. Raises IntegrityError."""
     found = list(records)
     for seq, record in found:
-        check_record(family, seq, record)
-    account = Account(family)
+        check_record(lineage, seq, record)
+    account = LedgerState(lineage)
     for seq, record in in_order(found):
-        account.take(seq, record)
+        account.apply(seq, record)

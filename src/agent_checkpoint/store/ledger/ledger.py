@@ -26,16 +26,16 @@ from agent_checkpoint.store.ledger.account import (
     UNREADABLE,
     USED,
     VOID,
-    Account,
     Effect,
     Epoch,
+    LedgerState,
     Request,
     in_order,
 )
 from agent_checkpoint.store.ledger.ledger_records import (
     PREFIX,
     LedgerStream,
-    place_of,
+    effective_seq,
     wrong_members,
 )
 from agent_checkpoint.store.store import Store
@@ -61,33 +61,33 @@ __all__ = [
 ]
 
 
-class Ledger(Account):
+class Ledger(LedgerState):
     """A ledger as it is in a store, and all that follows from its records."""
 
-    def __init__(self, store: Store, family: str) -> None:
-        super().__init__(family)
+    def __init__(self, store: Store, lineage: str) -> None:
+        super().__init__(lineage)
         self.store = store
         self.seq = 0
         """The number of the newest record that was read."""
-        self.stream = LedgerStream(store, family)
+        self.stream = LedgerStream(store, lineage)
         self._lock = RLock()
 
     def refresh(self) -> None:
         """Read what is new. Raises IntegrityError, FormatError, StorageError."""
         with self._lock:
             records = self.stream.read(self.seq)
-            if any(place_of(seq, record) <= self.seq for seq, record in records):
+            if any(effective_seq(seq, record) <= self.seq for seq, record in records):
                 self._read_anew()
                 return
             for seq, record in in_order(records):
-                self.take(seq, record)
-                if place_of(seq, record) == seq:  # else others before it are yet to come
+                self.apply(seq, record)
+                if effective_seq(seq, record) == seq:  # else others before it are yet to come
                     self.seq = seq
             self.seq = max([self.seq, *(seq for seq, _ in records)])
 
     def _read_anew(self) -> None:
         """Read all from the first record: some of those that were read have been replaced."""
-        fresh = Ledger(self.store, self.family)
+        fresh = Ledger(self.store, self.lineage)
         fresh.refresh()
         self.effects = _kept(self.effects, fresh.effects)
         self.requests = _kept(self.requests, fresh.requests)
@@ -142,9 +142,9 @@ class Ledger(Account):
                     self.refresh()
                     if self.seq == before:
                         raise IntegrityError(
-                            f"The ledger of {show(self.family)} was set back since it was read, so "
-                            "nothing was recorded. Open the session anew; effects of before may "
-                            "be missing from the ledger."
+                            f"The ledger {show(self.lineage)} was truncated after it was read; "
+                            "nothing was recorded. Open the session again. The ledger may lack "
+                            "earlier effects."
                         ) from error
                     continue
                 self.refresh()

@@ -12,8 +12,13 @@ from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
 from agent_checkpoint.store.entries import now_ns, open_entry
 from agent_checkpoint.store.ledger.account import check_records
-from agent_checkpoint.store.ledger.ledger_records import OF_ANY, PREFIX, LedgerStream, check_record
-from agent_checkpoint.store.objects.reader import ObjectSource, Reader, names_in, whole
+from agent_checkpoint.store.ledger.ledger_records import (
+    PREFIX,
+    STREAM_MEMBERS,
+    LedgerStream,
+    check_record,
+)
+from agent_checkpoint.store.objects.reader import ObjectSource, Reader, object_names, resolve_tree
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
@@ -28,52 +33,52 @@ crafted file must not fill a store with them."""
 class LedgerRecord(NamedTuple):
     """A record of a ledger, as an archive has it."""
 
-    family: str
+    lineage: str
     seq: int
     entry: bytes
 
     def frame(self) -> bytes:
         """Return the content of its frame."""
-        name = self.family.encode()
+        name = self.lineage.encode()
         return write_varint(len(name)) + name + write_varint(self.seq) + self.entry
 
 
-def read_packed(content: bytes) -> LedgerRecord:
+def read_frame(content: bytes) -> LedgerRecord:
     """Return the record of a frame. Raises IntegrityError."""
     length, start = read_varint(content, 0)
     try:
-        family = content[start : start + length].decode()
+        lineage = content[start : start + length].decode()
     except UnicodeDecodeError:
         raise IntegrityError("The name of a ledger is not UTF-8.") from None
-    if not is_stream(PREFIX + family):
+    if not is_stream(PREFIX + lineage):
         raise IntegrityError("A ledger has no name that one can have.")
     seq, start = read_varint(content, start + length)
-    return LedgerRecord(family, seq, content[start:])
+    return LedgerRecord(lineage, seq, content[start:])
 
 
 def record_of(packed: LedgerRecord) -> dict[str, Any]:
     """Return the record itself. Raises IntegrityError, FormatError."""
-    record = open_entry(packed.entry, f"Record {packed.seq} of {show(PREFIX + packed.family)}")
-    check_record(packed.family, packed.seq, record)
+    record = open_entry(packed.entry, f"Record {packed.seq} of {show(PREFIX + packed.lineage)}")
+    check_record(packed.lineage, packed.seq, record)
     return record
 
 
-def names_needed(packed: LedgerRecord) -> list[str]:
+def needed_objects(packed: LedgerRecord) -> list[str]:
     """Return the names of the objects that a record needs. Raises IntegrityError."""
-    return list(names_in(record_of(packed)["parts"].values()))
+    return list(object_names(record_of(packed)["parts"].values()))
 
 
-def ledger_entries(store: Store, family: str) -> Iterator[LedgerRecord]:
+def read_ledger(store: Store, lineage: str) -> Iterator[LedgerRecord]:
     """Iterate over the records of a ledger, in order. Raises IntegrityError, StorageError."""
     found = [
-        LedgerRecord(family, entry.seq, entry.data)
-        for entry in read_entries(store.backend, PREFIX + family)
+        LedgerRecord(lineage, entry.seq, entry.data)
+        for entry in read_entries(store.backend, PREFIX + lineage)
     ]
-    check_records(family, [(packed.seq, record_of(packed)) for packed in found])
+    check_records(lineage, [(packed.seq, record_of(packed)) for packed in found])
     yield from found
 
 
-def may_share(store: Store, family: str, key: str) -> bool:
+def may_share(store: Store, lineage: str, key: str) -> bool:
     """Tell whether an imported session may have the ledger of that name.
 
     Every archive of a session tells the name of its ledger. Whoever forges one with that name must
@@ -84,7 +89,7 @@ def may_share(store: Store, family: str, key: str) -> bool:
         IntegrityError: the ledger is damaged.
         StorageError: the medium failed.
     """
-    there = [record for _, record in LedgerStream(store, family).read()]
+    there = [record for _, record in LedgerStream(store, lineage).read()]
     if not there or there[-1]["type"] == "imported":
         return True
     return any(record["type"] == "epoch" and record["session"] == key for record in there)
@@ -108,21 +113,21 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
     """
     if not records:
         return
-    family = records[0].family
+    lineage = records[0].lineage
     _check_numbers(records)
-    check_records(family, [(packed.seq, record_of(packed)) for packed in records])
-    stream = LedgerStream(store, family)
+    check_records(lineage, [(packed.seq, record_of(packed)) for packed in records])
+    stream = LedgerStream(store, lineage)
     there = dict(stream.read())
     last = max(there, default=0)
     is_there = last > 0
     for packed in records:
         record = record_of(packed)
-        plain = {name: value for name, value in record.items() if name not in OF_ANY}
+        plain = {name: value for name, value in record.items() if name not in STREAM_MEMBERS}
         if is_there:
             known = there.get(packed.seq)
             if packed.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
-                    f"This store has the ledger {show(packed.family)}, and the one of the archive "
+                    f"This store has the ledger {show(packed.lineage)}, and the one of the archive "
                     "says more, or other things: it is not believed. Import it into another store."
                 )
             continue
@@ -141,7 +146,7 @@ def _check_numbers(records: list[LedgerRecord]) -> None:
     is_rising = all(one < other for one, other in zip([0, *numbers], numbers))
     if not is_rising or numbers[-1] > _MOST_GAPS + 2 * len(numbers):
         raise IntegrityError(
-            f"The ledger {show(records[0].family)} has numbers that no ledger has."
+            f"The ledger {show(records[0].lineage)} has numbers that no ledger has."
         )
 
 
@@ -149,4 +154,4 @@ def _whole_parts(parts: Mapping[str, JsonValue], source: ObjectSource) -> dict[s
     bounds = Checkpoint("-", 1, 0, "record", None, (), {}, (), parts)
     reader = Reader(source, checkpoints=[bounds])
     reader.fetch(parts.values())
-    return {name: inline_tree(whole(tree, reader)) for name, tree in parts.items()}
+    return {name: inline_tree(resolve_tree(tree, reader)) for name, tree in parts.items()}

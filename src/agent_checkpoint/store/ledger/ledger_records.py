@@ -25,7 +25,7 @@ from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
 PREFIX = "fx/"
-OF_ANY = frozenset({"agent_checkpoint", "parts", "sha256"})
+STREAM_MEMBERS = frozenset({"agent_checkpoint", "parts", "sha256"})
 """Members that the stream gives a record, and not who writes it."""
 
 _NO_UTF8 = re.compile("[\ud800-\udfff]")
@@ -34,33 +34,33 @@ _NO_UTF8 = re.compile("[\ud800-\udfff]")
 class LedgerStream(RecordStream):
     """The records of one ledger: what is read has the form that it must have."""
 
-    def __init__(self, store: Store, family: str) -> None:
-        super().__init__(store, PREFIX + family)
-        self.family = family
+    def __init__(self, store: Store, lineage: str) -> None:
+        super().__init__(store, PREFIX + lineage)
+        self.lineage = lineage
 
     def check(self, seq: int, record: dict[str, Any]) -> None:
         """Refuse a record that is none of a ledger. Raises IntegrityError."""
-        check_record(self.family, seq, record)
+        check_record(self.lineage, seq, record)
 
 
-def place_of(seq: int, record: dict[str, Any]) -> int:
+def effective_seq(seq: int, record: dict[str, Any]) -> int:
     """Return the number at which a record stands: its own, or of the one that it replaces."""
     return record.get("instead") or seq
 
 
-def check_record(family: str, seq: int, record: dict[str, Any]) -> None:
+def check_record(lineage: str, seq: int, record: dict[str, Any]) -> None:
     """Refuse a record that is none of a ledger. Raises IntegrityError."""
     wrong = wrong_members(record)
-    if not wrong and place_of(seq, record) > seq:
+    if not wrong and effective_seq(seq, record) > seq:
         wrong = ["instead"]
     if wrong:
-        raise damaged(family, seq, f"wrong or missing: {', '.join(wrong)}")
+        raise damaged_record(lineage, seq, f"wrong or missing: {', '.join(wrong)}")
 
 
-def damaged(family: str, seq: int, why: str) -> IntegrityError:
+def damaged_record(lineage: str, seq: int, why: str) -> IntegrityError:
     """Return the error for a record that no ledger can have."""
     return IntegrityError(
-        f"Record {seq} of the ledger {show(family, 300)} is not one of ours ({why})."
+        f"Record {seq} of the ledger {show(lineage, 300)} is not one of ours ({why})."
     )
 
 
@@ -144,5 +144,5 @@ _RULES: dict[str, Rules] = {
     "imported": {"ts_ns": _is_time},
 }
 
-OURS = frozenset(_RULES)
+KNOWN_TYPES = frozenset(_RULES)
 """The types that mean something to us."""

@@ -10,18 +10,18 @@ from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
-from agent_checkpoint.store.objects.reader import Reader, tag_of, whole
+from agent_checkpoint.store.objects.reader import Reader, resolve_tree, tag_of
 from agent_checkpoint.store.store import Store
 
 _SESSION = "session"
 
 
-def families(store: Store) -> list[str]:
+def lineages(store: Store) -> list[str]:
     """Return the names of all ledgers of a store. Raises StorageError."""
     return sorted(name[len(PREFIX) :] for name in store.backend.streams(PREFIX))
 
 
-def family_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
+def lineage_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
     """Return the name of the ledger of a checkpoint's session; None if it is of none.
 
     Raises:
@@ -33,17 +33,17 @@ def family_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
         return None
     if source is not None:
         source.fetch([tree])
-    found = whole(tree, source)
-    family = found.get("family") if isinstance(found, dict) else None
-    return family if isinstance(family, str) and is_stream(PREFIX + family) else None
+    found = resolve_tree(tree, source)
+    lineage = found.get("family") if isinstance(found, dict) else None
+    return lineage if isinstance(lineage, str) and is_stream(PREFIX + lineage) else None
 
 
-def new_family(key: str) -> str:
+def new_lineage(key: str) -> str:
     """Return the name of a ledger that no session has yet, for one of this key."""
     return f"{key[:200]}.{secrets.token_hex(6)}"
 
 
-def with_family(source: Reader, checkpoint: Checkpoint, family: str) -> Checkpoint:
+def with_lineage(source: Reader, checkpoint: Checkpoint, lineage: str) -> Checkpoint:
     """Return a checkpoint of a session with another ledger; `family_of` has read it.
 
     Raises:
@@ -53,10 +53,10 @@ def with_family(source: Reader, checkpoint: Checkpoint, family: str) -> Checkpoi
     tag = tag_of(tree)
     # Only the topmost level is taken out of its object: what is cut out below stays so.
     found = tree if tag is None else source.tree(tag, tree[tag])
-    return checkpoint._replace(parts={**checkpoint.parts, _SESSION: {**found, "family": family}})
+    return checkpoint._replace(parts={**checkpoint.parts, _SESSION: {**found, "family": lineage}})
 
 
-def held_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:
+def pinned_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:
     """Return the numbers of a key's checkpoints that a request or an unknown outcome needs.
 
     Args:
@@ -71,16 +71,16 @@ def held_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int
     seen: set[str] = set()
     for checkpoint in checkpoints:
         try:
-            family = family_of(store.reader(checkpoint), checkpoint)
+            lineage = lineage_of(store.reader(checkpoint), checkpoint)
         except UNUSABLE:
             found.add(checkpoint.seq)  # left for a person to look at
             continue
-        if family is None or family in seen:
+        if lineage is None or lineage in seen:
             continue
-        seen.add(family)
-        ledger = Ledger(store, family)
+        seen.add(lineage)
+        ledger = Ledger(store, lineage)
         ledger.refresh()
-        for name in ledger.held_checkpoints():
+        for name in ledger.pinned_checkpoints():
             place = parse_checkpoint_id(name)
             if place is not None and place.key == checkpoint.key:
                 found.add(place.seq)

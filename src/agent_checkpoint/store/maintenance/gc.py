@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import ObjectInfo, show
-from agent_checkpoint.store.archive.importer import drop_dead
+from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.entries import open_entry
 from agent_checkpoint.store.objects.object_format import LostObjectError
-from agent_checkpoint.store.reachability import Seen, mark, read_whole, roots_of
+from agent_checkpoint.store.reachability import RefGraph, mark, read_or_reason, roots_of
 from agent_checkpoint.store.store import Store
 
 _CLOCK_SLACK = 300.0
@@ -53,7 +53,7 @@ def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> Gc
     """
     store.format.check()
     if not dry_run:
-        drop_dead(store)
+        remove_dead_imports(store)
     marks = _marked(store.backend)
     present = {info.id: info for info in store.backend.list_objects()}
     if not ignore_clock:
@@ -82,7 +82,7 @@ def _sweep(
         marks.go_on()  # nobody can commit now: this is the last word
         # What came and was forgotten meanwhile is left for the next time, with all it refers to:
         # where an object is stored, all below it is.
-        kept: Seen = {}
+        kept: RefGraph = {}
         fresh = (info.id for info in store.backend.list_objects() if info.id not in present)
         mark(store.backend, [name for name in fresh if name not in marks.seen], kept)
         for name in order:
@@ -111,7 +111,7 @@ class _Marks:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.seen: Seen = {}
+        self.seen: RefGraph = {}
         self._read: dict[str, int] = {}
 
     def go_on(self) -> None:
@@ -132,7 +132,7 @@ class _Marks:
 def _parents_first(backend: Backend, doomed: set[str]) -> list[str]:
     """Return the names in such an order that, wherever it stops, what is left lacks nothing."""
     refs: dict[str, set[str]] = {}
-    for name, found in read_whole(backend, doomed):
+    for name, found in read_or_reason(backend, doomed):
         refs[name] = set() if isinstance(found, str) else doomed.intersection(found.refs)
     users = dict.fromkeys(doomed, 0)
     for names in refs.values():

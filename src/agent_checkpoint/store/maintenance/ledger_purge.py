@@ -10,14 +10,19 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from agent_checkpoint.store.ledger.ledger_records import OF_ANY, PREFIX, LedgerStream, place_of
-from agent_checkpoint.store.maintenance.verify import OTHERS
+from agent_checkpoint.store.ledger.ledger_records import (
+    PREFIX,
+    STREAM_MEMBERS,
+    LedgerStream,
+    effective_seq,
+)
+from agent_checkpoint.store.maintenance.verify import RECORD_STREAMS
 from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
 _WORDS = frozenset({"words", "note", "reason"})
 """What is said in sentences: a part of the secret may be left if the rest is taken out."""
-_OURS = OF_ANY | {"type", "kind"}
+_OURS = STREAM_MEMBERS | {"type", "kind"}
 _RANDOM = frozenset({"identity", "also", "digest", "effect", "request", "object", "needed"})
 _IS_RANDOM = re.compile(r"(approval-)?[0-9a-f]{12,64}")
 """Hashes and random ids hold nothing: to change one would part what belongs together."""
@@ -43,7 +48,7 @@ def tainted_records(store: Store, holds: Callable[[dict[str, Any], bytes], bool]
         StorageError: the medium failed.
     """
     found = []
-    for prefix in OTHERS:
+    for prefix in RECORD_STREAMS:
         for name in store.backend.streams(prefix):
             for seq, record in _stream(store, name).read():
                 said = "\n".join(_texts(_members(record)))
@@ -65,10 +70,10 @@ def replace_records(store: Store, tainted: list[Tainted], blot: Callable[[str], 
     """
     for name, seq, record in tainted:
         if name.startswith(PREFIX):
-            plain = {key: value for key, value in record.items() if key not in OF_ANY}
+            plain = {key: value for key, value in record.items() if key not in STREAM_MEMBERS}
             plain.update(_blotted(_members(record), blot))
             plain.update({key: blot("") for key in _WORDS if plain.get(key)})
-            plain["instead"] = place_of(seq, record)
+            plain["instead"] = effective_seq(seq, record)
             _stream(store, name).append(plain, {}, after=None)
         store.backend.remove(name, [seq])
 

@@ -22,18 +22,23 @@ from agent_checkpoint.errors import (
     InvalidInputError,
 )
 from agent_checkpoint.records import Checkpoint, Draft
-from agent_checkpoint.store.archive.importer import drop_dead
+from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.canonical_json import write_json
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.maintenance.gc import gc
 from agent_checkpoint.store.maintenance.ledger_purge import replace_records, tainted_records
-from agent_checkpoint.store.maintenance.tombstones import bury
-from agent_checkpoint.store.objects.object_format import CHUNKS, LostObjectError, Object, missing
-from agent_checkpoint.store.objects.reader import fetch_objects, names_in, tag_of, whole
+from agent_checkpoint.store.maintenance.tombstones import record_purged
+from agent_checkpoint.store.objects.object_format import (
+    CHUNKS,
+    LostObjectError,
+    Object,
+    missing_objects,
+)
+from agent_checkpoint.store.objects.reader import fetch_objects, object_names, resolve_tree, tag_of
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import inline_tree
-from agent_checkpoint.store.reachability import Seen, mark, reach
-from agent_checkpoint.store.sealed_streams import Foreign
+from agent_checkpoint.store.reachability import RefGraph, mark, reachable
+from agent_checkpoint.store.sealed_streams import ForeignEntry
 from agent_checkpoint.store.store import Store
 
 BLOT = "[purged]"
@@ -71,7 +76,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     store.format.check(writing=not dry_run)
     _refuse_names(store, needles)
     if not dry_run:
-        drop_dead(store)  # they are out of sight
+        remove_dead_imports(store)  # they are out of sight
     if store.imports():
         raise ConflictError("A key is being imported: purge when that is done.")
     replaced: dict[str, str] = {}
@@ -88,7 +93,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
             if attempt == _TRIES - 1:
                 raise
     if found.checkpoints:
-        bury(store, [item.id for item in found.checkpoints])
+        record_purged(store, [item.id for item in found.checkpoints])
     for item in found.checkpoints:
         store.remove(item.key, [item.seq])
     replace_records(store, tainted, lambda text: _without(text, needles))
@@ -110,7 +115,7 @@ def _replace_heads(
         sound = {
             name: tree
             for name, tree in head.parts.items()
-            if not found.is_tainted(whole(tree, reader))
+            if not found.is_tainted(resolve_tree(tree, reader))
         }
         fresh = _blotted(store, head._replace(parts=sound), needles) if sound else None
         if fresh is not None:
@@ -129,7 +134,7 @@ class _Search:
         self._examined: set[str] = set()
         self._joints: set[tuple[str, str]] = set()
         self._lost: set[str] = set()
-        self._seen: Seen = {}
+        self._seen: RefGraph = {}
         self._examine(info.id for info in store.backend.list_objects())
         keys = store.list_keys()
         for key in keys:
@@ -141,33 +146,33 @@ class _Search:
                 checkpoint = read_checkpoint(key, entry.seq, bytes(entry.data))
                 if self._is_held_by(checkpoint, entry.data):
                     self.checkpoints.append(checkpoint)
-                    if place == 0 and not isinstance(entry.data, Foreign):
+                    if place == 0 and not isinstance(entry.data, ForeignEntry):
                         self.heads[key] = checkpoint
 
     def is_tainted(self, tree: Any) -> bool:
         """Tell whether a part, in full, refers to an object that holds the secret."""
-        return not self.objects.isdisjoint(reach(names_in([tree]), self._seen))
+        return not self.objects.isdisjoint(reachable(object_names([tree]), self._seen))
 
     def is_held_by_record(self, parts: dict[str, Any], said: bytes) -> bool:
         """Tell whether a record of a ledger holds the secret. Raises IntegrityError."""
-        roots = set(names_in(parts.values()))
+        roots = set(object_names(parts.values()))
         mark(self._store.backend, roots, self._seen)
-        needed = reach(roots, self._seen)
+        needed = reachable(roots, self._seen)
         self._examine(needed - self._examined)
         self._examine_joints(write_json(parts))
         words = b"\n".join(_words_in(parts.values())) + b"\n" + said
         return _holds(words, self._needles) or bool(self.objects & needed)
 
     def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
-        roots = set(names_in(checkpoint.parts.values()))
+        roots = set(object_names(checkpoint.parts.values()))
         try:
             mark(self._store.backend, roots, self._seen)
-            needed = reach(roots, self._seen)
+            needed = reachable(roots, self._seen)
             if needed - self._examined:  # it was saved while we looked
                 self._examine(needed - self._examined)
                 self._examine_joints(entry)
             if needed & self._lost:
-                raise missing(needed & self._lost)
+                raise missing_objects(needed & self._lost)
         except LostObjectError as error:
             if self._store.read(checkpoint.key, checkpoint.seq) is None:
                 return False  # it was pruned and collected while we looked
@@ -291,7 +296,7 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     text = needles[0].decode("utf-8", "replace")
-    before = {name: whole(tree, reader) for name, tree in head.parts.items()}
+    before = {name: resolve_tree(tree, reader) for name, tree in head.parts.items()}
     parts = {name: _replace(inline_tree(tree), text) for name, tree in before.items()}
     label = None if head.label is None else head.label.replace(text, BLOT)
     tags = tuple(tag.replace(text, BLOT) for tag in head.tags)

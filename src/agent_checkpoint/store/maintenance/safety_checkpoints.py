@@ -16,7 +16,7 @@ _KEPT = 10
 _LOOKED_THROUGH = 1000
 
 
-def forget_old_safety(store: Store, key: str) -> None:
+def prune_safety_checkpoints(store: Store, key: str) -> None:
     """Remove the safety checkpoints of a key but the newest ten. Raises StorageError."""
     found = []
     for entry in islice(store.entries(key), _LOOKED_THROUGH):

@@ -11,17 +11,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.errors import UNUSABLE, InvalidInputError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.ledger.lineage import held_checkpoints
-from agent_checkpoint.store.maintenance.retention import Policy
-from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
 from agent_checkpoint.store.objects.object_format import Object
-from agent_checkpoint.store.objects.reader import ObjectSource, names_in
+from agent_checkpoint.store.objects.reader import ObjectSource, object_names
 from agent_checkpoint.store.objects.references import files_size
-from agent_checkpoint.store.reachability import Seen, children_first, mark, reach, read_whole
-from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.reachability import (
+    RefGraph,
+    children_first,
+    mark,
+    reachable,
+    read_or_reason,
+)
+from agent_checkpoint.store.store import Store
 
 _MOST = 1 << 62
 
@@ -41,11 +43,11 @@ def stats(store: Store) -> dict[str, Any]:
     rows = {key: _read_row(store, key) for key in store.list_keys()}
     sizes = {info.id: info.size for info in store.backend.list_objects()}
     roots = {name for row in rows.values() for name in row.roots}
-    seen: Seen = {}
+    seen: RefGraph = {}
     files: dict[str, int] = {}  # what snapshots say of themselves
 
     def readable(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
-        for name, found in read_whole(source, names):
+        for name, found in read_or_reason(source, names):
             if not isinstance(found, str):  # else verify() tells
                 files[name] = files_size(found)
                 yield name, found
@@ -57,7 +59,7 @@ def stats(store: Store) -> dict[str, Any]:
     own = _own_sizes(rows, order, seen, sizes)
     keys: dict[str, dict[str, int]] = {}
     for key, row in rows.items():
-        needed = reach(row.roots, seen)
+        needed = reachable(row.roots, seen)
         keys[key] = {
             "checkpoints": row.checkpoints,
             "logical_bytes": row.states + row.sum_of(files),
@@ -101,12 +103,14 @@ def _read_row(store: Store, key: str) -> _Row:
         row.entries += len(entry.data)
         with suppress(*UNUSABLE):  # verify() tells
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
-            row.roots.update(list(names_in(checkpoint.parts.values())))
+            row.roots.update(list(object_names(checkpoint.parts.values())))
             row.states += checkpoint.size
     return row
 
 
-def _sums(order: Iterable[str], seen: Seen, figure: Callable[[str, int], int]) -> dict[str, int]:
+def _sums(
+    order: Iterable[str], seen: RefGraph, figure: Callable[[str, int], int]
+) -> dict[str, int]:
     """Return a figure of each object, made of its name and of the sum of those it refers to."""
     sums: dict[str, int] = {}
     for name in order:
@@ -117,7 +121,7 @@ def _sums(order: Iterable[str], seen: Seen, figure: Callable[[str, int], int]) -
 
 
 def _own_sizes(
-    rows: dict[str, _Row], order: list[str], seen: Seen, sizes: dict[str, int]
+    rows: dict[str, _Row], order: list[str], seen: RefGraph, sizes: dict[str, int]
 ) -> Counter[str]:
     """Return the size of the objects that one key alone needs, by key."""
     owners: dict[str, str | None] = {}  # None: several
@@ -132,47 +136,3 @@ def _own_sizes(
         if owner is not None:
             own[owner] += sizes.get(name, 0)
     return own
-
-
-def _way_back(newest_first: list[Checkpoint]) -> set[int]:
-    """Return the number of what was there before the last move, if that is the key's present."""
-    there = [item for item in newest_first if item.kind != "open"]
-    if len(there) > 1 and there[0].kind in MOVES and there[1].kind == SAFETY:
-        return {there[0].seq, there[1].seq}
-    return set()
-
-
-def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
-    """Remove the checkpoints of a key that the policy does not keep.
-
-    The head is always kept, and what a pending approval or an unresolved effect refers to.
-    Entries that cannot be read are left for a person to look at.
-
-    Returns:
-        The ids of those removed, newest first; with `dry_run` nothing is removed.
-
-    Raises:
-        NotFoundError: there is no such key.
-        InvalidInputError: `policy` is not a policy.
-        IntegrityError: the ledger of the session is damaged, so nobody can tell what is needed.
-        StorageError: the medium failed.
-    """
-    if not isinstance(policy, Policy):
-        raise InvalidInputError(f"prune takes a policy such as KeepLatest(20), not {show(policy)}.")
-    readable: list[Checkpoint] = []
-    entries = 0
-    for entry in store.entries(key):
-        entries += 1
-        try:
-            readable.append(read_checkpoint(key, entry.seq, entry.data))
-        except UNUSABLE:
-            continue
-    if not entries:
-        raise unknown(key, store)
-    kept = policy.keep(readable) | {checkpoint.seq for checkpoint in readable[:1]}
-    kept |= _way_back(readable)
-    kept |= held_checkpoints(store, [item for item in readable if item.seq not in kept])
-    doomed = [checkpoint for checkpoint in readable if checkpoint.seq not in kept]
-    if not dry_run:
-        store.remove(key, [checkpoint.seq for checkpoint in doomed])
-    return [checkpoint.id for checkpoint in doomed]

@@ -13,7 +13,7 @@ from agent_checkpoint.store.store import Store
 _STREAM = "meta/purged"
 
 
-def bury(store: Store, ids: Sequence[str]) -> None:
+def record_purged(store: Store, ids: Sequence[str]) -> None:
     """Leave a tombstone for checkpoints that are about to be purged. Raises StorageError."""
     record: dict[str, JsonValue] = {"ts_ns": now_ns(), "checkpoints": list(ids)}
     append_entry(store.backend, _STREAM, seal_entry(record, indent=store.backend.readable))

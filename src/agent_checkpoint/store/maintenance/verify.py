@@ -10,12 +10,12 @@ from agent_checkpoint.records import Entry
 from agent_checkpoint.store.entries import open_entry, read_checkpoint
 from agent_checkpoint.store.ledger.account import check_records
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
-from agent_checkpoint.store.objects.reader import names_in
-from agent_checkpoint.store.reachability import read_whole, roots_of
+from agent_checkpoint.store.objects.reader import object_names
+from agent_checkpoint.store.reachability import read_or_reason, roots_of
 from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
-OTHERS = ("fx/", "meta/external/")
+RECORD_STREAMS = ("fx/", "meta/external/")
 """Streams of records that refer to objects, beside the keys."""
 
 
@@ -96,7 +96,7 @@ class _Verifier:
         self.checkpoints += 1
         try:
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
-            roots = list(names_in(checkpoint.parts.values()))
+            roots = list(object_names(checkpoint.parts.values()))
         except UNUSABLE as error:
             self._problem(f"{key}@{entry.seq}", error)
             return
@@ -106,7 +106,7 @@ class _Verifier:
 
     def _streams(self) -> list[str]:
         """Return the streams that are no key's and have records of our own."""
-        return [name for prefix in OTHERS for name in self.store.backend.streams(prefix)]
+        return [name for prefix in RECORD_STREAMS for name in self.store.backend.streams(prefix)]
 
     def _records(self, stream: str) -> None:
         found, before = [], len(self.problems)
@@ -141,7 +141,7 @@ class _Verifier:
 
     def _read(self, names: set[str]) -> None:
         new = [name for name in names if name not in self._refs and name not in self._broken]
-        for name, found in read_whole(self.store.backend, new):
+        for name, found in read_or_reason(self.store.backend, new):
             if isinstance(found, str):
                 self._broken[name] = found
             else:

@@ -25,9 +25,9 @@ except ImportError:
         zstd = None
 
 _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
-OPTIONAL = _ZSTD
+ZSTD_CODEC = _ZSTD
 """The codec byte of what not every installation can unpack."""
-INSTALL = "pip install 'agent-checkpoint[fast]', or use Python 3.14"
+INSTALL_ZSTD = "pip install 'agent-checkpoint[fast]', or use Python 3.14"
 """What brings zstd."""
 
 _LEVEL = 1
@@ -117,7 +117,7 @@ def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:
 
 def _unpack_zstd(data: bytes, size: int) -> tuple[bytes, bool]:
     if zstd is None:
-        raise FormatError(f"It is packed with zstd, which is not installed here: {INSTALL}.")
+        raise FormatError(f"It is packed with zstd, which is not installed here: {INSTALL_ZSTD}.")
     options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
     unpacker = zstd.ZstdDecompressor(options=options)
     try:

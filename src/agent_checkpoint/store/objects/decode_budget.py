@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects.object_format import STATE_KINDS, Object
 
-FREE = 1 << 23
+BASE_BUDGET = 1 << 23
 """What any state may weigh, whatever it is made of: about 200 MB in memory, 400 at most."""
-FOR_A_BYTE = 128
+COST_PER_BYTE = 128
 """What one byte of content vouches for. Writers keep to half of it, since zlib has versions."""
 
 _STRUCTURE = b'[]{}:,"'
@@ -29,16 +29,16 @@ _MOST_KNOWN = 100_000
 
 Fetch = Callable[[Sequence[str]], Iterable[tuple[str, Object]]]
 """Returns objects by name, without those that are not there."""
-Known = dict[str, tuple[int, tuple[str, ...]]]
+PackedSizes = dict[str, tuple[int, tuple[str, ...]]]
 """Objects that were looked at: how long they are when packed, and what they refer to."""
 
 
-def weigh_text(text: bytes) -> int:
+def text_cost(text: bytes) -> int:
     """Return what a JSON text weighs: never more than its length."""
     return len(text) - len(text.translate(None, _STRUCTURE))
 
 
-def weigh_pieces(pieces: Sequence[bytes], *, is_text: bool) -> int:
+def pieces_cost(pieces: Sequence[bytes], *, is_text: bool) -> int:
     """Return what bytes weigh that stay together: little, for they are one value.
 
     512 MiB of them are FREE. A text that is not ASCII may take four bytes for each of its own.
@@ -47,26 +47,26 @@ def weigh_pieces(pieces: Sequence[bytes], *, is_text: bool) -> int:
     return sum(map(len, pieces)) >> (4 if is_wide else 6)
 
 
-class Scale:
+class DecodeBudget:
     """Weighs what is read of some states, and stops at what is more than they may weigh."""
 
-    def __init__(self, states: int, vouched: Callable[[int], int]) -> None:
+    def __init__(self, states: int, content_allowance: Callable[[int], int]) -> None:
         """Begin at nothing.
 
         Args:
             states: how many states are read.
             vouched: returns what their content vouches for, up to the weight that it is given.
         """
-        self._allowed = states * FREE
-        self._vouched = vouched
+        self._allowed = states * BASE_BUDGET
+        self._vouched = content_allowance
         self._weight = 0
         self._texts: list[bytes] = []  # not weighed yet: most states are light at first sight
         self._most = 0
 
     @property
-    def weight(self) -> int:
+    def decode_cost(self) -> int:
         """What was read so far weighs."""
-        self._weight += sum(map(weigh_text, self._texts))
+        self._weight += sum(map(text_cost, self._texts))
         self._texts.clear()
         self._most = self._weight
         return self._weight
@@ -79,13 +79,13 @@ class Scale:
 
     def add_pieces(self, pieces: Sequence[bytes], *, is_text: bool) -> None:
         """Add bytes that stay together. Raises IntegrityError."""
-        weight = weigh_pieces(pieces, is_text=is_text)
-        self._weight += weight
-        self._most += weight
+        decode_cost = pieces_cost(pieces, is_text=is_text)
+        self._weight += decode_cost
+        self._most += decode_cost
         self._check()
 
     def _check(self) -> None:
-        if self._most <= self._allowed or self.weight <= self._allowed:
+        if self._most <= self._allowed or self.decode_cost <= self._allowed:
             return
         self._allowed = max(self._allowed, self._vouched(2 * self._weight))
         if self._weight > self._allowed:
@@ -95,7 +95,7 @@ class Scale:
             )
 
 
-def vouched(roots: Iterable[str], enough: int, fetch: Fetch, known: Known) -> int:
+def content_allowance(roots: Iterable[str], enough: int, fetch: Fetch, known: PackedSizes) -> int:
     """Return what the content of objects vouches for, as far as it takes to see that it is enough.
 
     Args:
@@ -110,13 +110,13 @@ def vouched(roots: Iterable[str], enough: int, fetch: Fetch, known: Known) -> in
     """
     found = 0
     for size in _packed_sizes(roots, fetch, known):
-        found += FOR_A_BYTE * size
+        found += COST_PER_BYTE * size
         if found >= enough:
             break
     return found
 
 
-def _packed_sizes(roots: Iterable[str], fetch: Fetch, known: Known) -> Iterator[int]:
+def _packed_sizes(roots: Iterable[str], fetch: Fetch, known: PackedSizes) -> Iterator[int]:
     wanted = list(dict.fromkeys(roots))
     seen = set(wanted)
     while wanted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_checkpoint.store.objects.merkle_list import SequenceBuilder, StoredList
+from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
 
 if TYPE_CHECKING:
     from agent_checkpoint.store.objects.writer import Writer
@@ -23,32 +23,32 @@ class _Known(NamedTuple):
     stored: StoredList
 
 
-class ListMemory:
+class ListCache:
     """The long lists of the last checkpoint of a key, in the order in which they were met."""
 
     def __init__(self) -> None:
         self.known: list[_Known] = []
 
-    def begin(self) -> ListSaver:
+    def begin(self) -> ListWriter:
         """Return what remembers the lists of the next checkpoint, once it is written."""
-        return ListSaver(self)
+        return ListWriter(self)
 
 
-class ListSaver:
+class ListWriter:
     """The lists of one checkpoint on their way into a store."""
 
-    def __init__(self, memory: ListMemory) -> None:
-        self._memory = memory
-        self._before = memory.known
+    def __init__(self, cache: ListCache) -> None:
+        self._cache = cache
+        self._before = cache.known
         self._now: list[_Known] = []
         self._is_asked = False
 
-    def build(self, texts: list[bytes], writer: Writer) -> SequenceBuilder:
+    def build(self, texts: list[bytes], writer: Writer) -> MerkleListBuilder:
         """Return a builder that has all the items, whose texts refer to nothing."""
         if not self._is_asked:
             self._is_asked = True
             writer.on_commit(self._remember)
-        stored = self._resume(texts) if writer.trust_memory else StoredList()
+        stored = self._resume(texts) if writer.trust_cache else StoredList()
         builder = stored.end.copy()
         found = builder.extend(texts[stored.n :], writer.put)
         leaf, leaf_n = stored.leaf, stored.leaf_n
@@ -66,4 +66,4 @@ class ListSaver:
 
     def _remember(self) -> None:
         size = sum(known.stored.end.bytes for known in self._now)
-        self._memory.known = self._now if size <= _MOST_BYTES else []
+        self._cache.known = self._now if size <= _MOST_BYTES else []

@@ -21,8 +21,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.store.objects.decode_budget import weigh_text
-from agent_checkpoint.store.objects.object_format import LEAF, NODE, SPINE, TAIL, End, Object
+from agent_checkpoint.store.objects.decode_budget import text_cost
+from agent_checkpoint.store.objects.object_format import (
+    LEAF,
+    NODE,
+    SPINE,
+    TAIL,
+    Object,
+    TerminalRef,
+)
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
 
 LEAF_BYTES = 16384
@@ -36,30 +43,30 @@ Put = Callable[[bytes, bytes, Sequence[str]], str]
 """Keeps an object to be written: kind, payload, references; returns its name."""
 
 
-class SequenceBuilder:
+class MerkleListBuilder:
     """Makes the objects of one list, item by item; can be copied, and go on from there."""
 
     def __init__(self) -> None:
         self.bytes = 0
-        self.outside = 0
+        self.outside_bytes = 0
         """Bytes of what items refer to and stands elsewhere, counted by whoever adds them."""
-        self.outside_weight = 0
+        self.outside_cost = 0
         """What that weighs."""
-        self._leaves_weight = 0
+        self._leaves_cost = 0
         self._levels: list[list[str]] = []
         self._spine: str | None = None
         self._open_bytes = 0
         self._begin_leaf()
 
-    def copy(self) -> SequenceBuilder:
+    def copy(self) -> MerkleListBuilder:
         """Return a builder that goes on from here on its own."""
-        twin = SequenceBuilder()
-        twin.bytes, twin.outside, twin._spine = self.bytes, self.outside, self._spine
-        twin.outside_weight, twin._leaves_weight = self.outside_weight, self._leaves_weight
+        twin = MerkleListBuilder()
+        twin.bytes, twin.outside_bytes, twin._spine = self.bytes, self.outside_bytes, self._spine
+        twin.outside_cost, twin._leaves_cost = self.outside_cost, self._leaves_cost
         twin._levels = [list(level) for level in self._levels]
         twin._texts, twin._refs = list(self._texts), list(self._refs)
         twin._leaf_bytes, twin._open_bytes = self._leaf_bytes, self._open_bytes
-        twin._items_weight = self._items_weight
+        twin._items_cost = self._items_cost
         twin._ends, twin._tails = list(self._ends), list(self._tails)
         return twin
 
@@ -74,10 +81,10 @@ class SequenceBuilder:
         return _array(self._texts)
 
     @property
-    def weight(self) -> int:
+    def decode_cost(self) -> int:
         """What the list weighs, with all that its items refer to."""
         tails = len(self._ends) + (self._open_bytes > 0)  # each is an array
-        return self._leaves_weight + self._items_weight + tails + self.outside_weight
+        return self._leaves_cost + self._items_cost + tails + self.outside_cost
 
     @property
     def refs(self) -> list[str]:
@@ -92,7 +99,7 @@ class SequenceBuilder:
         self.bytes += size
         self._leaf_bytes += size
         self._open_bytes += size
-        self._items_weight += weigh_text(text) + 1
+        self._items_cost += text_cost(text) + 1
         # As likely as the item is long, so that leaves are about as large whatever the items are.
         ends = zlib.crc32(text) * LEAF_BYTES < size << 32 and self._leaf_bytes >= SMALLEST_LEAF
         if ends or self._leaf_bytes >= LARGEST_LEAF:
@@ -101,7 +108,7 @@ class SequenceBuilder:
             self._ends.append(len(self._texts))
             self._open_bytes = 0
 
-    def extend(self, texts: Sequence[bytes], put: Put) -> tuple[SequenceBuilder, int] | None:
+    def extend(self, texts: Sequence[bytes], put: Put) -> tuple[MerkleListBuilder, int] | None:
         """Add items whose texts refer to nothing: as `add` does, without its cost for each.
 
         Returns:
@@ -142,7 +149,7 @@ class SequenceBuilder:
         self._texts: list[bytes] = []
         self._refs: list[Sequence[str]] = []
         self._leaf_bytes = 0
-        self._items_weight = 0  # with their commas
+        self._items_cost = 0  # with their commas
         self._open_bytes = 0  # of the items after the last end of a tail
         self._ends: list[int] = []
         self._tails: list[str] = []
@@ -150,9 +157,9 @@ class SequenceBuilder:
     def _end_leaf(self, put: Put) -> None:
         refs = _flat(self._refs)
         text = _array(self._texts)
-        self._leaves_weight += weigh_text(text)
+        self._leaves_cost += text_cost(text)
         leaf = put(LEAF, text, refs)
-        child = leaf if refs else End(leaf)
+        child = leaf if refs else TerminalRef(leaf)
         self._begin_leaf()
         self._spine = None
         for group in self._levels:
@@ -187,9 +194,9 @@ class StoredList(NamedTuple):
     They are copied before anything is added to them.
     """
 
-    end: SequenceBuilder = SequenceBuilder()
+    end: MerkleListBuilder = MerkleListBuilder()
     n: int = 0
-    leaf: SequenceBuilder = SequenceBuilder()
+    leaf: MerkleListBuilder = MerkleListBuilder()
     leaf_n: int = 0
 
     def resume(self, is_same: Callable[[int], bool]) -> StoredList:
@@ -205,7 +212,7 @@ class StoredList(NamedTuple):
         return StoredList()
 
 
-def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
+def read_list(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
     """Iterate over the JSON arrays that together are the list, in order, each with its object.
 
     Args:
@@ -243,7 +250,7 @@ def read_sequence(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str
         yield segments[number]
 
 
-def read_unseen(root: str, get: Callable[[str], Object], seen: set[str]) -> Iterator[bytes]:
+def read_new_arrays(root: str, get: Callable[[str], Object], seen: set[str]) -> Iterator[bytes]:
     """Iterate over the JSON arrays of a list that stand in objects not seen before, in any order.
 
     Lists of successive checkpoints share almost all of their objects: to go through all of them

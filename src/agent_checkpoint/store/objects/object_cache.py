@@ -17,7 +17,7 @@ CACHE_BYTES = 1 << 25
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
-class Cache:
+class ObjectCache:
     """Objects, and parsed arrays, by name; the ones not used for long are dropped.
 
     There are two halves. What is used moves to the young one; when that is full, it becomes the old

@@ -36,7 +36,7 @@ STATE_KINDS = frozenset({TEXT, BLOB, LEAF, NODE, SPINE, TAIL})
 """The kinds that states are made of: a load reads what they refer to, and nothing else."""
 
 
-class End(str):
+class TerminalRef(str):
     """The name of an object that refers to nothing."""
 
     __slots__ = ()
@@ -50,7 +50,7 @@ class Object(NamedTuple):
     payload: bytes
 
 
-class Packed(NamedTuple):
+class PlainObject(NamedTuple):
     """An object that is ready to be written: packed when that is needed, not before."""
 
     kind: bytes
@@ -75,13 +75,13 @@ class Packed(NamedTuple):
         return pack(self.plain, compression)
 
 
-def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, Packed]:
+def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, PlainObject]:
     """Return the name of an object, and the object to be written. Raises as `make_plain` does."""
-    packed = make_plain(kind, payload, refs)
+    packed = plain_object(kind, payload, refs)
     return hashlib.sha256(packed.plain).hexdigest(), packed
 
 
-def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
+def plain_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> PlainObject:
     """Return an object to be written.
 
     Args:
@@ -93,7 +93,7 @@ def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
         IntegrityError: it is larger than an object may be; callers cut what is large.
     """
     if refs:
-        ends = sum([1 << place for place, name in enumerate(refs) if type(name) is End])
+        ends = sum([1 << place for place, name in enumerate(refs) if type(name) is TerminalRef])
         flags = ends.to_bytes((len(refs) + 7) // 8, "little")
         head = kind + write_varint(len(refs)) + flags + bytes.fromhex("".join(refs))
     else:
@@ -101,7 +101,7 @@ def make_plain(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Packed:
     plain = head + payload
     if len(plain) > MAX_OBJECT:
         raise IntegrityError(f"An object of {len(plain)} bytes is larger than {MAX_OBJECT}.")
-    return Packed(kind, plain, len(head), tuple(refs))
+    return PlainObject(kind, plain, len(head), tuple(refs))
 
 
 def open_object(name: str, stored: bytes) -> Object:
@@ -127,7 +127,7 @@ def open_object(name: str, stored: bytes) -> Object:
     return Object(plain[:1], _refs(plain[at:start], plain[start:end].hex()), plain[end:])
 
 
-def opened(packed: Packed) -> Object:
+def as_read(packed: PlainObject) -> Object:
     """Return an object that is to be written as it will be read."""
     return Object(packed.kind, packed.refs, packed.payload)
 
@@ -135,7 +135,7 @@ def opened(packed: Packed) -> Object:
 def _refs(flags: bytes, names: str) -> tuple[str, ...]:
     ends = int.from_bytes(flags, "little")
     return tuple(
-        End(names[at : at + 2 * ID_BYTES])
+        TerminalRef(names[at : at + 2 * ID_BYTES])
         if ends >> (at // (2 * ID_BYTES)) & 1
         else names[at : at + 2 * ID_BYTES]
         for at in range(0, len(names), 2 * ID_BYTES)
@@ -146,7 +146,7 @@ class LostObjectError(IntegrityError):
     """An object is missing; if the checkpoint that needs it is gone too, nothing is wrong."""
 
 
-def missing(names: Iterable[str]) -> LostObjectError:
+def missing_objects(names: Iterable[str]) -> LostObjectError:
     """Return the error for objects that a checkpoint needs and the store lacks."""
     lost = sorted(names)
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""

@@ -11,18 +11,23 @@ from typing import Any, Protocol
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import Checkpoint, JsonValue, is_object_id
 from agent_checkpoint.store.canonical_json import read_json
-from agent_checkpoint.store.objects.decode_budget import Known, Scale, vouched, weigh_text
-from agent_checkpoint.store.objects.merkle_list import read_sequence
-from agent_checkpoint.store.objects.object_cache import Cache
+from agent_checkpoint.store.objects.decode_budget import (
+    DecodeBudget,
+    PackedSizes,
+    content_allowance,
+    text_cost,
+)
+from agent_checkpoint.store.objects.merkle_list import read_list
+from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import (
     BLOB,
     STATE_KINDS,
     TEXT,
     Object,
-    missing,
+    missing_objects,
     open_object,
 )
-from agent_checkpoint.store.objects.splitting import Large
+from agent_checkpoint.store.objects.splitting import OutOfLineValue
 
 MAX_STATE = 1 << 30
 """The most bytes of a state, written or read: few objects can stand for any number (1 GiB)."""
@@ -55,7 +60,7 @@ class Reader:
     def __init__(
         self,
         source: ObjectSource,
-        cache: Cache | None = None,
+        cache: ObjectCache | None = None,
         *,
         checkpoints: Sequence[Checkpoint],
         most: int | None = None,
@@ -70,11 +75,11 @@ class Reader:
             most: the most bytes that a state may have, if less than any other may.
         """
         self.source = source
-        self._cache = Cache() if cache is None else cache
+        self._cache = ObjectCache() if cache is None else cache
         self._objects: dict[str, Object] = {}
         self._trees = [tree for checkpoint in checkpoints for tree in checkpoint.parts.values()]
-        self._known: Known = {}
-        self._scale = Scale(len(checkpoints), self._vouched)
+        self._known: PackedSizes = {}
+        self._scale = DecodeBudget(len(checkpoints), self._vouched)
         self._most = len(checkpoints) * (MAX_STATE if most is None else most) + _SLACK
         self._left = self._most + self._most // _A_STEP  # the brackets of arrays come on top
         self._steps = self._most // _A_STEP
@@ -87,7 +92,7 @@ class Reader:
             FormatError: this installation cannot unpack one.
             StorageError: the medium failed.
         """
-        wanted = set(names_in(trees)) - self._objects.keys()
+        wanted = set(object_names(trees)) - self._objects.keys()
         while wanted:
             kept = {name: self._cache.get(name) for name in wanted}
             found = {name: item for name, item in kept.items() if item is not None}
@@ -108,16 +113,16 @@ class Reader:
         Raises:
             IntegrityError: the objects do not make up a list.
         """
-        for part, text in read_sequence(_checked(name), self._get):
+        for part, text in read_list(_checked(name), self._get):
             self._take(text)
             items = self._cache.get_array(part)
             if items is not None:
                 yield items, True
                 continue
             items = read_array(text)
-            is_plain = has_no_tags(text)
+            is_plain = is_tag_free(text)
             if is_plain and self._cache.is_wanted_again(part):
-                self._cache.put_array(part, items, len(text) + _IN_MEMORY * weigh_text(text))
+                self._cache.put_array(part, items, len(text) + _IN_MEMORY * text_cost(text))
             yield items, is_plain
 
     def blob(self, names: Any, *, is_text: bool = False) -> bytes:
@@ -147,7 +152,7 @@ class Reader:
     def _get(self, name: Any, kind: bytes | None = None) -> Object:
         found = self._objects.get(_checked(name))
         if found is None:
-            raise missing([name])
+            raise missing_objects([name])
         self._steps -= 1
         if self._steps < 0:
             raise IntegrityError(
@@ -165,7 +170,7 @@ class Reader:
 
     def _vouched(self, enough: int) -> int:
         """Return what the content of all parts vouches for, also of those that nobody wants."""
-        return vouched(names_in(self._trees), enough, self._fetched, self._known)
+        return content_allowance(object_names(self._trees), enough, self._fetched, self._known)
 
     def _fetched(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
         others = [name for name in names if name not in self._objects]
@@ -180,7 +185,7 @@ class Reader:
             )
 
 
-def whole(tree: Any, reader: Reader | None) -> Any:
+def resolve_tree(tree: Any, reader: Reader | None) -> Any:
     """Return a tree in which nothing is cut out; bytes are bytes, or base64 if they were text.
 
     Raises:
@@ -193,7 +198,7 @@ def whole(tree: Any, reader: Reader | None) -> Any:
 
 
 def _whole(tree: Any, reader: Reader | None) -> Any:
-    if isinstance(tree, Large):
+    if isinstance(tree, OutOfLineValue):
         return tree.inline()
     if isinstance(tree, list):
         return [_whole(item, reader) for item in tree]
@@ -217,7 +222,7 @@ def tag_of(tree: Any) -> str | None:
     return None
 
 
-def names_in(trees: Iterable[Any]) -> Iterator[str]:
+def object_names(trees: Iterable[Any]) -> Iterator[str]:
     """Iterate over the names of objects that stored trees refer to. Raises IntegrityError."""
     stack = list(trees)
     while stack:
@@ -247,12 +252,12 @@ def fetch_objects(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[
         found = source.get_objects(batch)
         lost = [name for name in batch if name not in found]
         if lost:
-            raise missing(lost)
+            raise missing_objects(lost)
         for name in batch:
             yield name, open_object(name, found[name])
 
 
-def has_no_tags(text: bytes) -> bool:
+def is_tag_free(text: bytes) -> bool:
     """Tell whether a JSON text has no tag in it for sure: its value is then what it parses to."""
     return b"$" not in text
 

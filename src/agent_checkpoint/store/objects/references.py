@@ -13,26 +13,16 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue, check_object_id
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.objects.object_format import RECORD, Object
-from agent_checkpoint.store.objects.reader import OBJECT, ObjectSource, names_in
-from agent_checkpoint.store.objects.splitting import Large
+from agent_checkpoint.store.objects.reader import OBJECT, ObjectSource, object_names
+from agent_checkpoint.store.objects.splitting import OutOfLineValue
 from agent_checkpoint.store.objects.writer import Writer
 
 
-class Capturable(Protocol):
+class SelfStoring(Protocol):
     """What hands objects of its own to a store."""
 
     def checkpoint_to(self, writer: Writer) -> str:
         """Hand the present state to a writer; return the name of the topmost object."""
-
-
-class StoresItself(Capturable, Protocol):
-    """A Stateful that stores objects of its own."""
-
-    def load_state_dict(self, state: ObjectRef) -> Any:
-        """Take a state over, all of it or nothing."""
-
-    def undo_load(self, result: Any) -> object:
-        """Take back what `load_state_dict` has done and returned."""
 
 
 class ObjectRef:
@@ -64,7 +54,7 @@ class ObjectRef:
         return self  # it never changes, and a backend is not to be copied
 
 
-class Reference(Large):
+class ObjectReference(OutOfLineValue):
     """An object, on its way into an entry."""
 
     def __init__(self, name: str, source: ObjectSource | None) -> None:
@@ -82,10 +72,10 @@ class Reference(Large):
         return {OBJECT: self.name}
 
 
-class Captured(Reference):
+class CapturedState(ObjectReference):
     """What a Stateful handed over when its state was taken, until the entry is written."""
 
-    def __init__(self, subject: Capturable, new_writer: Callable[[], Writer]) -> None:
+    def __init__(self, subject: SelfStoring, new_writer: Callable[[], Writer]) -> None:
         """Take the state now. Raises what `checkpoint_to` raises."""
         self._subject = subject
         self._taken = new_writer()
@@ -93,14 +83,14 @@ class Captured(Reference):
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Hand over the objects; take the state again if what it relied on was collected."""
-        if writer is not None and writer.trust_memory:
-            writer.absorb(self._taken)
+        if writer is not None and writer.trust_cache:
+            writer.merge(self._taken)
         elif writer is not None:
             self.name = self._subject.checkpoint_to(writer)
         return super().inline(writer)
 
 
-class Kept(Large):
+class ReusedPart(OutOfLineValue):
     """A part of another checkpoint of the same store, taken over just as it is stored."""
 
     def __init__(self, tree: JsonValue) -> None:
@@ -108,7 +98,7 @@ class Kept(Large):
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
         """Add the names; the objects have to be there already."""
-        refs += names_in([self._tree])
+        refs += object_names([self._tree])
         return write_json(self._tree)
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
@@ -138,5 +128,5 @@ def with_references(tree: Any, source: ObjectSource) -> Any:
     if not isinstance(tree, dict):
         return tree
     if len(tree) == 1 and OBJECT in tree:
-        return Reference(str(tree[OBJECT]), source)
+        return ObjectReference(str(tree[OBJECT]), source)
     return {key: with_references(item, source) for key, item in tree.items()}

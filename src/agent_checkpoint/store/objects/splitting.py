@@ -22,9 +22,9 @@ from typing import Any
 
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.canonical_json import write_all_json, write_json
-from agent_checkpoint.store.objects.decode_budget import weigh_pieces, weigh_text
-from agent_checkpoint.store.objects.merkle_list import SequenceBuilder
-from agent_checkpoint.store.objects.object_format import BLOB, TEXT, End
+from agent_checkpoint.store.objects.decode_budget import pieces_cost, text_cost
+from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder
+from agent_checkpoint.store.objects.object_format import BLOB, TEXT, TerminalRef
 from agent_checkpoint.store.objects.writer import Writer
 
 IN_ENTRY = 1024
@@ -37,7 +37,7 @@ PIECE = 1 << 20
 """Bytes, or characters, in a piece."""
 
 
-class Large(ABC):
+class OutOfLineValue(ABC):
     """A value in a tree that knows itself how it is stored."""
 
     @abstractmethod
@@ -49,7 +49,7 @@ class Large(ABC):
         """Return the value as plain JSON, for stores that people read; put what can be no text."""
 
 
-class Blob(Large):
+class BlobValue(OutOfLineValue):
     """Bytes."""
 
     def __init__(self, data: bytes) -> None:
@@ -81,10 +81,10 @@ def inline_parts(parts: Mapping[str, JsonValue], writer: Writer) -> dict[str, Js
 
 def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
     """Return a tree in full, as plain JSON."""
-    if isinstance(tree, Large):
+    if isinstance(tree, OutOfLineValue):
         return inline_tree(tree.inline(writer), writer)
     if isinstance(tree, bytes):
-        return Blob(tree).inline()
+        return BlobValue(tree).inline()
     if type(tree) is list:
         return [inline_tree(item, writer) for item in tree]
     if type(tree) is dict:
@@ -92,7 +92,7 @@ def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
     return tree
 
 
-def add_item(value: JsonValue, builder: SequenceBuilder, writer: Writer) -> None:
+def add_item(value: JsonValue, builder: MerkleListBuilder, writer: Writer) -> None:
     """Add an item to a sequence, cut if it is large."""
     refs: list[str] = []
     try:
@@ -100,16 +100,16 @@ def add_item(value: JsonValue, builder: SequenceBuilder, writer: Writer) -> None
     except TypeError:  # there is a Large in it
         text = b""
     if not text or len(text) > IN_OBJECT:
-        size, weight = writer.size, writer.weight
+        size, decode_cost = writer.size, writer.decode_cost
         text = _text(value, IN_OBJECT, writer, refs)
         # Counted by the builder, which remembers it with the item: a log puts an item only once.
-        builder.outside += writer.size - size
-        builder.outside_weight += writer.weight - weight
-        writer.size, writer.weight = size, weight
+        builder.outside_bytes += writer.size - size
+        builder.outside_cost += writer.decode_cost - decode_cost
+        writer.size, writer.decode_cost = size, decode_cost
     builder.add(text, refs, writer.put)
 
 
-def put_list(builder: SequenceBuilder, writer: Writer, refs: list[str]) -> bytes:
+def put_list(builder: MerkleListBuilder, writer: Writer, refs: list[str]) -> bytes:
     """Put the list that a builder has gathered; return the text that stands for it."""
     return _put_sequence("$list", builder, writer, refs)
 
@@ -125,11 +125,11 @@ def _text(value: Any, limit: int, writer: Writer, refs: list[str]) -> bytes:
         return _list(value, writer, refs)
     if isinstance(value, dict):
         return _dict(value, limit, writer, refs)
-    return value.store(writer, refs) if isinstance(value, Large) else write_json(value)
+    return value.store(writer, refs) if isinstance(value, OutOfLineValue) else write_json(value)
 
 
 def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
-    builder = SequenceBuilder()
+    builder = MerkleListBuilder()
     texts: list[bytes] = []
     with suppress(TypeError):  # there is a Large in it
         texts = write_all_json(value)
@@ -155,7 +155,7 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
         size += len(members[-1][0]) + len(members[-1][1]) + 2
         below += names
     if size > LARGEST_TEXT:
-        builder = SequenceBuilder()
+        builder = MerkleListBuilder()
         for key_text, text, names in members:
             builder.add(b"[%b,%b]" % (key_text, text), names, writer.put)
         return _put_sequence("$map", builder, writer, refs)
@@ -164,27 +164,27 @@ def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) ->
         refs += below
         return whole
     writer.size += size
-    writer.weight += weigh_text(whole)
+    writer.decode_cost += text_cost(whole)
     name = writer.put(TEXT, whole, list(dict.fromkeys(below)))
-    refs.append(name if below else End(name))
+    refs.append(name if below else TerminalRef(name))
     return write_json({"$ref": name})
 
 
-def _put_sequence(tag: str, builder: SequenceBuilder, writer: Writer, refs: list[str]) -> bytes:
+def _put_sequence(tag: str, builder: MerkleListBuilder, writer: Writer, refs: list[str]) -> bytes:
     refs.append(builder.finish(writer.put))
-    writer.size += builder.bytes + builder.outside
-    writer.weight += builder.weight
+    writer.size += builder.bytes + builder.outside_bytes
+    writer.decode_cost += builder.decode_cost
     return write_json({tag: refs[-1]})
 
 
 def _put_pieces(tag: str, pieces: list[bytes], writer: Writer, refs: list[str]) -> bytes:
     names: list[JsonValue] = []
-    writer.weight += weigh_pieces(pieces, is_text=tag == "$text")
+    writer.decode_cost += pieces_cost(pieces, is_text=tag == "$text")
     for piece in pieces:
         writer.size += len(piece)
         name = writer.put(BLOB, piece)
         names.append(name)
-        refs.append(End(name))
+        refs.append(TerminalRef(name))
     return write_json({tag: names})
 
 
@@ -205,4 +205,4 @@ def _room(value: Any, room: int) -> int:
             if room < 0:
                 break
         return room - 2
-    return -1 if isinstance(value, Large) else room - 4
+    return -1 if isinstance(value, OutOfLineValue) else room - 4

@@ -12,15 +12,15 @@ from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
-from agent_checkpoint.store.objects.decode_budget import FREE, Known, vouched
-from agent_checkpoint.store.objects.list_cache import ListMemory
-from agent_checkpoint.store.objects.object_cache import Cache
+from agent_checkpoint.store.objects.decode_budget import BASE_BUDGET, PackedSizes, content_allowance
+from agent_checkpoint.store.objects.list_cache import ListCache
+from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import (
     Object,
-    Packed,
+    PlainObject,
+    as_read,
     make_object,
     open_object,
-    opened,
 )
 
 _NOT_WORTH_ASKING = 16384
@@ -31,7 +31,7 @@ _BATCH = 1 << 25
 
 _WORTH_KEEPING = 1000
 
-Memory = WeakKeyDictionary[Any, Any]
+WriteCache = WeakKeyDictionary[Any, Any]
 """What a store is known to have, by whom."""
 
 
@@ -40,12 +40,12 @@ class Writer:
 
     def __init__(
         self,
-        memory: Memory,
-        lists: ListMemory | None = None,
+        write_cache: WriteCache,
+        lists: ListCache | None = None,
         *,
         backend: Backend | None = None,
         compression: Callable[[], str] = lambda: "zlib",
-        trust_memory: bool = True,
+        trust_cache: bool = True,
     ) -> None:
         """Begin a checkpoint.
 
@@ -60,14 +60,14 @@ class Writer:
         """
         self.backend = backend
         self.compression = compression
-        self.memory = memory
-        self.trust_memory = trust_memory
-        self.lists = (lists or ListMemory()).begin()
+        self.write_cache = write_cache
+        self.trust_cache = trust_cache
+        self.lists = (lists or ListCache()).begin()
         self.size = 0
         """Bytes of the state as text that stand outside of the entry: what it would take alone."""
-        self.weight = 0
+        self.decode_cost = 0
         """What they weigh."""
-        self._pending: dict[str, Packed] = {}
+        self._pending: dict[str, PlainObject] = {}
         self._new: set[str] = set()
         self._committed: list[Callable[[], object]] = []
 
@@ -81,7 +81,7 @@ class Writer:
         self._pending[name] = packed
         return name
 
-    def adopt(self, objects: Mapping[str, Packed]) -> None:
+    def adopt(self, objects: Mapping[str, PlainObject]) -> None:
         """Keep objects to be written that were made elsewhere."""
         self._pending.update(objects)
 
@@ -89,16 +89,16 @@ class Writer:
         """Tell whether an object was put already."""
         return name in self._pending
 
-    def absorb(self, other: Writer) -> None:
+    def merge(self, other: Writer) -> None:
         """Take over what another writer has collected."""
         self._pending.update(other._pending)
         self._committed += other._committed
 
-    def lacking(self, names: Collection[str]) -> Collection[str]:
+    def missing_from_store(self, names: Collection[str]) -> Collection[str]:
         """Return those of the objects that the store lacks. Raises StorageError."""
         return names if self.backend is None else self.backend.missing_objects(names)
 
-    def put_ahead(self, objects: Mapping[str, bytes]) -> None:
+    def put_early(self, objects: Mapping[str, bytes]) -> None:
         """Store objects that refer to nothing right away, for they are many. From any thread.
 
         Raises:
@@ -107,7 +107,7 @@ class Writer:
         if objects and self.backend is not None:
             self.backend.put_objects(objects)
 
-    def pending(self) -> Iterable[tuple[str, Packed]]:
+    def pending(self) -> Iterable[tuple[str, PlainObject]]:
         """Return the objects that were put, by name; what they refer to comes first."""
         return self._pending.items()
 
@@ -120,15 +120,15 @@ class Writer:
         for call in self._committed:
             call()
 
-    def keep(self, cache: Cache) -> None:
+    def keep(self, cache: ObjectCache) -> None:
         """Keep what was written in memory: it is what is most likely to be read next.
 
         Not of a first snapshot of many directories, which would push out all else.
         """
         for name in self._new if len(self._new) <= _WORTH_KEEPING else ():
-            cache.put_object(name, opened(self._pending[name]))
+            cache.put_object(name, as_read(self._pending[name]))
 
-    def check_weight(self, roots: Iterable[str], backend: Backend | None = None) -> None:
+    def check_decode_cost(self, roots: Iterable[str], backend: Backend | None = None) -> None:
         """Refuse a state that repeats so little content so often that no load would take it.
 
         Args:
@@ -139,7 +139,7 @@ class Writer:
             InvalidInputError: it is such a state.
             StorageError: the medium failed.
         """
-        if self.weight <= FREE:
+        if self.decode_cost <= BASE_BUDGET:
             return
 
         def fetch(names: Sequence[str]) -> Iterator[tuple[str, Object]]:
@@ -147,17 +147,20 @@ class Writer:
             found = {} if backend is None else backend.get_objects(elsewhere)
             for name in names:
                 if name in self._pending:
-                    yield name, opened(self._pending[name])
+                    yield name, as_read(self._pending[name])
                 elif name in found:  # else the append will tell
                     with suppress(IntegrityError, FormatError):  # verify() tells
                         yield name, open_object(name, found[name])
 
-        known: Known = self.memory.setdefault(vouched, {})  # by the function, which stays
-        if vouched(roots, 2 * self.weight, fetch, known) < 2 * self.weight:
+        known: PackedSizes = self.write_cache.setdefault(
+            content_allowance, {}
+        )  # by the function, which stays
+        if content_allowance(roots, 2 * self.decode_cost, fetch, known) < 2 * self.decode_cost:
             raise InvalidInputError(
-                f"The state weighs {self.weight:,} (brackets, quotes and commas of its JSON) and "
-                "has too little in it that differs: a load would take it for an attack. Keep what "
-                "repeats once, as bytes, or as an array of numpy."
+                f"The state exceeds the decode limit: decode cost {self.decode_cost:,} (brackets, "
+                "quotes and commas of its JSON), with too little distinct content. A load would "
+                "refuse it as a decompression bomb. Store repeated values once, as bytes, or as a "
+                "numpy array."
             )
 
     def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
@@ -172,7 +175,7 @@ class Writer:
             StorageError: the medium failed.
         """
         roots = list(roots)
-        self.check_weight(roots, backend)
+        self.check_decode_cost(roots, backend)
         new, requires = self._sort_out(backend, roots)
         self._new = new
         compression = self.compression()  # after it is known what is reused: that is looked at

@@ -244,7 +244,7 @@ def _answered(approval: str) -> Response:
 
 
 def _version(ledger: Ledger) -> str:
-    return f"{ledger.family}.{ledger.seq}"
+    return f"{ledger.lineage}.{ledger.seq}"
 
 
 def _version_of(requests: list[Asked]) -> str:

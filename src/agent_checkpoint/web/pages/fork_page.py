@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import check_key, show
 from agent_checkpoint.session.session_record import PART as SESSION
-from agent_checkpoint.store.store import unknown
+from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import attachment, link
 from agent_checkpoint.web.request_threads import one_by_one
 from agent_checkpoint.web.site import Site, asked, wanted
@@ -67,7 +67,7 @@ def export_page(site: Site, request: Request) -> Response:
     key = wanted(asked(request), "key")
     head = site.store.head(key)
     if head is None:
-        raise unknown(key, site.store)
+        raise key_not_found(key, site.store)
     line = site.histories.line(key)
     return site.page(
         "export.html", key=key, head=head, number=len(line.points), is_whole=line.is_whole

@@ -20,7 +20,7 @@ from agent_checkpoint.session.rollback_preview import Preview, preview_rollback
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import PART as SESSION
 from agent_checkpoint.store.ledger.ledger import Effect
-from agent_checkpoint.store.store import unknown
+from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import link, uncoded
 from agent_checkpoint.web.site import Refused, Site, asked, wanted
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
@@ -39,7 +39,7 @@ class Shown:
     ) -> None:
         head = site.store.head(key)
         if head is None:
-            raise unknown(key, site.store)
+            raise key_not_found(key, site.store)
         self.head, self.target, self.key = head, target, key
         self.parts, self.keep_unseen = parts, keep_unseen
         self.preview = self.look(site)

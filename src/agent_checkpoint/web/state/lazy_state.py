@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.canonical_json import read_json
-from agent_checkpoint.store.objects.merkle_list import read_sequence, read_unseen
+from agent_checkpoint.store.objects.merkle_list import read_list, read_new_arrays
 from agent_checkpoint.store.objects.object_format import BLOB, TEXT, Object
 from agent_checkpoint.store.objects.reader import (
     OBJECT,
@@ -185,7 +185,7 @@ class Peek:
             raise IntegrityError("Damaged state: not the name of an object.")
         if name not in self._lists:
             found: list[Any] = []
-            for _, text in read_sequence(name, self.get):
+            for _, text in read_list(name, self.get):
                 items = read_array(text)
                 # Few objects can stand for any number of items.
                 self._take(len(text) + _AN_ITEM * len(items))
@@ -212,7 +212,7 @@ def new_items(tree: Any, seen: set[str], peek: Peek) -> Iterator[Any]:
     if isinstance(shape.tree, list):
         yield from shape.tree
         return
-    for text in read_unseen(str(shape.tree["$list"]), peek.get, seen):
+    for text in read_new_arrays(str(shape.tree["$list"]), peek.get, seen):
         yield from read_array(text)
 
 

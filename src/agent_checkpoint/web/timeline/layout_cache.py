@@ -6,7 +6,7 @@ from hashlib import sha256
 from threading import Lock
 from typing import NamedTuple
 
-from agent_checkpoint.store.store import Store, unknown
+from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.web.timeline.history import Histories, Origin, forks_of
 from agent_checkpoint.web.timeline.key_catalog import Catalog
 from agent_checkpoint.web.timeline.layout import Picture, draw
@@ -46,7 +46,7 @@ class Scenes:
         names, left_out = forks_of(origins, key, MOST_FORKS)
         lines = {name: histories.line(name) for name in (key, *names)}
         if not lines[key].points:
-            raise unknown(key, self._store)
+            raise key_not_found(key, self._store)
         version = version_of(
             {name: line.points[-1].seq for name, line in lines.items() if line.points}
         )

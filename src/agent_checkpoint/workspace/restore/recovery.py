@@ -21,7 +21,7 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, forget_old_safety
+from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.capture import Taking
 from agent_checkpoint.workspace.ignore.rules import Rules
@@ -127,7 +127,7 @@ class Restoring:
             if only_if is not None and plan.digest != only_if.digest:
                 raise PlanChangedError
             self._go_through(root, store, plan, wish, Held(taking.tree, saved.id, seen))
-            forget_old_safety(store, key)  # not before: the tree may be that of one
+            prune_safety_checkpoints(store, key)  # not before: the tree may be that of one
             return plan
 
     def restore_held(self, store: Store, tree: Tree, held: Held, wish: Wish) -> Plan:

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent_checkpoint.backends.disk.fork_safety import not_forked
-from agent_checkpoint.store.objects.object_format import BLOB, End, Packed, make_object
+from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.safe_open import (
     Changing,
@@ -82,7 +82,7 @@ class Contents:
         self._ahead = ahead and writer.backend is not None
         self._writer = writer
         self._meter = meter
-        self._objects: dict[str, Packed] = {}
+        self._objects: dict[str, PlainObject] = {}
         self._size = 0
         self._storing: Storing | None = None
         self.count = 0
@@ -140,7 +140,7 @@ class Contents:
         if self._storing is not None:
             self._storing.drop()
 
-    def _add(self, name: str, packed: Packed) -> None:
+    def _add(self, name: str, packed: PlainObject) -> None:
         self._objects[name] = packed
         self._size += packed.size
         if self._size >= _BATCH_BYTES:
@@ -192,7 +192,7 @@ class Contents:
                     whole.add(chunk)
                     size += len(chunk)
                     piece, packed = make_object(BLOB, chunk)
-                    names.append(End(piece))
+                    names.append(TerminalRef(piece))
                     # Never more than a few chunks in memory, however large the file is.
                     self._add(piece, packed)
                     if size > file.stat.st_size:  # it may grow as fast as it is read

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Mapping
 from queue import Queue
 
-from agent_checkpoint.store.objects.object_format import Packed
+from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.store.objects.writer import Writer
 
 _WAITING = 2
@@ -34,7 +34,7 @@ class Storing:
         """
         self._writer = writer
         self._compression = writer.compression()
-        self._batches: Queue[Mapping[str, bytes | Packed] | None] = Queue(_WAITING)
+        self._batches: Queue[Mapping[str, bytes | PlainObject] | None] = Queue(_WAITING)
         self._error: BaseException | None = None
         self._is_over = False
         self._thread = threading.Thread(
@@ -42,14 +42,14 @@ class Storing:
         )
         self._thread.start()
 
-    def store(self, objects: Mapping[str, Packed]) -> None:
+    def store(self, objects: Mapping[str, PlainObject]) -> None:
         """Have the store take those of the objects that it lacks, now or later.
 
         Raises:
             StorageError: the medium failed, for these or for earlier ones.
         """
         self._check()
-        lost = self._writer.lacking(objects)
+        lost = self._writer.missing_from_store(objects)
         self._batches.put(
             {
                 name: packed.stored(self._compression) if packed.size < _PACKED_HERE else packed
@@ -83,7 +83,7 @@ class Storing:
             if self._error is not None or self._is_over:
                 continue  # whoever hands over must not wait for ever
             try:
-                self._writer.put_ahead(
+                self._writer.put_early(
                     {
                         name: found if isinstance(found, bytes) else found.stored(self._compression)
                         for name, found in batch.items()

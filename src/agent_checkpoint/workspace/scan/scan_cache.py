@@ -62,14 +62,14 @@ class Memory:
 
     def is_for(self, writer: Writer) -> bool:
         """Tell whether it is about the store of a writer."""
-        return writer.backend is self._backend and writer.trust_memory
+        return writer.backend is self._backend and writer.trust_cache
 
     def begin(self, writer: Writer) -> None:
         """Remember only what the index has for the store of a writer."""
         self.folder = self._index_read = None
         self._backend = writer.backend
         index = self._index()
-        if writer.trust_memory and index is not None:
+        if writer.trust_cache and index is not None:
             with collection_paused():
                 self._index_read = open_index(index)
             if self._index_read is not None:

@@ -33,8 +33,8 @@ from agent_checkpoint.store.objects.object_format import (
     DIRECTORY,
     ID_BYTES,
     WIDE,
-    End,
     Object,
+    TerminalRef,
 )
 
 FILE, FOLDER, LINK = b"f", b"d", b"l"
@@ -134,7 +134,7 @@ def read_directory(name: str, get: Get) -> list[Item]:
 def put_chunks(chunks: Chunks, put: Put) -> str:
     """Put the list of a file's chunks; return its name."""
     payload = _CHUNK_LIST.pack(chunks.size, bytes.fromhex(chunks.id))
-    return put(CHUNKS, payload, [End(name) for name in chunks.names])
+    return put(CHUNKS, payload, [TerminalRef(name) for name in chunks.names])
 
 
 def read_chunks(name: str, get: Get) -> Chunks:
@@ -190,7 +190,7 @@ def _put_part(items: Iterable[Item], put: Put) -> Stored:
         named.append(head + digest)
         if kind == FILE and content == ref:
             stored.append(head)
-            refs.append(End(ref))
+            refs.append(TerminalRef(ref))
         else:
             stored.append((head if kind == FOLDER else _IN_CHUNKS + head[1:]) + digest)
             refs.append(ref)

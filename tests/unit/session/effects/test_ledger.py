@@ -9,7 +9,7 @@ import pytest
 from agent_checkpoint import CheckpointManager, ConflictError, IntegrityError, StorageError
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.store.ledger.ledger import Epoch, Ledger
-from agent_checkpoint.store.ledger.lineage import families
+from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.record_stream import RecordStream
 
 
@@ -63,7 +63,7 @@ def answer(ledger: Ledger, name: str = "r1", approved: bool = True) -> int:
 
 
 def again(ledger: Ledger) -> Ledger:
-    other = Ledger(ledger.store, ledger.family)
+    other = Ledger(ledger.store, ledger.lineage)
     other.refresh()
     return other
 
@@ -177,11 +177,11 @@ def test_which_checkpoints_are_needed(ledger: Ledger) -> None:
     ledger.append("committed", effect="done", parts={})
     ask(ledger)
     ask(ledger, "late", expires=1.0)
-    assert list(ledger.held_checkpoints()) == ["a", "work_1-2"]
+    assert list(ledger.pinned_checkpoints()) == ["a", "work_1-2"]
     answer(ledger)
-    assert list(ledger.held_checkpoints()) == ["a", "work_1-2"]
+    assert list(ledger.pinned_checkpoints()) == ["a", "work_1-2"]
     ledger.append("used", request="r1")
-    assert list(ledger.held_checkpoints()) == ["a"]
+    assert list(ledger.pinned_checkpoints()) == ["a"]
 
 
 def test_large_parts_come_back(ledger: Ledger) -> None:
@@ -206,16 +206,16 @@ def test_one_that_was_set_back_is_refused(ledger: Ledger) -> None:
     for name in "abc":
         start(ledger, name)
     ledger.store.backend.remove("fx/family", [2, 3])
-    with pytest.raises(IntegrityError, match="'family' was set back"):
+    with pytest.raises(IntegrityError, match="'family' was truncated"):
         start(ledger, "d")
     assert start(again(ledger), "d") > 1
 
 
 def test_the_families_of_a_store(manager: CheckpointManager) -> None:
-    assert families(manager.store) == []
+    assert lineages(manager.store) == []
     for name in ("b", "a/with slashes", "é"):
         start(Ledger(manager.store, name))
-    assert families(manager.store) == sorted(["b", "a/with slashes", "é"])
+    assert lineages(manager.store) == sorted(["b", "a/with slashes", "é"])
 
 
 # -- who may write -------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from agent_checkpoint.store.objects.object_format import (
     NODE,
     SPINE,
     TEXT,
-    End,
+    TerminalRef,
     make_object,
     open_object,
 )
@@ -194,7 +194,7 @@ def test_an_object_that_lies_about_another_takes_nothing_from_it(
     """As an archive may bring it, crafted so that gc does not look below what others need."""
     manager.save("victim", {"list": [f"{n}" * 50 for n in range(20_000)]})
     objects = {name: open_object(name, backend.get_objects([name])[name]) for name in ids(backend)}
-    lies = [End(name) for name, found in objects.items() if found.kind in (NODE, SPINE)]
+    lies = [TerminalRef(name) for name, found in objects.items() if found.kind in (NODE, SPINE)]
     name, packed = make_object(TEXT, b"{}", lies)
     backend.put_objects({name: packed.stored()})
     source = manager.store.head("victim")

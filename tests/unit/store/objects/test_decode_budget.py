@@ -14,7 +14,7 @@ from agent_checkpoint.store import canonical_json, entries
 from agent_checkpoint.store.archive import importer
 from agent_checkpoint.store.canonical_json import indented_size, write_json
 from agent_checkpoint.store.objects import decode_budget, writer
-from agent_checkpoint.store.objects.decode_budget import weigh_pieces, weigh_text
+from agent_checkpoint.store.objects.decode_budget import pieces_cost, text_cost
 from agent_checkpoint.store.objects.writer import Writer
 from tests.agents import managers
 from tests.properties.values import values
@@ -33,8 +33,8 @@ REPEATED = [{"a": [1, 2], "b": "text"}] * 3000
 def limit(patch: pytest.MonkeyPatch, free: int, for_a_byte: int = 1) -> None:
     """Have other limits than the real ones."""
     for module in (decode_budget, writer):
-        patch.setattr(module, "FREE", free)
-    patch.setattr(decode_budget, "FOR_A_BYTE", for_a_byte)
+        patch.setattr(module, "BASE_BUDGET", free)
+    patch.setattr(decode_budget, "COST_PER_BYTE", for_a_byte)
 
 
 class Weighing:
@@ -46,7 +46,7 @@ class Weighing:
         flush = Writer.flush
 
         def weighed(writer: Writer, *args: Any) -> Any:
-            self.written = writer.weight
+            self.written = writer.decode_cost
             return flush(writer, *args)
 
         patch.setattr(Writer, "flush", weighed)
@@ -58,16 +58,16 @@ class Weighing:
     def load(self) -> int:
         found, reader = self.manager._fetch("key")
         states_of(found.parts, reader=reader)
-        return reader._scale.weight
+        return reader._scale.decode_cost
 
 
 def test_values_are_counted_and_not_their_length() -> None:
-    assert weigh_text(b"[]") == 2
-    assert weigh_text(b'{"a":[1,2]}') == 8
-    assert weigh_text(b'"' + b"x" * 10_000 + b'"') == 2
-    assert weigh_pieces([b"x" * 1000] * 64, is_text=True) == 1000
-    assert weigh_pieces([b"x" * 1000] * 63 + [("é" * 500).encode()], is_text=True) == 4000
-    assert weigh_pieces([b"\xff" * 1000] * 64, is_text=False) == 1000
+    assert text_cost(b"[]") == 2
+    assert text_cost(b'{"a":[1,2]}') == 8
+    assert text_cost(b'"' + b"x" * 10_000 + b'"') == 2
+    assert pieces_cost([b"x" * 1000] * 64, is_text=True) == 1000
+    assert pieces_cost([b"x" * 1000] * 63 + [("é" * 500).encode()], is_text=True) == 4000
+    assert pieces_cost([b"\xff" * 1000] * 64, is_text=False) == 1000
 
 
 @ours
@@ -104,7 +104,7 @@ def test_what_repeats_too_often_is_refused_when_it_is_saved(
     backend = MemoryBackend()
     manager = CheckpointManager(backend)
     limit(monkeypatch, 10_000)
-    with pytest.raises(InvalidInputError, match=r"weighs 45,\d\d\d .* too little in it"):
+    with pytest.raises(InvalidInputError, match=r"cost 45,\d\d\d .* too little distinct"):
         manager.save("key", {"list": REPEATED, "n": 1})
     assert manager.list_keys() == []
     assert list(backend.list_objects()) == []
@@ -189,7 +189,7 @@ def test_a_file_store_exports_nothing_that_could_not_be_loaded(
     with CheckpointManager(backend="file", path=tmp_path / "store") as manager:
         manager.save("key", {"list": REPEATED, "n": 1})  # in full, as it is loaded
         assert manager.state_dict("key")["list"] == REPEATED
-        with pytest.raises(InvalidInputError, match="too little in it that differs"):
+        with pytest.raises(InvalidInputError, match="too little distinct content"):
             manager.export_archive(tmp_path / "a", "key")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from agent_checkpoint import IntegrityError
 from agent_checkpoint.store.objects import merkle_list
-from agent_checkpoint.store.objects.merkle_list import SequenceBuilder
+from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder
 from agent_checkpoint.store.objects.object_format import BLOB, LEAF, NODE, SPINE, TAIL, TEXT
 from agent_checkpoint.store.objects.varint import write_varint
 from tests.unit.store.shelves import Shelf
@@ -51,7 +51,7 @@ def test_a_change_writes_little_of_a_long_list(whole: Shelf, changed: "list[byte
 
 
 def test_an_append_costs_the_same_at_any_length() -> None:
-    shelf, builder, cost = Shelf(), SequenceBuilder(), []
+    shelf, builder, cost = Shelf(), MerkleListBuilder(), []
     for text in MESSAGES:
         objects, size = len(shelf.objects), shelf.bytes
         builder.add(text, (), shelf.put)
@@ -198,7 +198,7 @@ def test_a_tree_of_nothing_ends_soon() -> None:
 
 
 def test_what_was_not_seen_is_read_once_and_is_all_of_it() -> None:
-    shelf, builder, looked = Shelf(), SequenceBuilder(), 0
+    shelf, builder, looked = Shelf(), MerkleListBuilder(), 0
     seen: set[str] = set()
     found: set[bytes] = set()
 
@@ -210,15 +210,15 @@ def test_what_was_not_seen_is_read_once_and_is_all_of_it() -> None:
     for text in MESSAGES[:1000]:
         builder.add(text, (), shelf.put)
         root = builder.finish(shelf.put)
-        for array in merkle_list.read_unseen(root, get, seen):
+        for array in merkle_list.read_new_arrays(root, get, seen):
             found.update(json.dumps(item).encode() for item in json.loads(array))
     assert found == set(MESSAGES[:1000])
     assert looked < 1500  # and not a thousand times all leaves
-    assert list(merkle_list.read_unseen(root, get, seen)) == []
+    assert list(merkle_list.read_new_arrays(root, get, seen)) == []
 
 
 def test_what_is_no_list_is_refused_there_too() -> None:
     shelf = Shelf()
     text = shelf.put(TEXT, b"{}", ())
     with pytest.raises(IntegrityError, match="no list"):
-        list(merkle_list.read_unseen(shelf.put(NODE, b"", [text]), shelf.get, set()))
+        list(merkle_list.read_new_arrays(shelf.put(NODE, b"", [text]), shelf.get, set()))

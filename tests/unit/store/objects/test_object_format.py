@@ -13,7 +13,7 @@ from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.objects.object_format import (
     MAX_OBJECT,
     TEXT,
-    End,
+    TerminalRef,
     make_object,
     open_object,
 )
@@ -32,7 +32,7 @@ STATE = {
 
 def test_names_are_for_ever() -> None:
     """Written down: a change here would make every store of today unreadable."""
-    name, packed = make_object(TEXT, b'{"a":1}', ["ab" * 32, End("cd" * 32)])
+    name, packed = make_object(TEXT, b'{"a":1}', ["ab" * 32, TerminalRef("cd" * 32)])
     assert packed.plain == b"t\x02\x02" + b"\xab" * 32 + b"\xcd" * 32 + b'{"a":1}'
     assert name == hashlib.sha256(packed.plain).hexdigest()
     assert make_object(TEXT, b"")[0] == hashlib.sha256(b"t\0").hexdigest()

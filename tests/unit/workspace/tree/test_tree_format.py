@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, IntegrityError, Workspace
-from agent_checkpoint.store.objects.object_format import End
+from agent_checkpoint.store.objects.object_format import TerminalRef
 from agent_checkpoint.workspace.scan import chunking, file_reader
 from agent_checkpoint.workspace.tree.tree_format import (
     Chunks,
@@ -132,7 +132,7 @@ def test_names_that_are_never_cut_at_are_cut_all_the_same() -> None:
 
 def test_a_list_of_chunks_is_read_back() -> None:
     shelf = Shelf()
-    chunks = Chunks(12, digest("all"), (End(digest(1)), End(digest(2))))
+    chunks = Chunks(12, digest("all"), (TerminalRef(digest(1)), TerminalRef(digest(2))))
     assert read_chunks(put_chunks(chunks, shelf.put), shelf.get) == chunks
 
 
@@ -169,7 +169,7 @@ def test_a_tree_has_the_same_id_however_its_files_are_cut(
 # -- what no directory may say ---------------------------------------------------------------------
 
 ID = bytes(32)
-REF = End(digest("some file"))
+REF = TerminalRef(digest("some file"))
 NESTED = digest("some object")
 CUT = entry(b"a", b"c", rest=ID)
 TWO = entry(b"a") + entry(b"b")
