@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 from agent_checkpoint import Session, explore
-from agent_checkpoint.session.branch.session_fork import Forking
+from agent_checkpoint.session.branch.session_fork import SessionForker
 from agent_checkpoint.workspace.fork.drivers import end_fork
 from agent_checkpoint.workspace.fork.isolated import Stage
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -84,8 +84,8 @@ def rows(figures: dict[str, Any]) -> list[Row]:
     ]
 
 
-def _moment(session: Session) -> tuple[Forking, Workspace, Tree]:
-    forking = Forking(session, at=None, label="bench")
+def _moment(session: Session) -> tuple[SessionForker, Workspace, Tree]:
+    forking = SessionForker(session, at=None, label="bench")
     if session.workspace is None or forking.tree is None:
         raise AssertionError("unreachable: the session has files")
     return forking, session.workspace, forking.tree

@@ -160,7 +160,7 @@ def test_a_seal_of_ones_own_vouches_for_nothing_in_an_archive(mine: Path, tmp_pa
         manager.export_archive(tmp_path / "job.ckpt", "job")
     with CheckpointManager(backend="sqlite", path=tmp_path / "new") as manager:
         manager.import_archive(tmp_path / "job.ckpt")
-        with pytest.raises(InvalidInputError, match="not you who said so"):
+        with pytest.raises(InvalidInputError, match="not sealed with your secret"):
             Session("job", store=manager)
     assert run("--store", tmp_path / "new", "tasks", at=work).status == 3
 
@@ -250,7 +250,7 @@ def test_a_session_of_another_host_takes_over_no_directory(
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-1")
     Session("job", workspace=mine).close()
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-2")
-    with pytest.raises(InvalidInputError, match="not you who said so"):
+    with pytest.raises(InvalidInputError, match="not sealed with your secret"):
         Session("job")
     with pytest.raises(InvalidInputError, match="does not take over"):
         Session("job", workspace=mine)

@@ -186,7 +186,7 @@ def test_no_import_gets_the_ledger_of_a_session_here(
     with CheckpointManager(backend=backend, path=tmp_path / "b") as manager:
         with Session("job", store=manager) as session:
             book("hotel")
-            family = session._meta.family
+            family = session._record.family
         manager.export_archive(tmp_path / "seen.ckpt", "job")
         with CheckpointManager(backend="sqlite", path=tmp_path / "a") as other:
             if how == "with a ledger":
@@ -213,7 +213,7 @@ def test_no_import_gets_the_ledger_of_a_session_here(
         ]
         assert not [entry for entry in records if b"a later secret" in entry]
         with Session("evil", store=manager) as session:
-            assert session._meta.family != family
+            assert session._record.family != family
             session.rollback(to="evil@1", effects="compensate")
         assert UNDONE == []
         with Session("job", store=manager) as session:
@@ -228,9 +228,9 @@ def test_a_session_that_comes_back_knows_what_it_did(tmp_path: Path) -> None:
         manager.export_archive(tmp_path / "seen.ckpt", "job")
         with Session("job", store=manager) as session:
             book("flight")
-            family = session._meta.family
+            family = session._record.family
         manager.delete("job")
         manager.import_archive(tmp_path / "seen.ckpt")
         with Session("job", store=manager) as session:
-            assert session._meta.family == family
+            assert session._record.family == family
             assert any("flight" in notice for notice in session.notices)

@@ -82,7 +82,7 @@ def test_a_session_from_elsewhere_does_not_say_where_it_writes(
     if is_there:
         target.mkdir(parents=True)
     edit(manager, workspace=str(target))
-    with pytest.raises(InvalidInputError, match="it was not you who said so"):
+    with pytest.raises(InvalidInputError, match="not sealed with your secret"):
         Session("job", store=manager)
     assert not target.exists() or not any(target.iterdir())
 
@@ -99,7 +99,7 @@ def test_nor_does_one_that_was_imported_by_another_user(
     manager.export_archive(tmp_path / "job.ckpt", "job")
     other.import_archive(tmp_path / "job.ckpt")
     monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "of somebody else")
-    with pytest.raises(InvalidInputError, match="it was not you who said so"):
+    with pytest.raises(InvalidInputError, match="not sealed with your secret"):
         Session("job", store=other)
     with Session("job", workspace=tmp_path / "mine", store=other) as session:
         assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["a", "b", "c"]
@@ -244,9 +244,9 @@ def test_one_that_cannot_be_finished_does_not_lock_the_session(
         (place / name).write_text("two")
     session.save()
     with monkeypatch.context() as patch:
-        patch.setattr(Rollback, "_set_back", killed)
+        patch.setattr(Rollback, "_restore", killed)
         patch.setattr(Rollback, "finish", killed)
-        patch.setattr(type(session._saving), "write", _only_once(session._saving.write))
+        patch.setattr(type(session._writer), "write", _only_once(session._writer.write))
         with pytest.raises(Killed):
             session.rollback(to=start)
     request.getfixturevalue("stuck")

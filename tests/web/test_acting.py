@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
-from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.session.session_record import read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.web.pages import fork_page
 from tests.web.conftest import Place
@@ -27,7 +27,7 @@ def approval(visitor: Visitor) -> str:
 def ledger(visitor: Visitor) -> Ledger:
     head = visitor.manager.store.head(KEY)
     assert head is not None
-    meta = read_meta(visitor.manager.store, head)
+    meta = read_session_record(visitor.manager.store, head)
     assert meta is not None
     found = Ledger(visitor.manager.store, meta.family)
     found.refresh()

@@ -17,7 +17,7 @@ from agent_checkpoint.agents.session_note import Note, read_note
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.formatting import inert, quoted
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_record import is_foreign as is_foreign_session
 from agent_checkpoint.store.claims import (
     is_owned_by_directory,
@@ -25,7 +25,7 @@ from agent_checkpoint.store.claims import (
     path_text,
     why_not_owned,
 )
-from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree_names import WORKSPACE, key_of, natural_key, own_key
 
@@ -75,7 +75,9 @@ def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
             place = place if line else by_name.get(works_in(store, head) or "")
             if place is not None:
                 ts_ns = _last_saved(store, head)
-                found.setdefault(place, []).append(Owned(ts_ns, key, PART in head.parts, line))
+                found.setdefault(place, []).append(
+                    Owned(ts_ns, key, SESSION_PART in head.parts, line)
+                )
         except UNUSABLE:
             continue  # `verify` tells about it
     return {place: sorted(keys, reverse=True) for place, keys in found.items()}
@@ -203,7 +205,7 @@ def _last_saved(store: Store, head: Checkpoint) -> int:
 
 def _is_restore(checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == SAFETY or (
-        checkpoint.kind in MOVES and (checkpoint.label or "").startswith(RESTORED)
+        checkpoint.kind in ROLLBACK_KINDS and (checkpoint.label or "").startswith(RESTORED)
     )
 
 
@@ -212,9 +214,9 @@ def works_in(store: Store, head: Checkpoint) -> str | None:
     if HOOK in head.parts:
         note = _note(store, head)
         return note.root if note is not None and note.is_ours else None
-    if PART not in head.parts:
+    if SESSION_PART not in head.parts:
         return None
-    meta = read_meta(store, head)
+    meta = read_session_record(store, head)
     # A fork that nobody has opened yet repeats what the other session noted.
     if meta is None or meta.workspace is None or meta.key != head.key or not meta.is_bound:
         return None
@@ -228,7 +230,7 @@ def said_place(store: Store, head: Checkpoint) -> str | None:
         IntegrityError: its notes are damaged.
         StorageError: the medium failed.
     """
-    note, meta = read_note(store, head), read_meta(store, head)
+    note, meta = read_note(store, head), read_session_record(store, head)
     if note is not None:
         return note.root
     return _line_of(head) if meta is None else meta.workspace
@@ -263,8 +265,8 @@ def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | 
         note = _note(store, checkpoint)
         if note is not None and (note.is_ours or (Path(note.root) == here and not is_imported)):
             return Path(note.root)
-    if PART in checkpoint.parts:
-        meta = read_meta(store, checkpoint)
+    if SESSION_PART in checkpoint.parts:
+        meta = read_session_record(store, checkpoint)
         if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
             place = Path(os.path.realpath(meta.workspace))
             return place if meta.is_bound or (place == here and not is_imported) else None

@@ -108,14 +108,14 @@ class Places:
         )
 
     def _named(self, manager: CheckpointManager, said: str, sessions: bool) -> str:
-        from agent_checkpoint.session.session_record import PART
+        from agent_checkpoint.session.session_record import SESSION_PART
         from agent_checkpoint.store.store import key_not_found
 
         if not said or next(manager.store.entries(said, page=1), None) is None:
             raise key_not_found(said, manager.store)
         if sessions:
             head = manager.store.head(said)
-            if head is not None and PART not in head.parts:
+            if head is not None and SESSION_PART not in head.parts:
                 raise InvalidInputError(
                     f"{show(said)} is no session. `agent-checkpoint restore` takes files back, and "
                     "`agent-checkpoint fork` goes on from a checkpoint."

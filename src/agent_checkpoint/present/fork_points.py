@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Checkpoint, CheckpointId, parse_checkpoint_id
-from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.session.session_record import read_session_record
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 
@@ -53,7 +53,7 @@ def origin_of(store: Store, key: str) -> CheckpointId | None:
 
 
 def _noted(store: Store, head: Checkpoint | None, key: str) -> CheckpointId | None:
-    meta = None if head is None else read_meta(store, head)
+    meta = None if head is None else read_session_record(store, head)
     if meta is None or meta.point is None:
         return None
     return _other(parse_checkpoint_id(meta.point), key)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_checkpoint.core.state_diff import Changes, diff_states
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.session_record import PART as NOTES
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import retry_if_pruned
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
@@ -67,7 +67,7 @@ def class_in(tree: Any) -> str | None:
 def compared_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """Return what changed in the parts that are neither files nor logs, path by path."""
     changes: Changes = {"added": {}, "removed": {}, "changed": {}}
-    passed_over = {FILES, NOTES, *LOGS}
+    passed_over = {FILES, SESSION_PART, *LOGS}
     for name in dict.fromkeys([*before, *after]):
         if name in passed_over:
             continue

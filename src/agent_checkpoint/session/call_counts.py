@@ -15,11 +15,11 @@ from agent_checkpoint.core.codec.encode import ItemEncoder
 from agent_checkpoint.core.log import Log, LogItems
 from agent_checkpoint.records import JsonValue
 
-_FEW = 64
+_MAX_STALE_ROWS = 64
 """Rows beside those that hold, for which it is not worth to begin anew."""
 
 
-class _AsItIs(ItemEncoder):
+class _RowEncoder(ItemEncoder):
     """Rows are JSON already, and are read without the codec."""
 
     def __call__(self, item: Any) -> JsonValue:
@@ -28,24 +28,24 @@ class _AsItIs(ItemEncoder):
         return row
 
 
-_AS_IT_IS = _AsItIs({}, 0)
+_ROW_ENCODER = _RowEncoder({}, 0)
 
 
-class _Used(NamedTuple):
+class _UsedNumbers(NamedTuple):
     """Which numbers of a kind are used up."""
 
     last: int = 0
     ahead: tuple[int, ...] = ()
 
 
-class Counts:
+class CallCounts:
     """The numbers that are used up, by task and name of the call."""
 
     def __init__(self, rows: Iterable[list[Any]] = ()) -> None:
-        self._used: dict[str | None, dict[str, _Used]] = {}
+        self._used: dict[str | None, dict[str, _UsedNumbers]] = {}
         self._size = 0
         for task, name, last, *ahead in rows:
-            self._set(task, name, _Used(last, tuple(ahead)))
+            self._set(task, name, _UsedNumbers(last, tuple(ahead)))
         self._log: Log[list[Any]] = Log(self.rows())
 
     def __bool__(self) -> bool:
@@ -57,13 +57,13 @@ class Counts:
             for name, used in kinds.items():
                 yield [task, name, used.last, *used.ahead]
 
-    def copy(self) -> Counts:
+    def copy(self) -> CallCounts:
         """Return the same numbers, to go on from on their own."""
-        return Counts(self.rows())
+        return CallCounts(self.rows())
 
     def frozen(self) -> LogItems:
         """Return the rows as they are now, on their way into a store."""
-        return self._log.frozen(_AS_IT_IS)
+        return self._log.frozen(_ROW_ENCODER)
 
     def next_number(self, task: str | None, name: str, taken: Collection[int]) -> int:
         """Return the lowest number of a call among its like, from 1, that is not used up."""
@@ -74,40 +74,40 @@ class Counts:
             if number not in used.ahead and number not in taken
         )
 
-    def count(self, task: str | None, name: str, number: int) -> None:
+    def mark_used(self, task: str | None, name: str, number: int) -> None:
         """Use a number up: the call has come to its end."""
         last, ahead = self._get(task, name)
-        more = {number, *ahead}
-        while last + 1 in more:
+        numbers = {number, *ahead}
+        while last + 1 in numbers:
             last += 1
-        self._change(task, name, _Used(last, tuple(sorted(n for n in more if n > last))))
+        self._change(task, name, _UsedNumbers(last, tuple(sorted(n for n in numbers if n > last))))
 
-    def uncount(self, task: str | None, name: str, number: int) -> None:
+    def mark_unused(self, task: str | None, name: str, number: int) -> None:
         """Have the next call of the kind get a number again."""
         last, ahead = self._get(task, name)
-        more = {*ahead, *range(number, last + 1)} - {number}
-        now = _Used(min(last, number - 1), tuple(sorted(more)))
+        numbers = {*ahead, *range(number, last + 1)} - {number}
+        now = _UsedNumbers(min(last, number - 1), tuple(sorted(numbers)))
         if now != (last, ahead):
             self._change(task, name, now)
 
-    def forget(self, task: str) -> None:
+    def reset_task(self, task: str) -> None:
         """Count the calls of a task from 1 again: it is run from its top."""
         for name in list(self._used.get(task, ())):
-            self._change(task, name, _Used())
+            self._change(task, name, _UsedNumbers())
 
-    def _get(self, task: str | None, name: str) -> _Used:
-        return self._used.get(task, {}).get(name) or _Used()
+    def _get(self, task: str | None, name: str) -> _UsedNumbers:
+        return self._used.get(task, {}).get(name) or _UsedNumbers()
 
-    def _set(self, task: str | None, name: str, used: _Used) -> None:
+    def _set(self, task: str | None, name: str, used: _UsedNumbers) -> None:
         kinds = self._used.setdefault(task, {})
         self._size -= len(kinds)
         kinds.pop(name, None)
-        if used != _Used():
+        if used != _UsedNumbers():
             kinds[name] = used
         self._size += len(kinds)
 
-    def _change(self, task: str | None, name: str, used: _Used) -> None:
+    def _change(self, task: str | None, name: str, used: _UsedNumbers) -> None:
         self._set(task, name, used)
         self._log.append([task, name, used.last, *used.ahead])
-        if len(self._log) > 2 * self._size + _FEW:
+        if len(self._log) > 2 * self._size + _MAX_STALE_ROWS:
             self._log = Log(self.rows())

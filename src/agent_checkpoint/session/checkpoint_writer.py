@@ -14,7 +14,7 @@ from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.parts import capture, make_draft
 from agent_checkpoint.records import Checkpoint, Draft, show
-from agent_checkpoint.session.session_record import PART, Meta
+from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
 from agent_checkpoint.store.entries import now_ns
 from agent_checkpoint.store.objects.references import ReusedPart
 
@@ -28,12 +28,14 @@ CLOSE = "close"
 """The kind of the last checkpoint of a run."""
 
 
-class Saving:
+class CheckpointWriter:
     """Writes the checkpoints of one session, each after the one before."""
 
-    def __init__(self, manager: CheckpointManager, meta: Meta, head: Checkpoint | None) -> None:
+    def __init__(
+        self, manager: CheckpointManager, record: SessionRecord, head: Checkpoint | None
+    ) -> None:
         self.manager = manager
-        self.meta = meta
+        self.record = record
         self.head = head
         self._begun: Checkpoint | None = None
         """What was to become the head, if nobody has seen whether it did."""
@@ -68,10 +70,10 @@ class Saving:
         carried = {
             name: ReusedPart(tree)
             for name, tree in kept.items()
-            if name not in taken and name != PART
+            if name not in taken and name != SESSION_PART
         }
-        taken = {**carried, **taken, PART: self.meta.dump()}
-        draft = make_draft(self.meta.key, taken, label=label, tags=tags, metrics=metrics)
+        taken = {**carried, **taken, SESSION_PART: self.record.dump()}
+        draft = make_draft(self.record.key, taken, label=label, tags=tags, metrics=metrics)
         return draft._replace(kind=kind)
 
     def write(self, draft: Draft, parents: tuple[str, ...] | None = None) -> Checkpoint:

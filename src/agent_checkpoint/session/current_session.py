@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _session: ContextVar[Work | None] = ContextVar("agent_checkpoint_session", default=None)
 _task: ContextVar[tuple[Any, str] | None] = ContextVar("agent_checkpoint_task", default=None)
-_around: ContextVar[tuple[Any, ...]] = ContextVar("agent_checkpoint_around", default=())
+_enclosing: ContextVar[tuple[Any, ...]] = ContextVar("agent_checkpoint_around", default=())
 _open: WeakSet[Work] = WeakSet()
 _forked = Event()
 """Whether there was ever a fork in this process: a thread of one may outlive it."""
@@ -65,27 +65,27 @@ def set_task(session: Work, task: str | None) -> None:
 
 def is_nested(session: Work) -> bool:
     """Tell whether a tool of a session is running around this call."""
-    return any(item is session for item in _around.get())
+    return any(item is session for item in _enclosing.get())
 
 
 @contextmanager
-def nesting(session: Work) -> Iterator[None]:
+def nested_calls(session: Work) -> Iterator[None]:
     """Have the calls within take themselves for parts of this one."""
-    around = _around.get()
-    _around.set((*around, session))
+    around = _enclosing.get()
+    _enclosing.set((*around, session))
     try:
         yield
     finally:
-        _around.set(around)
+        _enclosing.set(around)
 
 
-def opened(session: Work) -> None:
+def register_open(session: Work) -> None:
     """Count a session among those that are open in this process."""
     _open.add(session)
-    if not session._keeps_place:
+    if not session._keeps_directory:
         _forked.set()
 
 
-def closed(session: Work) -> None:
+def unregister(session: Work) -> None:
     """Count it no more."""
     _open.discard(session)

@@ -14,14 +14,18 @@ from typing import NamedTuple
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.session.checkpoint_writer import Saving
+from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.rollback.rollback_target import find_target
-from agent_checkpoint.session.session_record import Meta, notes_for, read_meta
+from agent_checkpoint.session.session_record import (
+    SessionRecord,
+    read_session_record,
+    record_for_key,
+)
 from agent_checkpoint.session.work import Work
-from agent_checkpoint.session.workspace_part import Files, is_empty
+from agent_checkpoint.session.workspace_part import WorkspacePart, is_empty
 from agent_checkpoint.store.ledger.ledger import Epoch, Ledger
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.workspace.restore.staging import STAGING
@@ -72,10 +76,10 @@ def preview_rollback(
     head = manager.store.head(key)
     if head is None:
         raise key_not_found(key, manager.store)
-    meta = read_meta(manager.store, head)
-    if meta is None:
+    record = read_session_record(manager.store, head)
+    if record is None:
         raise InvalidInputError(f"{show(key)} is no session: nothing in it can be rolled back.")
-    seen = _Seen(manager, head, meta)
+    seen = _UnopenedSession(manager, head, record)
     why = "the directory was not looked at" if not look else seen.look(workspace)
     try:
         if to is None and steps > 0 and seen.drifted:
@@ -99,19 +103,19 @@ def _with_files(way: Rollback) -> Preview:
         return Preview(way.report, str(error))
 
 
-class _Seen(Work):
+class _UnopenedSession(Work):
     """A session that is looked at, and not opened."""
 
-    def __init__(self, manager: CheckpointManager, head: Checkpoint, meta: Meta) -> None:
+    def __init__(self, manager: CheckpointManager, head: Checkpoint, record: SessionRecord) -> None:
         super().__init__(head.key, None, None, "manual")
         self.manager, self._owns_manager = manager, False
-        meta = notes_for(head, meta)
-        self._meta = meta
-        self._ledger = Ledger(manager.store, meta.family)
+        record = record_for_key(head, record)
+        self._record = record
+        self._ledger = Ledger(manager.store, record.family)
         self._ledger.refresh()
         self._epoch = Epoch(head.key, head.seq)
-        self._effects = Effects(self._ledger, meta, self._epoch, self._calls.owner)
-        self._saving = Saving(manager, meta, head)
+        self._effects = Effects(self._ledger, record, self._epoch, self._tool_runner.owner)
+        self._writer = CheckpointWriter(manager, record, head)
         self.drifted: set[str] = set()
         """Paths that others have changed since the last checkpoint."""
 
@@ -121,20 +125,20 @@ class _Seen(Work):
         if why is not None:
             return why
         store = self.manager.store
-        place = workspace if workspace is not None else Path(str(self._meta.workspace))
+        place = workspace if workspace is not None else Path(str(self._record.workspace))
         try:
-            self._files = Files(Workspace(place, store, watch=False))
+            self._files = WorkspacePart(Workspace(place, store, watch=False))
             if not is_empty(place):
-                self.drifted = self._files.changed_since(store, self._saving.head)
+                self.drifted = self._files.changed_since(store, self._writer.head)
         except WorkspaceError as error:
             return str(error)
         return None
 
     def _why_not(self) -> str | None:
-        said = self._meta.workspace
+        said = self._record.workspace
         if said is None:
             return "the session has no directory of its own: it is a fork, and its files are gone"
-        if not self._meta.is_bound:
+        if not self._record.is_bound:
             return "it was not you who said where its files are, or on another machine"
         if not Path(said).is_dir():
             return f"there is no directory {show(said, 200)}: it will be made"

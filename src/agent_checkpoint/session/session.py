@@ -22,11 +22,11 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import show
 from agent_checkpoint.session.checkpoint_writer import CLOSE
-from agent_checkpoint.session.current_session import closed, enter, leave, opened
+from agent_checkpoint.session.current_session import enter, leave, register_open, unregister
 from agent_checkpoint.session.rollback.rollback import POLICIES, Rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
-from agent_checkpoint.session.rollback.rollback_target import find_target, last_move
-from agent_checkpoint.session.session_open import Opening, manager_of
+from agent_checkpoint.session.rollback.rollback_target import find_target, undo_target
+from agent_checkpoint.session.session_open import SessionOpener, manager_for
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger.ledger import APPROVED, DENIED, Request
 
@@ -76,15 +76,15 @@ class Session(Work):
             StorageError: the store failed.
         """
         super().__init__(key, agent, parts, every)
-        self.manager, self._owns_manager = manager_of(store)
+        self.manager, self._owns_manager = manager_for(store)
         try:
-            Opening(self, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
+            SessionOpener(self, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
         except BaseException:
-            self._let_go()
+            self._release()
             raise
         self._is_open = True
-        opened(self)
-        self._effects.find_out()
+        register_open(self)
+        self._effects.verify_unknown()
 
     def __repr__(self) -> str:
         return f"<Session {self.key!r} on {self.manager.store.backend!r}>"
@@ -162,7 +162,7 @@ class Session(Work):
     def undo(self) -> RollbackReport:
         """Take the last rollback, restore or adopt back. Raises as `rollback` does."""
         self._check_open()
-        return Rollback(self, last_move(self)).run("warn")
+        return Rollback(self, undo_target(self)).run("warn")
 
     # -- fork ------------------------------------------------------------------------------------
 
@@ -194,12 +194,12 @@ class Session(Work):
         """
         with not_forked():
             from agent_checkpoint.session.branch.session_fork import (
-                Forking,  # which is built on this
+                SessionForker,  # which is built on this
             )
 
         self._check_open()
         label = f"fork {name}"
-        forking = Forking(self, at=at, label=label, effects=effects, agent=agent)
+        forking = SessionForker(self, at=at, label=label, effects=effects, agent=agent)
         return forking.make(name, path=path, driver=driver)
 
     def adopt(self, branch: Session | Trial | str, *, merge: str | None = None) -> RollbackReport:
@@ -217,7 +217,7 @@ class Session(Work):
             NotFoundError: it, or the moment of the fork, is not kept any more.
         """
         with not_forked():
-            from agent_checkpoint.session.branch.adopt import adoption  # needed by few
+            from agent_checkpoint.session.branch.adopt import plan_adoption  # needed by few
             from agent_checkpoint.session.explore.outcome import Trial
 
         self._check_open()
@@ -233,7 +233,7 @@ class Session(Work):
         head: Any = branch if isinstance(branch, str) else getattr(branch, "head", branch)
         if branch is None:  # and not a fork that never began
             raise InvalidInputError("A fork, a trial or an id is adopted, not None.")
-        report = adoption(self, head, merge).run("warn")
+        report = plan_adoption(self, head, merge).run("warn")
         if live is not None:
             live.close()
         return report
@@ -250,8 +250,8 @@ class Session(Work):
             EffectError: it is known what became of it.
         """
         self._effects.resolve(effect_id, happened=happened, result=result, note=note)
-        if happened and effect_id not in self._meta.standing:
-            self._meta.standing.append(effect_id)  # the agent does not know of it yet
+        if happened and effect_id not in self._record.standing:
+            self._record.standing.append(effect_id)  # the agent does not know of it yet
 
     def carry_out(self) -> list[dict[str, Any]]:
         """Make the calls that were approved; return what came of each answered request.
@@ -278,7 +278,7 @@ class Session(Work):
     def _carry_out(self, request: Request) -> dict[str, Any]:
         try:
             with self._as_current():
-                return {"result": self._calls.carry_out(request)}
+                return {"result": self._tool_runner.carry_out(request)}
         except (Suspended, ConflictError, NotFoundError, StorageError):
             raise
         except Exception as error:  # of this call alone: the others are made all the same
@@ -290,11 +290,11 @@ class Session(Work):
         """Let go of the workspace and the store. Twice is fine. Saves nothing but its forks."""
         if self._is_open:
             with ExitStack() as stack:  # each of them, whatever befalls another
-                stack.callback(self._let_go)
+                stack.callback(self._release)
                 for branch in list(self._branches):
                     stack.callback(branch.close)
                 self._is_open = False
-                closed(self)
+                unregister(self)
 
     def __enter__(self: Self) -> Self:
         self._check_open()

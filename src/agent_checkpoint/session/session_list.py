@@ -13,7 +13,7 @@ from agent_checkpoint.core.path_errors import Trouble
 from agent_checkpoint.core.stateful import CLASS, VERSION
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
@@ -54,7 +54,7 @@ def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
     for key in store.list_keys(prefix):
         try:
             head = store.head(key)
-            if head is not None and PART in head.parts:
+            if head is not None and SESSION_PART in head.parts:
                 found.append(_row(store, head))
         except (*UNUSABLE, InvalidInputError) as error:
             found.append(SessionRow(key, 0.0, f"{key}@?", trouble=str(error)))
@@ -63,10 +63,10 @@ def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
 
 def _row(store: Store, head: Checkpoint) -> SessionRow:
     row = SessionRow(head.key, head.ts_ns / 1e9, head.id)
-    meta = read_meta(store, head)
-    if meta is not None:
-        row.workspace, row.is_fork = meta.workspace, bool(meta.lineage)
-        _add_from_ledger(row, Ledger(store, meta.family))
+    record = read_session_record(store, head)
+    if record is not None:
+        row.workspace, row.is_fork = record.workspace, bool(record.lineage)
+        _add_from_ledger(row, Ledger(store, record.family))
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     tasks = resolve_tree(head.parts.get("tasks", {}), reader)

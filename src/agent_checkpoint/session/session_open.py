@@ -17,12 +17,16 @@ from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceE
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.parts import restore_parts
 from agent_checkpoint.records import Checkpoint, again, show
-from agent_checkpoint.session.checkpoint_writer import Saving
+from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.session.rollback.rollback_target import unfinished
-from agent_checkpoint.session.session_record import Meta, notes_for, read_meta
-from agent_checkpoint.session.workspace_part import Files, is_empty, place_of
+from agent_checkpoint.session.rollback.rollback_target import unfinished_rollback
+from agent_checkpoint.session.session_record import (
+    SessionRecord,
+    read_session_record,
+    record_for_key,
+)
+from agent_checkpoint.session.workspace_part import WorkspacePart, choose_directory, is_empty
 from agent_checkpoint.store.claims import IMPORTED, host_of
 from agent_checkpoint.store.ledger.ledger import COMMITTED, Epoch, Ledger
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -33,12 +37,12 @@ from agent_checkpoint.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
 
-DRIFTS = ("keep", "restore", "raise")
-_TRIES = 10
-_NAMED = 20
+DRIFT_POLICIES = ("keep", "restore", "raise")
+_MAX_ATTEMPTS = 10
+_MAX_NAMED = 20
 
 
-def manager_of(store: Any) -> tuple[CheckpointManager, bool]:
+def manager_for(store: Any) -> tuple[CheckpointManager, bool]:
     """Return the manager of what a user calls a store, and whether it is the session's own.
 
     Raises:
@@ -49,14 +53,16 @@ def manager_of(store: Any) -> tuple[CheckpointManager, bool]:
     return CheckpointManager(open_named(store)), True
 
 
-class Opening:
+class SessionOpener:
     """One opening of one session."""
 
     def __init__(
         self, session: Work, *, on_drift: str, rebind: bool, only_at: str | None = None
     ) -> None:
-        if on_drift not in DRIFTS:
-            raise InvalidInputError(f"on_drift is {', '.join(DRIFTS)}, not {show(on_drift)}.")
+        if on_drift not in DRIFT_POLICIES:
+            raise InvalidInputError(
+                f"on_drift is {', '.join(DRIFT_POLICIES)}, not {show(on_drift)}."
+            )
         self._session = session
         self._store = session.manager.store
         self._on_drift = on_drift
@@ -74,7 +80,7 @@ class Opening:
             ConflictError: others open the session again and again; or its head is not the one that
                 it was to be opened at.
         """
-        for attempt in range(_TRIES):
+        for attempt in range(_MAX_ATTEMPTS):
             head = self._store.head(self._session.key)
             if self._only_at is not None and (head is None or head.id != self._only_at):
                 raise ConflictError(
@@ -89,7 +95,7 @@ class Opening:
             except ConflictError:
                 # Somebody was faster: this is then the later opening, which takes over. One that
                 # was to be at a certain head finds another one there.
-                if attempt == _TRIES - 1:
+                if attempt == _MAX_ATTEMPTS - 1:
                     raise
 
     # -- a new one -------------------------------------------------------------------------------
@@ -100,13 +106,13 @@ class Opening:
         if place is not None and not place.is_dir():
             what = "is no directory" if place.exists() else "is not there"
             raise WorkspaceError(f"{show(str(place), 200)} {what}: name one that is there.")
-        self._have_files(place, workspace)
-        session._meta = Meta.new(session.key)
-        session._meta.bind(None if place is None else str(place), host_of(self._store.backend))
-        session._saving = Saving(session.manager, session._meta, None)
-        draft = session._saving.draft(session._live_parts(), kind="open")
-        opened = session._saving.write(draft)
-        self._make_known(opened)
+        self._open_files(place, workspace)
+        session._record = SessionRecord.new(session.key)
+        session._record.bind(None if place is None else str(place), host_of(self._store.backend))
+        session._writer = CheckpointWriter(session.manager, session._record, None)
+        draft = session._writer.draft(session._live_parts(), kind="open")
+        opened = session._writer.write(draft)
+        self._claim_epoch(opened)
 
     # -- one that goes on ------------------------------------------------------------------------
 
@@ -114,52 +120,54 @@ class Opening:
         self, head: Checkpoint, workspace: str | os.PathLike[str] | Workspace | None
     ) -> None:
         session = self._session
-        noted = read_meta(self._store, head)
-        known = None if noted is None else _notes(noted)
-        meta = notes_for(head, noted or Meta.new(session.key))
-        meta.token = head.token  # also if it has no notes, or those of another
+        noted = read_session_record(self._store, head)
+        known = None if noted is None else _binding(noted)
+        record = record_for_key(head, noted or SessionRecord.new(session.key))
+        record.token = head.token  # also if it has no notes, or those of another
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)
-        self._check_bound(meta, given)
-        self._check_elsewhere(meta, head)
-        place = place_of(given, meta.workspace, rebind=self._rebind, has_files=tree is not None)
-        self._have_files(place, workspace)  # which finishes a restore that was interrupted
+        self._check_directory_seal(record, given)
+        self._check_external_parts(record, head)
+        place = choose_directory(
+            given, record.workspace, rebind=self._rebind, has_files=tree is not None
+        )
+        self._open_files(place, workspace)  # which finishes a restore that was interrupted
         self._is_empty = place is not None and is_empty(place)
-        session._ledger = Ledger(self._store, meta.family)
+        session._ledger = Ledger(self._store, record.family)
         session._ledger.refresh()
-        left = unfinished(session)
+        left = unfinished_rollback(session)
         # What a rollback has not come to yet is no change that others have made.
         drift = self._drift(tree) if left is None else None
         if drift and self._on_drift == "raise":
             raise WorkspaceError(
                 f"{place} has changed since the last checkpoint of {show(session.key)}:\n{drift}"
             )
-        there = None if place is None or not session._keeps_place else str(place)
-        if meta.workspace != there or not meta.is_bound:
-            meta.bind(there, host_of(self._store.backend), head.token)
-        meta.in_flight, meta.drift, meta.keep_unseen = [], [], None
-        session._meta = meta
-        session._saving = Saving(session.manager, meta, head)
+        there = None if place is None or not session._keeps_directory else str(place)
+        if record.workspace != there or not record.is_bound:
+            record.bind(there, host_of(self._store.backend), head.token)
+        record.in_flight, record.drift, record.keep_unseen = [], [], None
+        session._record = record
+        session._writer = CheckpointWriter(session.manager, record, head)
         self._load(head)  # if that fails, who holds the session may go on
         # From here on it must be known where its ledger and its files are, whatever happens.
-        opened = self._open_again(head, has_new_notes=known != _notes(meta))
-        if meta.token is not None:  # what is saved from here on is this user's
-            meta.bind(there, host_of(self._store.backend))
-        self._make_known(opened)
+        opened = self._append_open(head, has_new_notes=known != _binding(record))
+        if record.token is not None:  # what is saved from here on is this user's
+            record.bind(there, host_of(self._store.backend))
+        self._claim_epoch(opened)
         session.resumed = True
         if head.token is not None:
-            session._notice(
+            session._add_notice(
                 "This session was imported from an archive. Its state, and the recorded results of "
                 "what it did outside, are those of whoever made the archive."
             )
-        self._tell_what_stands()
+        self._note_unseen_effects()
         self._load(head, elsewhere=True)
         if left is not None:
-            self._go_on(*left)
+            self._roll_forward(*left)
             drift = self._drift(tree)
         self._set_files(tree, drift)
 
-    def _check_bound(self, meta: Meta, given: Path | None) -> None:
+    def _check_directory_seal(self, record: SessionRecord, given: Path | None) -> None:
         """Refuse to have a session that is not this user's take over a directory.
 
         Without a seal it is of a machine where there can be no secret: then naming the directory is
@@ -168,31 +176,31 @@ class Opening:
         Raises:
             InvalidInputError: the directory has to be named, or has files already.
         """
-        if meta.is_bound:
+        if record.is_bound:
             return
         key = show(self._session.key)
-        if given is None and meta.workspace is not None:
+        if given is None and record.workspace is not None:
             raise InvalidInputError(
-                f"The session {key} says that it works in {show(meta.workspace, 200)}, but it was "
-                "not you who said so, or on another machine, or under another secret. Pass "
-                "workspace=, the directory that it shall work in."
+                f"The session {key} records {show(record.workspace, 200)} as its workspace, but "
+                "the record was not sealed with your secret on this machine. Pass workspace= to "
+                "choose the directory."
             )
         if given is None or self._rebind or not given.exists() or is_empty(given):
             return
-        if meta.is_imported or meta.seal is not None:
-            why = IMPORTED if meta.is_imported else "it was sealed under another secret, or host"
+        if record.is_imported or record.seal is not None:
+            why = IMPORTED if record.is_imported else "it was sealed under another secret, or host"
             raise InvalidInputError(
                 f"The session {key} does not take over {show(str(given), 200)}, which has files: "
                 f"{why}. Pass an empty directory, or rebind=True if the session is yours."
             )
 
-    def _check_elsewhere(self, meta: Meta, head: Checkpoint) -> None:
+    def _check_external_parts(self, record: SessionRecord, head: Checkpoint) -> None:
         """Refuse to restore what others say is held elsewhere: a handle may name an image to run.
 
         Raises:
             InvalidInputError: the session was imported and has such a part.
         """
-        if not meta.is_imported or self._rebind:
+        if not record.is_imported or self._rebind:
             return
         live = self._session._live_parts()
         for name, part in live.items():
@@ -202,51 +210,54 @@ class Opening:
                     f"but {IMPORTED}. Pass rebind=True if the session is yours."
                 )
 
-    def _go_on(self, safety: Checkpoint, move: Checkpoint) -> None:
+    def _roll_forward(self, safety: Checkpoint, move: Checkpoint) -> None:
         """Carry out what a crash has interrupted. What cannot be is told: it must be opened."""
         way = Rollback(self._session, move)
         try:
-            way.follow(safety, move)
+            way.roll_forward(safety, move)
         except WorkspaceError as error:
             way.finish(move)
-            self._session._troubles.append(
+            self._session._problems.append(
                 f"A rollback that was interrupted could not be carried out to its end: {error}"
             )
 
-    def _open_again(self, head: Checkpoint, *, has_new_notes: bool) -> Checkpoint:
+    def _append_open(self, head: Checkpoint, *, has_new_notes: bool) -> Checkpoint:
         """Append the opening: whoever held the session before can save nothing from now on.
 
         It has the content of the head, and so the mark of an import.
         """
-        saving = self._session._saving
+        saving = self._session._writer
         if has_new_notes:
             draft = saving.draft({}, kind="open")._replace(token=head.token)
             return saving.write(draft, parents=(head.id,))
         draft = again(head, head.key, "open")._replace(label=None)
         return saving.write(draft, parents=(head.id,))
 
-    def _make_known(self, opened: Checkpoint) -> None:
+    def _claim_epoch(self, opened: Checkpoint) -> None:
         """Say in the ledger, too, that there is a new holder."""
         session = self._session
         session._epoch = Epoch(session.key, opened.seq)
-        session._ledger = Ledger(self._store, session._meta.family)
+        session._ledger = Ledger(self._store, session._record.family)
         session._effects = Effects(
-            session._ledger, session._meta, session._epoch, session._calls.owner
+            session._ledger, session._record, session._epoch, session._tool_runner.owner
         )
         session._ledger.append("epoch", session=session.key, epoch=opened.seq)
         session._ledger.check(session._epoch)
 
-    def _tell_what_stands(self) -> None:
+    def _note_unseen_effects(self) -> None:
         """Note the effects that were made after the checkpoint: its state does not know them."""
-        session, meta = self._session, self._session._meta
+        session, record = self._session, self._session._record
         effects = session._ledger.effects
-        later = [effect.id for effect in session._effects.since(meta.ledger)]
+        later = [effect.id for effect in session._effects.since(record.ledger)]
         made = [
             name
-            for name in (*meta.under_way, *later)
+            for name in (*record.under_way, *later)
             if name in effects and effects[name].status == COMMITTED  # the others are told anyway
         ]
-        meta.standing, meta.under_way = list(dict.fromkeys([*meta.standing, *made])), []
+        record.standing, record.under_way = (
+            list(dict.fromkeys([*record.standing, *made])),
+            [],
+        )
 
     def _load(self, head: Checkpoint, *, elsewhere: bool = False) -> None:
         """Set the objects of this process, or what is held elsewhere: that has but one holder."""
@@ -262,14 +273,14 @@ class Opening:
 
     # -- files -----------------------------------------------------------------------------------
 
-    def _have_files(self, place: Path | None, given: Any) -> None:
+    def _open_files(self, place: Path | None, given: Any) -> None:
         session = self._session
         if place is None:
             session._files = None
             return
         if session._files is not None and session._files.workspace.path == place:
             return
-        session._files = Files(self._workspace(place, given))
+        session._files = WorkspacePart(self._workspace(place, given))
 
     def _workspace(self, place: Path, given: Any) -> Workspace:
         if not isinstance(given, Workspace):
@@ -298,14 +309,14 @@ class Opening:
             session._files.workspace.restore(tree)
         elif drift:
             session.drift = drift
-            session._meta.drift = [*drift.added, *drift.removed, *drift.changed][:_NAMED]
+            session._record.drift = [*drift.added, *drift.removed, *drift.changed][:_MAX_NAMED]
             session._save(kind="drift", label="files that others have changed")
-            session._meta.drift = []
+            session._record.drift = []
 
 
-def _notes(meta: Meta) -> tuple[str, str | None, str | None]:
+def _binding(record: SessionRecord) -> tuple[str, str | None, str | None]:
     """Return what must be in the notes from the opening on."""
-    return meta.key, meta.workspace, meta.seal
+    return record.key, record.workspace, record.seal
 
 
 def _path(workspace: str | os.PathLike[str] | Workspace) -> Path:

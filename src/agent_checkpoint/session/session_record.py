@@ -13,18 +13,18 @@ from typing import Any
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, show
 from agent_checkpoint.seal import claim, is_claimed
-from agent_checkpoint.session.call_counts import Counts
+from agent_checkpoint.session.call_counts import CallCounts
 from agent_checkpoint.store.claims import host_of, is_local
 from agent_checkpoint.store.ledger.lineage import new_lineage
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 
-PART = "session"
+SESSION_PART = "session"
 """The name of the part."""
 
 
 @dataclass
-class Meta:
+class SessionRecord:
     """Where a session stands beside its state."""
 
     key: str
@@ -41,7 +41,7 @@ class Meta:
     """Proves that it was this user who said which directory it is."""
     ledger: int = 0
     """The last record of the ledger that the state knows of."""
-    counts: Counts = field(default_factory=Counts)
+    counts: CallCounts = field(default_factory=CallCounts)
     """How often a call without a key of its own was made."""
     standing: list[str] = field(default_factory=list)
     """Effects that a rollback has left standing, and the state does not know of."""
@@ -66,7 +66,7 @@ class Meta:
     has is sealed under another one, or none, and vouches for nothing."""
 
     @classmethod
-    def new(cls, key: str) -> Meta:
+    def new(cls, key: str) -> SessionRecord:
         """Return the notes of a session that begins; its ledger is of its own."""
         return cls(key, new_lineage(key))
 
@@ -116,9 +116,9 @@ class Meta:
             return seq <= self.ledger
         return any(session == key and seq <= seen for key, seen in self.lineage)
 
-    def fork(self, key: str, point: str | None) -> Meta:
+    def fork(self, key: str, point: str | None) -> SessionRecord:
         """Return the notes of a session that goes on from here, a checkpoint, under another key."""
-        return Meta(
+        return SessionRecord(
             key,
             self.family,
             lineage=[*self.lineage, [self.key, self.ledger]],
@@ -134,17 +134,17 @@ class Meta:
 
     def forget_counts(self, task: str) -> None:
         """Count the calls of a task from 1 again: it is run from its top."""
-        self.counts.forget(task)
+        self.counts.reset_task(task)
 
 
-def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
+def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord | None:
     """Return what a session noted in a checkpoint; None if it is none of a session.
 
     Raises:
         IntegrityError: the part is damaged.
         StorageError: the medium failed.
     """
-    tree = checkpoint.parts.get(PART)
+    tree = checkpoint.parts.get(SESSION_PART)
     if tree is None:
         return None
     reader = store.reader(checkpoint)
@@ -155,11 +155,11 @@ def read_meta(store: Store, checkpoint: Checkpoint) -> Meta | None:
     wrong = [name for name, value in known.items() if not _IS_RIGHT[name](value)]
     if wrong or "key" not in known or "family" not in known:
         raise IntegrityError(f"The checkpoint {show(checkpoint.id, 120)} has a damaged session.")
-    known["counts"] = Counts(known.get("counts", ()))
-    return Meta(**known, host=host_of(store.backend), token=checkpoint.token)
+    known["counts"] = CallCounts(known.get("counts", ()))
+    return SessionRecord(**known, host=host_of(store.backend), token=checkpoint.token)
 
 
-def notes_for(head: Checkpoint, noted: Meta) -> Meta:
+def record_for_key(head: Checkpoint, noted: SessionRecord) -> SessionRecord:
     """Return the notes in a key's head as those of the key: a fork repeats those of another."""
     if noted.key == head.key:
         return noted
@@ -177,9 +177,9 @@ def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
     """
     if checkpoint.token is not None:
         return True
-    meta = read_meta(store, checkpoint)
-    if meta is not None and meta.seal is not None:
-        return not meta.is_bound
+    session_record = read_session_record(store, checkpoint)
+    if session_record is not None and session_record.seal is not None:
+        return not session_record.is_bound
     return not is_local(store.backend)
 
 

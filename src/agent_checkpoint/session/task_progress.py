@@ -11,14 +11,14 @@ import sys
 import time
 
 _WIDTH = 24
-_EVERY = 0.5
+_MIN_SECONDS = 0.5
 """Thousands of quick tasks do not bury what else is on the screen."""
 
 
-class _Pace:
+class _LastLine:
     """When the last line was written."""
 
-    told = float("-inf")
+    written = float("-inf")
 
 
 def show_progress(done: int, total: int, words: str) -> None:
@@ -31,9 +31,9 @@ def show_progress(done: int, total: int, words: str) -> None:
         if not out.isatty() or os.environ.get("AGENT_CHECKPOINT_PROGRESS") == "0":
             return
         now = time.monotonic()
-        if done < total and now - _Pace.told < _EVERY:
+        if done < total and now - _LastLine.written < _MIN_SECONDS:
             return
-        _Pace.told = now
+        _LastLine.written = now
         full = _WIDTH * done // max(total, 1)
         bar = "█" * full + "░" * (_WIDTH - full)
         room = max(20, shutil.get_terminal_size().columns - 1)

@@ -14,18 +14,18 @@ from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import show
 from agent_checkpoint.session.current_session import set_task
 from agent_checkpoint.session.task_progress import show_progress
-from agent_checkpoint.session.tools.call_arguments import error_words
+from agent_checkpoint.session.tools.call_arguments import describe_error
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
 
 PENDING, IN_PROGRESS, COMPLETED = "pending", "in_progress", "completed"
 FAILED, SKIPPED = "failed", "skipped"
-_DONE = frozenset({COMPLETED, SKIPPED})
+_DONE_STATUSES = frozenset({COMPLETED, SKIPPED})
 
 
 @dataclass
-class _Row:
+class _TaskRecord:
     """A task as it is saved."""
 
     id: str
@@ -40,7 +40,7 @@ class _Row:
 class Task:
     """One task. Within `with task:` it is in progress; after that it is completed, or failed."""
 
-    def __init__(self, tasks: Tasks, row: _Row) -> None:
+    def __init__(self, tasks: Tasks, row: _TaskRecord) -> None:
         self._tasks = tasks
         self._row = row
 
@@ -87,12 +87,12 @@ class Task:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to do."""
-        return self.status in _DONE
+        return self.status in _DONE_STATUSES
 
     def skip(self, reason: str = "") -> None:
         """Leave it undone for good. Raises as `Session.save` does."""
         self._row.status, self._row.note = SKIPPED, str(reason)
-        self._tasks._over(self)
+        self._tasks._finish(self)
 
     def __enter__(self) -> Task:
         self._tasks._begin(self)
@@ -112,11 +112,11 @@ class Tasks:
 
     def __init__(self, session: Work) -> None:
         self._session = session
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _TaskRecord] = {}
         self._listed: set[str] = set()
         self._retries: dict[str, int] = {}
         """How often a task may yet be run again."""
-        self._troubles: dict[str, str] = {}
+        self._earlier_errors: dict[str, str] = {}
         """What an earlier attempt failed with; the note of a task until it is completed."""
         self._begun: set[str] = set()
         self._continuing: set[str] = set()
@@ -167,10 +167,10 @@ class Tasks:
             self._session._restart(stopped[0], self._rows[stopped[0]].began)
         for name in names:
             if name not in self._rows:
-                self._rows[name] = _Row(name)
+                self._rows[name] = _TaskRecord(name)
                 if known:
                     self.added.append(name)
-        return self._left(names)
+        return self._remaining(names)
 
     def __getitem__(self, task_id: str) -> Task:
         return Task(self, self._rows[task_id])
@@ -200,7 +200,7 @@ class Tasks:
     def load_state_dict(self, state: Any) -> None:
         """Take them over. Raises StateMismatchError."""
         try:
-            rows = [_Row(**row) for row in state["tasks"]]
+            rows = [_TaskRecord(**row) for row in state["tasks"]]
         except (TypeError, KeyError) as error:
             raise StateMismatchError(f"This is no list of tasks ({error}).") from None
         fresh = {row.id: row for row in rows}
@@ -216,13 +216,13 @@ class Tasks:
         row = self._rows.get(name)
         return None if row is None else row.status
 
-    def _left(self, names: list[str]) -> Iterator[Task]:
+    def _remaining(self, names: list[str]) -> Iterator[Task]:
         passed: set[str] = set()
         while True:
             for name in names:  # a rollback may have been to before the list was made
-                self._rows.setdefault(name, _Row(name))
+                self._rows.setdefault(name, _TaskRecord(name))
             left = [name for name in names if name not in passed]
-            name = next((name for name in left if self._status(name) not in _DONE), "")
+            name = next((name for name in left if self._status(name) not in _DONE_STATUSES), "")
             if not name:
                 return
             self._begun.discard(name)
@@ -234,14 +234,14 @@ class Tasks:
         row = task._row = self._rows.setdefault(task.id, task._row)
         self._begun.add(row.id)
         if row.id not in self._continuing:  # else its calls are not made again
-            self._session._meta.forget_counts(row.id)
+            self._session._record.forget_counts(row.id)
         self._continuing.discard(row.id)
         if row.status == FAILED:
-            self._troubles[row.id] = row.note
+            self._earlier_errors[row.id] = row.note
         row.status, row.began = IN_PROGRESS, None
         row.attempt += 1
         set_task(self._session, row.id)
-        self._tell(f"{row.id} …")
+        self._show_progress(f"{row.id} …")
         row.began = self._session._save_for_task(f"task {row.id}")
 
     def _end(self, task: Task, error: BaseException | None) -> bool:
@@ -251,29 +251,29 @@ class Tasks:
             return False
         if error is None:
             row.status = COMPLETED
-            if row.note and row.note == self._troubles.get(row.id):
+            if row.note and row.note == self._earlier_errors.get(row.id):
                 row.note = ""  # it is over
         elif not isinstance(error, Exception):
             return False  # interrupted, or waiting for an approval: it goes on later
         elif self._retries.get(row.id, 0) > 0:
             self._retries[row.id] -= 1
-            note, attempt = error_words(error), row.attempt
+            note, attempt = describe_error(error), row.attempt
             self._session._restart(row.id, row.began)
             row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
-            self._troubles[row.id] = note
+            self._earlier_errors[row.id] = note
             return True
         else:
-            row.status, row.note = FAILED, error_words(error)
+            row.status, row.note = FAILED, describe_error(error)
         row.began = None
-        self._over(task)
+        self._finish(task)
         return False
 
-    def _over(self, task: Task) -> None:
-        self._session._meta.forget_counts(task.id)
+    def _finish(self, task: Task) -> None:
+        self._session._record.forget_counts(task.id)
         self._session._save_for_task(f"task {task.id} {task.status}", full=True)
-        self._tell(f"{task.id} {task.status}")
+        self._show_progress(f"{task.id} {task.status}")
 
-    def _tell(self, words: str) -> None:
+    def _show_progress(self, words: str) -> None:
         listed = [row for row in self._rows.values() if row.id in self._listed]
-        show_progress(sum(row.status in _DONE for row in listed), len(listed), words)
+        show_progress(sum(row.status in _DONE_STATUSES for row in listed), len(listed), words)

@@ -12,28 +12,28 @@ from typing import TYPE_CHECKING, Any
 from agent_checkpoint.errors import CheckpointError, NotFoundError
 from agent_checkpoint.manager.async_verbs import to_its_end
 from agent_checkpoint.records import safe_repr, show
-from agent_checkpoint.session.current_session import current_task, is_nested, nesting
-from agent_checkpoint.session.effects.approval_gate import agreed
-from agent_checkpoint.session.effects.approvals import arguments_of, use
-from agent_checkpoint.session.effects.effect_context import Call, Deed
+from agent_checkpoint.session.current_session import current_task, is_nested, nested_calls
+from agent_checkpoint.session.effects.approval_gate import require_approval
+from agent_checkpoint.session.effects.approvals import arguments_of, consume_answer
+from agent_checkpoint.session.effects.effect_context import EffectContext, ToolCall
 from agent_checkpoint.session.effects.effects import Decision
-from agent_checkpoint.session.effects.idempotency import identity_of
-from agent_checkpoint.session.tools.call_arguments import error_words, fingerprint, recorded
-from agent_checkpoint.session.tools.invoke import awaiting_here, settled
-from agent_checkpoint.session.tools.method_owner import owner_of, part_of
-from agent_checkpoint.session.tools.tool import IDEMPOTENT, Tool, tool_of
+from agent_checkpoint.session.effects.idempotency import effect_identity
+from agent_checkpoint.session.tools.call_arguments import describe_error, fingerprint, recordable
+from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
+from agent_checkpoint.session.tools.method_owner import find_owner, part_name
+from agent_checkpoint.session.tools.tool import IDEMPOTENT, Tool, registered_tool
 from agent_checkpoint.store.ledger.ledger import Request
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
 
 
-class Calls:
+class ToolRunner:
     """Runs the tools of one session."""
 
     def __init__(self, session: Work) -> None:
         self._session = session
-        self._in_flight: list[Call] = []
+        self._in_flight: list[ToolCall] = []
         self.finished = 0
         """How many calls have come to their end."""
 
@@ -44,27 +44,29 @@ class Calls:
 
     def owner(self, tool: Tool, part: str | None = None) -> Any:
         """Return what a method was called on. Raises NotFoundError."""
-        return owner_of(self._session, tool, part)
+        return find_owner(self._session, tool, part)
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a tool. Raises what it raises, and what stands in its way."""
-        call = Call(tool, *tool.bind(args, kwargs))
+        call = ToolCall(tool, *tool.bind(args, kwargs))
         try:
             self._begin(call)
             result = self._run(call)
             self._session._effects.release(call)
             return result
         except BaseException:
-            self._give_back(call)
+            self._release_for_retry(call)
             raise
 
     async def arun(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Do as `run` does, for coroutine functions."""
-        call = Call(tool, *tool.bind(args, kwargs))
+        call = ToolCall(tool, *tool.bind(args, kwargs))
         try:
-            if tool.is_outside or tool.approve:
+            if tool.is_external or tool.approve:
                 call.is_awaited = True
-                with awaiting_here():  # what its verify= and approve= await is of this loop
+                with (
+                    awaitables_on_this_loop()
+                ):  # what its verify= and approve= await is of this loop
                     _, stopped = await to_its_end(self._begin, call)
                 if stopped is not None:
                     self._withdraw(call)
@@ -75,7 +77,7 @@ class Calls:
             self._session._effects.release(call)
             return result
         except BaseException:
-            self._give_back(call)
+            self._release_for_retry(call)
             raise
 
     def carry_out(self, request: Request) -> Any:
@@ -84,73 +86,73 @@ class Calls:
         Raises:
             NotFoundError: its tool was not imported here, or nothing has the method.
         """
-        tool = tool_of(request)
+        tool = registered_tool(request)
         if tool is None:
             raise NotFoundError(
                 f"There is no tool {show(request.tool)} here: import the module that defines it."
             )
         owner = self.owner(tool, request.part) if tool.is_method else None
-        call = Call(tool, owner, arguments_of(self._session._ledger, request), request=request)
+        call = ToolCall(tool, owner, arguments_of(self._session._ledger, request), request=request)
         try:
             self._begin(call)
-            return settled(self._arun(call)) if tool.is_async else self._run(call)
+            return run_if_awaitable(self._arun(call)) if tool.is_async else self._run(call)
         except BaseException:
-            self._give_back(call)
+            self._release_for_retry(call)
             raise
 
-    def _give_back(self, call: Call) -> None:
+    def _release_for_retry(self, call: ToolCall) -> None:
         """Have the next call alike be taken for this one, whose result has reached nobody."""
-        with self._session._saving.lock:
+        with self._session._writer.lock:
             if call in self._in_flight:
                 self._in_flight.remove(call)
-            self._session._effects.give_back(call, call.slot)
+            self._session._effects.release_for_retry(call, call.call_number)
 
-    def _run(self, call: Call) -> Any:
+    def _run(self, call: ToolCall) -> Any:
         if call.decision is not None and call.decision.is_replay:
-            return self._replay(call, call.decision)
+            return self._replay_result(call, call.decision)
         try:
-            with nesting(self._session):
-                result = call.tool.call(call.owner, call.arguments, call.deed)
+            with nested_calls(self._session):
+                result = call.tool.call(call.owner, call.arguments, call.context)
         except BaseException as error:
             try:
-                self._find_out(call, error)
+                self._settle_failed(call, error)
             finally:
-                self._break(call, error)
+                self._record_failure(call, error)
             raise
         try:
             self._commit(call, result)
         finally:
-            self._record(call, result=recorded(result))
+            self._record(call, result=recordable(result))
         self._session._save_after_call(call.words, nested=is_nested(self._session))
         return result
 
-    async def _arun(self, call: Call) -> Any:
+    async def _arun(self, call: ToolCall) -> Any:
         if call.decision is not None and call.decision.is_replay:
-            return self._replay(call, call.decision)
+            return self._replay_result(call, call.decision)
         stopped: BaseException | None = None
         try:
-            with nesting(self._session):
-                result = await call.tool.call(call.owner, call.arguments, call.deed)
+            with nested_calls(self._session):
+                result = await call.tool.call(call.owner, call.arguments, call.context)
         except Exception as error:
             try:
-                with awaiting_here():  # as its verify= does
-                    _, stopped = await to_its_end(self._find_out, call, error)
+                with awaitables_on_this_loop():  # as its verify= does
+                    _, stopped = await to_its_end(self._settle_failed, call, error)
             finally:
-                self._break(call, error)
+                self._record_failure(call, error)
             if stopped is not None:
                 raise stopped from error
             raise
         except BaseException as error:  # nothing can be awaited any more
             try:
-                self._find_out(call, error)
+                self._settle_failed(call, error)
             finally:
-                self._break(call, error)
+                self._record_failure(call, error)
             raise
         try:
-            if call.deed is not None:
+            if call.context is not None:
                 _, stopped = await to_its_end(self._commit, call, result)
         finally:
-            self._record(call, result=recorded(result))
+            self._record(call, result=recordable(result))
         if stopped is not None:
             raise stopped
         await self._session._asave_after_call(call.words, nested=is_nested(self._session))
@@ -158,109 +160,111 @@ class Calls:
 
     # -- the steps -------------------------------------------------------------------------------
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ToolCall) -> None:
         session, tool, request = self._session, call.tool, call.request
         session._check_open()
         call.task, call.began = current_task(session), time.time()
         if request is not None:
             call.task, call.part = request.task, request.part
             call.identity, call.digest = request.identity, request.digest
-            self._decide(call)
-        elif tool.is_outside or tool.approve is not False:
-            call.part = part_of(session, tool, call.owner)
+            self._authorize(call)
+        elif tool.is_external or tool.approve is not False:
+            call.part = part_name(session, tool, call.owner)
             given: Any = call.arguments if call.part is None else [call.part, call.arguments]
-            with session._saving.lock:
+            with session._writer.lock:
                 call.digest = fingerprint(given, f"{tool.name}'s arguments")
-                call.slot = session._effects.number(tool, call.digest, call.task, call)
-            number = 0 if call.slot is None else call.slot.number
-            call.identity = identity_of(
+                call.call_number = session._effects.reserve_number(
+                    tool, call.digest, call.task, call
+                )
+            number = 0 if call.call_number is None else call.call_number.number
+            call.identity = effect_identity(
                 tool, call.arguments, call.digest, call.task, number, part=call.part
             )
-            self._decide(call)
-        call.given = recorded(call.arguments)
+            self._authorize(call)
+        call.given = recordable(call.arguments)
         self._in_flight.append(call)
 
-    def _withdraw(self, call: Call) -> None:
+    def _withdraw(self, call: ToolCall) -> None:
         """Take back a call that was let fly and is not made after all."""
-        if call.deed is not None and call.decision is not None:
+        if call.context is not None and call.decision is not None:
             effects, effect = self._session._effects, call.decision.effect
-            effects.over(effect)
+            effects.call_ended(effect)
             if effect.kind != IDEMPOTENT:  # that may have happened in an earlier attempt
                 effects.fail(effect, "the call was cancelled before it was made")
 
-    def _decide(self, call: Call) -> None:
+    def _authorize(self, call: ToolCall) -> None:
         session, tool = self._session, call.tool
         identity, digest = str(call.identity), str(call.digest)
-        if tool.is_outside:
-            call.decision = session._effects.look(tool, identity, digest, call)
+        if tool.is_external:
+            call.decision = session._effects.find_existing(tool, identity, digest, call)
         request = None
         if call.decision is None and tool.approve is not False:
             session._effects.check_allowed(tool)  # before a person is asked
-            request = agreed(session, call)
-        if tool.is_outside and call.decision is None:
+            request = require_approval(session, call)
+        if tool.is_external and call.decision is None:
             call.decision = session._effects.decide(
                 tool,
                 call.arguments,
                 identity=identity,
                 digest=digest,
                 task=call.task,
-                at=session._saving.head_id,
+                at=session._writer.head_id,
                 request=request,
                 part=call.part,
                 call=call,
             )
         elif request is not None:
-            use(session._ledger, request, session._epoch)
+            consume_answer(session._ledger, request, session._epoch)
         if call.decision is not None and not call.is_replay:
-            call.deed = Deed(call.decision.effect, session._ledger.lineage)
+            call.context = EffectContext(call.decision.effect, session._ledger.lineage)
 
-    def _replay(self, call: Call, decision: Decision) -> Any:
-        self._learn(decision)
-        self._record(call, result=recorded(decision.result))
+    def _replay_result(self, call: ToolCall, decision: Decision) -> Any:
+        self._mark_known(decision)
+        self._record(call, result=recordable(decision.result))
         self._session._save_after_call(call.words, nested=is_nested(self._session))
         return decision.result
 
-    def _learn(self, decision: Decision) -> None:
+    def _mark_known(self, decision: Decision) -> None:
         """Note that the state knows of an effect again that a rollback had left standing."""
-        standing = self._session._meta.standing
+        standing = self._session._record.standing
         if decision.effect.id in standing:
             standing.remove(decision.effect.id)
 
-    def _commit(self, call: Call, result: Any) -> None:
+    def _commit(self, call: ToolCall, result: Any) -> None:
         if call.decision is None:
             return
         effects = self._session._effects
         try:
             effects.commit(call.decision.effect, result)
-            self._learn(call.decision)
+            self._mark_known(call.decision)
         finally:
-            effects.over(call.decision.effect)
+            effects.call_ended(call.decision.effect)
 
-    def _break(self, call: Call, error: BaseException) -> None:
+    def _record_failure(self, call: ToolCall, error: BaseException) -> None:
         """Record a call that raised."""
         if not isinstance(error, Exception):
             return  # the process stops, or waits for an approval
-        self._record(call, error=error_words(error))
+        self._record(call, error=describe_error(error))
         try:
             self._session._save_after_call(call.words, nested=is_nested(self._session))
         except CheckpointError as trouble:
             _add_note(error, f"and the checkpoint after it failed: {trouble}")
 
-    def _find_out(self, call: Call, error: BaseException) -> None:
+    def _settle_failed(self, call: ToolCall, error: BaseException) -> None:
         """Find out what became of the effect of a call that raised, or leave it unknown."""
         if call.decision is None:
             return
         effects, effect = self._session._effects, call.decision.effect
-        effects.over(effect)
+        effects.call_ended(effect)
         try:
-            if call.deed is not None and call.deed.is_not_done:
+            if call.context is not None and call.context.is_not_done:
                 effects.fail(effect, f"the tool says that nothing happened: {safe_repr(error)}")
             elif isinstance(error, Exception):
                 effects.verify(effect, call.tool)
         except CheckpointError as unknown:  # the tool's own error is the one to be raised
             _add_note(error, str(unknown))
 
-    def _record(self, call: Call, **outcome: Any) -> None:
+    def _record(self, call: ToolCall, **outcome: Any) -> None:
         row: dict[str, Any] = {
             "tool": call.tool.name,
             "arguments": call.given,
@@ -273,10 +277,12 @@ class Calls:
         if call.decision is not None:
             row["effect"] = call.decision.effect.id
             row["replayed"] = call.is_replay
-        with self._session._saving.lock:
+        with self._session._writer.lock:
             self._session.calls.append(row)
-            if "error" not in outcome and call.slot is not None:  # the checkpoint to come knows
-                self._session._meta.counts.count(*call.slot)
+            if (
+                "error" not in outcome and call.call_number is not None
+            ):  # the checkpoint to come knows
+                self._session._record.counts.mark_used(*call.call_number)
             self._in_flight.remove(call)
             self.finished += 1
 

@@ -14,20 +14,20 @@ from agent_checkpoint.manager.async_verbs import wait_for
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.parts import check_text
 from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
-from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT, Saving
+from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT, CheckpointWriter
 from agent_checkpoint.session.current_session import enter, leave
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_report import (
-    gone_notice,
-    standing_notice,
-    still_gone,
+    compensated_notice,
+    still_compensated,
+    unseen_effect_notice,
 )
-from agent_checkpoint.session.session_record import PART, Meta
+from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
 from agent_checkpoint.session.tasks import Tasks
-from agent_checkpoint.session.tool_call import Calls
-from agent_checkpoint.session.workspace_part import Files
+from agent_checkpoint.session.tool_call import ToolRunner
+from agent_checkpoint.session.workspace_part import WorkspacePart
 from agent_checkpoint.store.ledger.ledger import Effect, Epoch, Ledger
 from agent_checkpoint.workspace.tree_names import PART as FILES
 
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace
 
 AGENT, MESSAGES, CALLS, TASKS = "agent", "messages", "calls", "tasks"
-_OWN = frozenset({AGENT, MESSAGES, CALLS, TASKS, FILES, PART})
+_RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, TASKS, FILES, SESSION_PART})
 
 
 class Work:
     """All that an agent is in the middle of; `Session` has the verbs."""
 
     manager: CheckpointManager
-    _meta: Meta
-    _saving: Saving
+    _record: SessionRecord
+    _writer: CheckpointWriter
     _ledger: Ledger
     _epoch: Epoch
     _effects: Effects
-    _files: Files | None
+    _files: WorkspacePart | None
     _owns_manager: bool
-    _keeps_place: ClassVar[bool] = True
+    _keeps_directory: ClassVar[bool] = True
     """Whether it is opened in the same directory the next time."""
 
     def __init__(
@@ -71,14 +71,14 @@ class Work:
         self._parts = _checked_parts(agent, parts)
         self._files = None
         self._new_parts: list[str] = []
-        self._troubles: list[str] = []
+        self._problems: list[str] = []
         self._tokens: list[Any] = []
         self._branches: list[Any] = []
         """Forks of it that are open in this process: also those that nobody else holds."""
         self._is_open = False
         self._is_ended = False
         self._pid = os.getpid()
-        self._calls = Calls(self)
+        self._tool_runner = ToolRunner(self)
 
     @property
     def workspace(self) -> Workspace | None:
@@ -88,7 +88,7 @@ class Work:
     @property
     def head(self) -> str:
         """The id of the last checkpoint."""
-        return self._saving.head_id
+        return self._writer.head_id
 
     @property
     def effects(self) -> list[Effect]:
@@ -106,11 +106,11 @@ class Work:
         """What the agent has to be told, in words: what stands outside, and what is not known."""
         self._ledger.refresh()
         effects = self._ledger.effects
-        told = {name: effects[name] for name in self._meta.standing if name in effects}
+        told = {name: effects[name] for name in self._record.standing if name in effects}
         told.update({effect.id: effect for effect in self._effects.unknown()})
-        found = [standing_notice(effect) for effect in told.values() if effect.stands]
-        found += map(gone_notice, still_gone(self._ledger, self._meta.gone))
-        found += self._troubles
+        found = [unseen_effect_notice(effect) for effect in told.values() if effect.stands]
+        found += map(compensated_notice, still_compensated(self._ledger, self._record.gone))
+        found += self._problems
         found += [
             f"{effect.words} was done after all, although it had been declared not done, and may "
             f"have been done again since: a person has to look. ({effect.note})"
@@ -140,7 +140,7 @@ class Work:
 
     # -- for the steps ---------------------------------------------------------------------------
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         try:
             if self._files is not None:
                 self._files.workspace.close()
@@ -153,15 +153,15 @@ class Work:
             raise InvalidInputError(f"The session {show(self.key)} is closed: open it again.")
         self._check_process()
 
-    def _notice(self, words: str) -> None:
+    def _add_notice(self, words: str) -> None:
         """Have the agent told something, once."""
-        if words not in self._troubles:
-            self._troubles.append(words)
+        if words not in self._problems:
+            self._problems.append(words)
 
     def _check_idle(self, what: str) -> None:
-        if self._calls.in_flight:
+        if self._tool_runner.in_flight:
             raise ConflictError(
-                f"{', '.join(self._calls.in_flight)} is running: {what} when no tool is."
+                f"{', '.join(self._tool_runner.in_flight)} is running: {what} when no tool is."
             )
 
     def _check_process(self) -> None:
@@ -182,38 +182,38 @@ class Work:
 
     def _draft(self, *, kind: str = "save", **options: Any) -> Any:
         self._check_process()
-        self._meta.in_flight = self._calls.in_flight
-        self._meta.ledger = max(self._meta.ledger, self._ledger.seq)
+        self._record.in_flight = self._tool_runner.in_flight
+        self._record.ledger = max(self._record.ledger, self._ledger.seq)
         being_made = {
-            call.decision.effect.id for call in list(self._calls._in_flight) if call.decision
+            call.decision.effect.id for call in list(self._tool_runner._in_flight) if call.decision
         }
-        self._meta.under_way = sorted(being_made.union(list(self._effects._under_way)))
-        if self._meta.in_flight and kind in ("save", CLOSE):
+        self._record.under_way = sorted(being_made.union(list(self._effects.in_progress)))
+        if self._record.in_flight and kind in ("save", CLOSE):
             kind = IN_FLIGHT
-        return self._saving.draft(self._live_parts(), kind=kind, **options)
+        return self._writer.draft(self._live_parts(), kind=kind, **options)
 
     def _save(self, **options: Any) -> str:
-        with self._saving.lock:
-            return self._saving.write(self._draft(**options)).id
+        with self._writer.lock:
+            return self._writer.write(self._draft(**options)).id
 
     def _save_for_task(self, label: str, *, full: bool = False) -> str:
         if self.every == "manual":
             return self.head
-        with self._looking_at_all_files(full):
+        with self._full_scan(full):
             return self._save(label=label)
 
     def _is_due(self, nested: bool) -> bool:
         if nested or self.every in ("task", "manual"):
             return False
-        return self.every == "tool" or self._calls.finished % int(self.every) == 0
+        return self.every == "tool" or self._tool_runner.finished % int(self.every) == 0
 
     def _save_after_call(self, label: str, *, nested: bool) -> None:
         if self._is_due(nested):
             self._save(label=label)
 
     async def _asave(self, **options: Any) -> str:
-        with self._saving.lock:
-            future = self._saving.submit(self._draft(**options))
+        with self._writer.lock:
+            future = self._writer.submit(self._draft(**options))
         return await wait_for(future)
 
     async def _asave_after_call(self, label: str, *, nested: bool) -> None:
@@ -221,7 +221,7 @@ class Work:
             await self._asave(label=label)
 
     @contextmanager
-    def _looking_at_all_files(self, full: bool = True) -> Iterator[None]:
+    def _full_scan(self, full: bool = True) -> Iterator[None]:
         """Have every file looked at: some changes raise no event."""
         if self._files is None:
             yield
@@ -240,10 +240,10 @@ class Work:
         finally:
             leave(token)
 
-    def _take_meta(self, meta: Meta) -> None:
-        self._meta = self._saving.meta = self._effects.meta = meta
+    def _set_record(self, record: SessionRecord) -> None:
+        self._record = self._writer.record = self._effects.session_record = record
 
-    def _start_of(self, began: str | None) -> Checkpoint | None:
+    def _start_checkpoint(self, began: str | None) -> Checkpoint | None:
         """Return the checkpoint at the start of a task, if it is still there."""
         store = self.manager.store
         entries = store.newest_first(self.key)
@@ -251,7 +251,7 @@ class Work:
             passing = ("open", "drift", "safety", CLOSE, IN_FLIGHT)
             return next((item for item in entries if item.kind not in passing), None)
         place = parse_checkpoint_id(began)
-        if place is not None and place.key != self.key and place.key in dict(self._meta.lineage):
+        if place is not None and place.key != self.key and place.key in dict(self._record.lineage):
             found = store.read(place.key, place.seq)
             return found if found is not None and found.ts_ns == place.ts_ns else None
         # By its time: an import gives other numbers.
@@ -259,9 +259,9 @@ class Work:
 
     def _restart(self, task: str, began: str | None) -> None:
         """Go back to the start of a task that is run again; answers to requests stay."""
-        target = self._start_of(began)
+        target = self._start_checkpoint(began)
         if target is None:
-            self._troubles.append(
+            self._problems.append(
                 f"The task {task} goes on from the last checkpoint: the one at its start is gone."
             )
             return
@@ -281,7 +281,7 @@ def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any
     found = dict(parts or {})
     for name, part in {AGENT: agent, **found}.items():
         check_text(name, "A part's name")
-        if name in found and name in _OWN:
+        if name in found and name in _RESERVED_PARTS:
             raise InvalidInputError(f"A session has a part {name!r} of its own: name it otherwise.")
         if isinstance(part, type) or (part is not None and not is_stateful(part)):
             if isinstance(part, type):

@@ -23,7 +23,7 @@ from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 
 
-class Files:
+class WorkspacePart:
     """A Stateful that stands for the workspace when a session is saved or set back."""
 
     def __init__(self, workspace: Workspace) -> None:
@@ -64,7 +64,7 @@ class Files:
         self.workspace.undo_load(plan)
 
 
-def spared(plan: Plan, paths: Iterable[str]) -> Plan:
+def without_paths(plan: Plan, paths: Iterable[str]) -> Plan:
     """Return a plan that leaves some paths alone, with the directories that hold them."""
     left = {os.fsencode(path): path for path in paths}
     rest = Plan(
@@ -85,7 +85,7 @@ def is_empty(place: Path) -> bool:
     return place.is_dir() and all(item.name == STAGING.decode() for item in place.iterdir())
 
 
-def place_of(
+def choose_directory(
     given: str | os.PathLike[str] | None, remembered: str | None, *, rebind: bool, has_files: bool
 ) -> Path | None:
     """Return the directory that a session works in, made if it is missing and there are files.

@@ -34,7 +34,7 @@ def killed(key: str, store: CheckpointManager, **options: Any) -> "Iterator[Sess
         pass
     finally:
         current_session.leave(token)
-        current_session.closed(session)
+        current_session.unregister(session)
 
 
 def ledger_of(session: Session) -> Ledger:

@@ -122,7 +122,7 @@ def test_a_cancelled_tool_leaves_nothing_running(store):
         async with Session("job", agent=agent, store=store) as session:
             session.save()
             task = asyncio.ensure_future(think(agent, 60))
-            while not session._calls.in_flight:
+            while not session._tool_runner.in_flight:
                 await asyncio.sleep(0.01)
             with pytest.raises(ConflictError, match="think is running"):
                 session.rollback()
@@ -169,7 +169,7 @@ def test_cancelled_at_any_moment_it_can_go_on(store):
                 with pytest.raises(asyncio.CancelledError):
                     await task
                     raise asyncio.CancelledError  # it was done before
-                assert session._calls.in_flight == []
+                assert session._tool_runner.in_flight == []
             for effect in session.effects:
                 happened = effect.words in {f"send_once(words='{words}')" for words in _done}
                 if effect.status == "committed":

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, Session, tool
-from agent_checkpoint.session.call_counts import Counts
-from agent_checkpoint.session.session_record import Meta, read_meta
+from agent_checkpoint.session.call_counts import CallCounts
+from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 
 
 @tool(effect="idempotent", name="counted_put")
@@ -15,41 +15,41 @@ def put(n: Any) -> Any:
     return n
 
 
-def stored(counts: Counts) -> list[Any]:
+def stored(counts: CallCounts) -> list[Any]:
     return counts.frozen().inline()  # type: ignore[return-value]
 
 
 def test_rows_are_read_as_they_were_written() -> None:
     rng = random.Random(1)
-    counts = Counts()
+    counts = CallCounts()
     for _ in range(3000):
         task, name = rng.choice([None, "a", "b\u00e9"]), f"put {rng.randrange(5)}"
         move = rng.random()
         if move < 0.6:
             number = counts.next_number(task, name, rng.sample(range(1, 9), 2))
-            counts.count(task, name, number)
+            counts.mark_used(task, name, number)
         elif move < 0.99:
-            counts.uncount(task, name, rng.randrange(1, 9))
+            counts.mark_unused(task, name, rng.randrange(1, 9))
         elif task is not None:
-            counts.forget(task)
+            counts.reset_task(task)
             assert counts.next_number(task, name, ()) == 1
-        read = Counts(stored(counts))
+        read = CallCounts(stored(counts))
         assert sorted(map(repr, read.rows())) == sorted(map(repr, counts.rows()))
         assert bool(read) == bool(counts) == bool(list(counts.rows()))
         assert len(stored(counts)) <= 2 * len(list(counts.rows())) + 64
 
 
 def test_a_row_for_each_as_before_is_read() -> None:
-    counts = Counts([[None, "put 1", 2, 4], ["a", "put 1", 1]])
+    counts = CallCounts([[None, "put 1", 2, 4], ["a", "put 1", 1]])
     assert counts.next_number(None, "put 1", ()) == 3
     assert counts.next_number(None, "put 1", {3}) == 5
     assert counts.next_number("a", "put 1", ()) == 2
 
 
 def test_a_copy_goes_on_by_itself() -> None:
-    counts = Counts([[None, "put", 1]])
-    twin = Meta("k", "f", counts=counts).fork("other", None).counts
-    twin.count(None, "put", 2)
+    counts = CallCounts([[None, "put", 1]])
+    twin = SessionRecord("k", "f", counts=counts).fork("other", None).counts
+    twin.mark_used(None, "put", 2)
     assert list(counts.rows()) == [[None, "put", 1]]
     assert list(twin.rows()) == [[None, "put", 2]]
 
@@ -75,8 +75,8 @@ def test_a_call_writes_as_much_after_a_thousand_of_them(
         assert sum(last) < 2 * sum(first)
         head = manager.store.head("work")
         assert head is not None
-        meta = read_meta(manager.store, head)
-        assert meta is not None
-        assert list(meta.counts.rows()) == list(session._meta.counts.rows())
+        record = read_session_record(manager.store, head)
+        assert record is not None
+        assert list(record.counts.rows()) == list(session._record.counts.rows())
     with Session("work", store=manager) as session:
-        assert session._meta.counts.next_number(None, next(meta.counts.rows())[1], ()) > 1
+        assert session._record.counts.next_number(None, next(record.counts.rows())[1], ()) > 1

@@ -6,7 +6,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
-from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.session.session_record import read_session_record
 from tests.agents import Agent
 from tests.unit.session.places import files_of
 
@@ -49,10 +49,10 @@ def test_it_is_kept_and_recorded(manager, place, drifted):
         (row, opened) = session.history(2)
         assert (row["kind"], opened["kind"]) == ("drift", "open")
         assert row["label"] == "files that others have changed"
-        meta = read_meta(manager.store, manager.store.head("job"))
-        assert meta.drift == ["added.txt", "run.sh", "src/app.py"]
+        record = read_session_record(manager.store, manager.store.head("job"))
+        assert record.drift == ["added.txt", "run.sh", "src/app.py"]
         session.save()
-        assert read_meta(manager.store, manager.store.head("job")).drift == []
+        assert read_session_record(manager.store, manager.store.head("job")).drift == []
         session.rollback(steps=2)
         assert files_of(place) == drifted
         session.undo()
@@ -119,7 +119,7 @@ def test_many_changes_are_counted_and_some_are_named(manager, place):
     with Session("job", store=manager) as session:
         (notice,) = session.notices
         assert notice.startswith("50 files were changed since the last checkpoint, by others or")
-        assert len(read_meta(manager.store, manager.store.head("job")).drift) == 20
+        assert len(read_session_record(manager.store, manager.store.head("job")).drift) == 20
 
 
 def test_a_session_that_gets_a_workspace_later(manager, place):

@@ -175,7 +175,7 @@ def test_one_that_was_taken_for_a_save_that_failed(session, machine, monkeypatch
     step(session, machine, "one")
     machine.present = "orphan"
     with monkeypatch.context() as patch:
-        patch.setattr(session._saving, "_write", _stopped)
+        patch.setattr(session._writer, "_write", _stopped)
         with pytest.raises(KeyboardInterrupt):
             session.save()
     session.manager.gc()

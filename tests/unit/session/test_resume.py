@@ -244,7 +244,7 @@ def test_what_a_manager_saved_keeps_its_ledger_over_a_crash(store):
     manager.save("job", Agent(5))
     first = Session("job", store=manager)
     with first._as_current(), pytest.raises(OSError, match="no more"):
-        first._saving._write = _refusing
+        first._writer._write = _refusing
         shout("once")
     with Session("job", store=manager, agent=Agent()) as session:
         assert [effect.words for effect in session.effects] == ["shout(words='once')"]
@@ -541,20 +541,20 @@ def stop_at(monkeypatch, point):
         raise Killed
 
     if point == "before the move":
-        monkeypatch.setattr(Rollback, "_go", stop)
+        monkeypatch.setattr(Rollback, "_apply", stop)
     elif point == "before it is noted":
         monkeypatch.setattr(Rollback, "finish", stop)
     else:
-        real = Rollback._set_back
+        real = Rollback._restore
 
         def set_back(self, safety):
             if point == "after the files":
                 real(self, safety)
             # Not by raising: what is caught there would be taken back, which a kill is not.
-            monkeypatch.setattr(self._session._saving, "write", stop)
+            monkeypatch.setattr(self._session._writer, "write", stop)
             raise Killed
 
-        monkeypatch.setattr(Rollback, "_set_back", set_back)
+        monkeypatch.setattr(Rollback, "_restore", set_back)
 
 
 @pytest.mark.parametrize("on_drift", ["keep", "restore", "raise"])

@@ -607,7 +607,7 @@ def test_a_terminal_is_told_how_far_it_is(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
-    monkeypatch.setattr(task_progress, "_EVERY", 0.0)
+    monkeypatch.setattr(task_progress, "_MIN_SECONDS", 0.0)
     run(memory)
     told = [line.split(" ", 1)[1] for line in out.getvalue().splitlines()]
     assert told == ["0/2 one …", "1/2 one completed", "1/2 two …", "2/2 two completed"]
@@ -620,8 +620,8 @@ def test_quick_tasks_do_not_flood_the_terminal(
 ) -> None:
     out = Terminal()
     monkeypatch.setattr("sys.stderr", out)
-    monkeypatch.setattr(task_progress, "_EVERY", 1000.0)
-    monkeypatch.setattr(task_progress._Pace, "told", float("-inf"))
+    monkeypatch.setattr(task_progress, "_MIN_SECONDS", 1000.0)
+    monkeypatch.setattr(task_progress._LastLine, "written", float("-inf"))
     for number in range(1000):
         task_progress.show_progress(number, 1000, "quick\none")
     task_progress.show_progress(1000, 1000, "the last")

@@ -9,7 +9,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Log, Session, tool
 from agent_checkpoint.errors import ConflictError, EffectConflictError, RollbackRefusedError
-from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.session.session_record import read_session_record
 from tests.agents import Agent
 
 _done = []
@@ -69,18 +69,21 @@ def test_what_is_saved_meanwhile_says_so_and_steps_pass_over_it(store):
         barrier = threading.Barrier(2)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(wait, barrier, 7)
-            while not session._calls.in_flight:
+            while not session._tool_runner.in_flight:
                 sleep(0.001)
             saved = session.save(label="meanwhile")
             head = session.manager.store.head("job")
             assert (head.id, head.kind) == (saved, "in_flight")
-            assert read_meta(session.manager.store, head).in_flight == ["wait"]
+            assert read_session_record(session.manager.store, head).in_flight == ["wait"]
             with pytest.raises(ConflictError, match="wait is running"):
                 session.rollback()
             barrier.wait(10)
             assert running.result() == 7
         assert session.history(1)[0]["kind"] == "save"
-        assert read_meta(session.manager.store, session.manager.store.head("job")).in_flight == []
+        assert (
+            read_session_record(session.manager.store, session.manager.store.head("job")).in_flight
+            == []
+        )
         session.rollback()
         assert agent.count == 1
         assert list(session.calls) == []
@@ -100,7 +103,7 @@ def test_an_effect_that_was_being_made_is_not_known_to_what_was_saved_meanwhile(
     with Session("job", store=store) as session:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(order_slowly, "book")
-            while not session._calls.in_flight:
+            while not session._tool_runner.in_flight:
                 sleep(0.001)
             meanwhile = session.save()
             go_on.set()
@@ -126,7 +129,7 @@ def test_tools_that_end_in_another_order_are_recorded_as_they_end(store):
     with Session("job", store=store) as session:
         with ThreadPoolExecutor(4) as pool:
             running = [pool.submit(gated, number) for number in range(4)]
-            while len(session._calls.in_flight) < 4:
+            while len(session._tool_runner.in_flight) < 4:
                 sleep(0.001)
             for number in (2, 0, 3, 1):
                 gates[number].set()

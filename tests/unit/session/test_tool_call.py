@@ -20,9 +20,9 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.session.call_counts import Counts
+from agent_checkpoint.session.call_counts import CallCounts
 from agent_checkpoint.session.effects.effects import Effects
-from agent_checkpoint.session.effects.idempotency import Numbers
+from agent_checkpoint.session.effects.idempotency import CallNumbers
 from agent_checkpoint.session.work import Work
 from agent_checkpoint.store.ledger.ledger import Ledger
 from tests.agents import Agent, TorchLike
@@ -236,7 +236,7 @@ def test_what_stops_the_process_is_no_outcome_of_the_call(
         with pytest.raises(type(error)):
             fail(error)
         assert len(session.calls) == 0
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
 
 
 # -- when it is saved ----------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_a_closed_session_takes_no_call(manager: CheckpointManager) -> None:
     session = Session("work", store=manager)
     session.close()
     with pytest.raises(InvalidInputError, match="closed"):
-        session._calls.run(echo.tool, (), {})  # type: ignore[attr-defined]
+        session._tool_runner.run(echo.tool, (), {})  # type: ignore[attr-defined]
 
 
 def test_a_call_whose_commit_fails_is_not_in_flight_for_ever(
@@ -377,7 +377,7 @@ def test_a_call_whose_commit_fails_is_not_in_flight_for_ever(
             act()
         with pytest.raises(StorageError):
             asyncio.run(aact())
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
 
 
 def cancelled_at(step: str, monkeypatch: pytest.MonkeyPatch, call: Any) -> None:
@@ -419,7 +419,7 @@ def test_an_effect_that_is_cancelled_before_it_is_made_was_not_made(
     with Session("work", store=manager) as session:
         cancelled_at("decide", monkeypatch, act)
         assert called == []
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
         assert [effect.status for effect in session.effects] == ["failed"]
         assert asyncio.run(act()) == "done"
         assert called == [1]
@@ -437,7 +437,7 @@ def test_an_effect_that_is_cancelled_after_it_was_made_is_recorded(
 
     with Session("work", store=manager) as session:
         cancelled_at("commit", monkeypatch, act)
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
         assert [effect.status for effect in session.effects] == ["committed"]
         assert [row["result"] for row in session.calls] == ["done"]
         assert asyncio.run(act()) == "done"
@@ -469,7 +469,9 @@ class Mail:
 
 def is_clean(session: Session) -> bool:
     effects = session._effects
-    return not (effects._under_way or effects._numbers._held or session._calls._in_flight)
+    return not (
+        effects.in_progress or effects._call_numbers._reserved or session._tool_runner._in_flight
+    )
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -540,12 +542,12 @@ def test_a_call_whose_commit_failed_is_not_made_again(
 
 
 PLACES = [
-    (Numbers, "take", "ok"),
-    (Effects, "look", "ok"),
+    (CallNumbers, "reserve", "ok"),
+    (Effects, "find_existing", "ok"),
     (Effects, "decide", "EffectUnknownError"),
     (Effects, "commit", "ok"),
-    (Effects, "over", "ok"),
-    (Counts, "count", "ok"),
+    (Effects, "call_ended", "ok"),
+    (CallCounts, "mark_used", "ok"),
     (Work, "_save_after_call", "ok"),
     (Effects, "release", "ok"),
 ]
@@ -590,18 +592,18 @@ def test_numbers_are_given_back_in_any_order(manager: CheckpointManager) -> None
     with Session("work", store=manager) as session:
         for _ in range(3):
             mail.send("bob")
-        meta = session._meta
-        ((task, kind, _),) = meta.counts.rows()
-        numbers = Numbers()
-        slots = [numbers.take(meta, mail.send.tool, "", None, i)._replace(kind=kind, number=i)
+        record = session._record
+        ((task, kind, _),) = record.counts.rows()
+        numbers = CallNumbers()
+        taken = [numbers.reserve(record, mail.send.tool, "", None, i)._replace(kind=kind, number=i)
                  for i in (1, 2, 3)]  # fmt: skip
-        numbers.give_back(meta, 2, slots[1])
-        assert list(meta.counts.rows()) == [[task, kind, 1, 3]]
-        numbers.give_back(meta, 3, slots[2])
-        assert list(meta.counts.rows()) == [[task, kind, 1]]
-        numbers.give_back(meta, 3, slots[2])
-        numbers.give_back(meta, 1, slots[0])
-        assert not meta.counts
+        numbers.release_for_retry(record, 2, taken[1])
+        assert list(record.counts.rows()) == [[task, kind, 1, 3]]
+        numbers.release_for_retry(record, 3, taken[2])
+        assert list(record.counts.rows()) == [[task, kind, 1]]
+        numbers.release_for_retry(record, 3, taken[2])
+        numbers.release_for_retry(record, 1, taken[0])
+        assert not record.counts
         assert [mail.send("bob") for _ in range(4)] == ["mail 1", "mail 2", "mail 3", "mail 4"]
 
 

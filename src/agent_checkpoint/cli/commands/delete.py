@@ -12,7 +12,7 @@ from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.session.session_record import SESSION_PART
 
 EXAMPLES = """
 agent-checkpoint delete fix-bug-42             the key, with all its checkpoints
@@ -83,7 +83,7 @@ def _doomed(places: Places, manager: CheckpointManager, said: str) -> _Doomed:
         words = f"{inert(said)}, {count(total, 'checkpoint')}"
         with suppress(*UNUSABLE):  # what is damaged can be deleted, too
             head = manager.store.head(said)
-            if head is not None and PART in head.parts:
+            if head is not None and SESSION_PART in head.parts:
                 words += ": a session, which nobody who has it open can save any more"
         return _Doomed(said, None, words, total)
     try:

@@ -11,8 +11,8 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.session.effects.outcomes import Outcomes
-from agent_checkpoint.session.session_record import Meta, read_meta
+from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.ledger.ledger import Effect, Epoch, Ledger
 
 EXAMPLES = """
@@ -67,7 +67,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
 def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
     head = manager.store.head(key)
-    meta = None if head is None else read_meta(manager.store, head)
+    meta = None if head is None else read_session_record(manager.store, head)
     if meta is None:
         return []
     ledger = Ledger(manager.store, meta.family)
@@ -77,7 +77,7 @@ def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
     return [effect for effect in ledger.all_effects() if _is_of(meta, effect)]
 
 
-def _is_of(meta: Meta, effect: Effect) -> bool:
+def _is_of(meta: SessionRecord, effect: Effect) -> bool:
     """Tell whether an effect is of a session's own past."""
     if effect.session == meta.key:
         return True
@@ -96,8 +96,8 @@ def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
         raise NotFoundError(f"There is no effect {name}.")
     effect = ledger.effects[name]
     # Nobody is fenced off by it: whoever has the session open goes on, and sees the answer.
-    meta, epoch = Meta(effect.session, ledger.lineage), Epoch(effect.session, 0)
-    outcomes = Outcomes(ledger, meta, epoch, lambda tool, part: None)
+    meta, epoch = SessionRecord(effect.session, ledger.lineage), Epoch(effect.session, 0)
+    outcomes = EffectOutcomes(ledger, meta, epoch, lambda tool, part: None)
     outcomes.resolve(name, happened=args.happened, note=args.note)
     data = effect_data(ledger.effects[name])
 

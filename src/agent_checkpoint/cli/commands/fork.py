@@ -18,7 +18,7 @@ from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundEr
 from agent_checkpoint.formatting import quoted
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Draft, check_key, show
-from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.workspace_part import is_empty
 from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.claims import make_claim
@@ -109,7 +109,7 @@ def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Pat
     Raises:
         ConflictError: the name is taken.
     """
-    if place is None or PART in point.parts:
+    if place is None or SESSION_PART in point.parts:
         return manager.fork(point.key, name, point.id)
     parts: dict[str, Any] = {part: ReusedPart(tree) for part, tree in point.parts.items()}
     parts.pop(HOOK, None)  # which says that it is of another directory
@@ -132,7 +132,7 @@ def _put_files(
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInputError(f"{place} cannot be made: {error.strerror}.") from error
-    if PART in point.parts:
+    if SESSION_PART in point.parts:
         Session(key, store=manager, workspace=place, every="manual").close()
         plan = None
     else:
@@ -150,9 +150,9 @@ def _show(
     out.line(f"Forked {name} from {inert(point.key)}@{point.seq}.", style="green")
     if data["directory"] is not None:
         out.line(f"{count(data['files'], 'file')} in {inert(data['directory'])}")
-        if PART in point.parts:
+        if SESSION_PART in point.parts:
             out.line(f"Go on there: Session({data['key']!r}, agent=…{more})")
-    elif has_files and PART in point.parts:
+    elif has_files and SESSION_PART in point.parts:
         out.line(
             f"Go on with files of its own: Session({data['key']!r}, agent=…, workspace=…{more})"
         )

@@ -10,7 +10,7 @@ from agent_checkpoint.cli.output import Answer, Out, inert, when
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """
@@ -68,7 +68,7 @@ def _row(store: Store, key: str) -> dict[str, Any]:
         head = store.head(key)
         if head is not None:
             row.update(id=head.id, seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind)
-            row.update(session=PART in head.parts, foreign=is_foreign(store, head))
+            row.update(session=SESSION_PART in head.parts, foreign=is_foreign(store, head))
             if not row["foreign"]:
                 row.update(directory=works_in(store, head) or line_place(store, head))
     except UNUSABLE as error:

@@ -16,7 +16,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
 from agent_checkpoint.present.lanes import ASCII, UNICODE, Node, Place, drawn
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES
+from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS
 
 EXAMPLES = """
 agent-checkpoint log                    of this directory
@@ -154,9 +154,9 @@ def _show_row(
 def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
     """Return what kind of checkpoint it is, and of which other; nothing if the label says it."""
     kind = row["kind"]
-    if kind == "save" or (kind in MOVES and (row["label"] or "").startswith(RESTORED)):
+    if kind == "save" or (kind in ROLLBACK_KINDS and (row["label"] or "").startswith(RESTORED)):
         return ""
-    if kind in (*MOVES, "fork") and row["parents"]:
+    if kind in (*ROLLBACK_KINDS, "fork") and row["parents"]:
         place = parse_checkpoint_id(row["parents"][-1])
         if place is not None:
             target = (

@@ -15,7 +15,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import LOGS, class_in, message_words, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import show as quoted_name
-from agent_checkpoint.session.session_record import PART as NOTES
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
 
@@ -95,7 +95,7 @@ def _summary(
     if name == "tasks" and isinstance(state, dict) and isinstance(state.get("tasks"), list):
         rows = [row for row in state["tasks"] if isinstance(row, dict)]
         return {"type": "tasks", "tasks": {str(row.get("id")): row.get("status") for row in rows}}
-    if name == NOTES and isinstance(state, dict):
+    if name == SESSION_PART and isinstance(state, dict):
         kept = ("key", "family", "workspace", "point", "pending", "standing", "gone")
         return {"type": "session", **{item: state[item] for item in kept if item in state}}
     return {"type": "state", "class": class_in(tree), "value": state}

@@ -18,10 +18,10 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import Checkpoint, Draft, same_json, show
 from agent_checkpoint.session.branch.file_merge import merge
-from agent_checkpoint.session.effects.approvals import void
+from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.session.rollback.rollback_report import standing_notice
-from agent_checkpoint.session.session_record import PART, Meta, read_meta
+from agent_checkpoint.session.rollback.rollback_report import unseen_effect_notice
+from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord, read_session_record
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.workspace.restore.recovery import Held
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ADOPT = "adopt"
 """The kind of the checkpoint."""
-_NAMED = 20
+_MAX_NAMED = 20
 
 
 class Adoption(Rollback):
@@ -47,23 +47,23 @@ class Adoption(Rollback):
             CheckpointError: it cannot be read.
         """
         super().__init__(session, target, label=f"adopt {target.key}"[:200])
-        head = session._saving.head
+        head = session._writer.head
         present = {} if head is None else head.parts
         # What is the same need not be set. What is held elsewhere was not forked, and stays.
-        elsewhere = self._elsewhere
+        elsewhere = self._external_parts
         self._names = [
             name
             for name in self._names
             if name not in elsewhere and not same_json(target.parts[name], present.get(name))
         ]
         self.report.parts, self.report.adopts = self._names, True
-        self._is_whole = False
+        self._all_parts = False
 
-    def _notes_of_then(self) -> Meta:
-        session, notes = self._session, read_meta(self._store, self._target)
+    def _read_target_record(self) -> SessionRecord:
+        session, notes = self._session, read_session_record(self._store, self._target)
         family = None if notes is None else notes.family
-        past = {session.key, *(key for key, _ in session._meta.lineage)}
-        if notes is None or family != session._meta.family or notes.origin not in past:
+        past = {session.key, *(key for key, _ in session._record.lineage)}
+        if notes is None or family != session._record.family or notes.origin not in past:
             raise InvalidInputError(
                 f"{show(self._target.id, 120)} is no fork of the session {show(session.key)}. "
                 "A fork of a fork is adopted by that fork first."
@@ -71,35 +71,38 @@ class Adoption(Rollback):
         return notes
 
     @property
-    def _elsewhere(self) -> set[str]:
+    def _external_parts(self) -> set[str]:
         """The parts that are snapshots which others hold."""
         parts = self._session._parts
         return {name for name, part in parts.items() if isinstance(part, External)}
 
     @property
     def _point(self) -> str:
-        return str(self._meta.point)
+        return str(self._target_record.point)
 
     @property
-    def _forgets(self) -> bool:
+    def _rewinds_state(self) -> bool:
         return False
 
-    def _since(self) -> Iterator[Effect]:
+    def _effects_since(self) -> Iterator[Effect]:
         """Iterate over what the fork did outside after its last checkpoint."""
         for effect in self._session._ledger.all_effects():
-            is_later = effect.seq > self._meta.ledger or effect.id in self._meta.under_way
-            if effect.session == self._meta.key and effect.stands and is_later:
+            is_later = (
+                effect.seq > self._target_record.ledger
+                or effect.id in self._target_record.under_way
+            )
+            if effect.session == self._target_record.key and effect.stands and is_later:
                 yield effect
 
-    def _hold(self) -> Checkpoint:
-        self._check(self._session._saving.head)
-        safety = super()._hold()
+    def _save_safety(self) -> Checkpoint:
+        self._check(self._session._writer.head)
+        safety = super()._save_safety()
         self._check(safety)
         return safety
 
     def _check(self, present: Checkpoint | None) -> None:
         """See to it that the session is what it was when it was forked."""
-        point, apart = find(self._store, self._point), {PART, *self._elsewhere}
+        point, apart = find(self._store, self._point), {SESSION_PART, *self._external_parts}
         now, then = (_contents(item, apart) for item in (present or point, point))
         changed = [name for name in {**now, **then} if not same_json(now.get(name), then.get(name))]
         if present is None or changed:
@@ -110,19 +113,19 @@ class Adoption(Rollback):
                 'merge="files".'
             )
 
-    def _new_meta(self, standing: list[str]) -> Meta:
-        present, then = self._session._meta, self._meta
-        later = [effect.id for effect in self._since()]
+    def _next_record(self, standing: list[str]) -> SessionRecord:
+        present, then = self._session._record, self._target_record
+        later = [effect.id for effect in self._effects_since()]
         effects = self._session._ledger.effects
         before = [name for name in present.standing if name in effects]
         unknown = [
             name for name in before if not then.knows(effects[name].session, effects[name].seq)
         ]
         told = dict.fromkeys([*unknown, *then.standing, *later])
-        return Meta(
+        return SessionRecord(
             present.key,
             present.family,
-            lineage=_joined(present, then, self._session._ledger.seq),
+            lineage=_merged_lineage(present, then, self._session._ledger.seq),
             point=present.point,
             inherited=present.inherited,
             workspace=present.workspace,
@@ -134,14 +137,14 @@ class Adoption(Rollback):
             irreversible=present.irreversible,
         )
 
-    def _go(self, safety: Checkpoint) -> None:
-        super()._go(safety)
+    def _apply(self, safety: Checkpoint) -> None:
+        super()._apply(safety)
         # Whoever is asked is asked by the session from now on.
         ledger, epoch = self._session._ledger, self._session._epoch
-        self.report.void += void(ledger, self._meta.key, epoch)
+        self.report.void += void_requests(ledger, self._target_record.key, epoch)
 
-    def _draft(self, meta: Meta) -> Draft:
-        return super()._draft(meta)._replace(kind=ADOPT)
+    def _draft(self, record: SessionRecord) -> Draft:
+        return super()._draft(record)._replace(kind=ADOPT)
 
     def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
         return (self._point, self._target.id)
@@ -153,13 +156,13 @@ class FileAdoption(Adoption):
     def _check(self, present: Checkpoint | None) -> None:
         """Nothing to see to: what both have changed is a conflict of its own."""
 
-    def _since(self) -> Iterator[Effect]:
+    def _effects_since(self) -> Iterator[Effect]:
         """Iterate over all that the fork did outside: the state learns of none of it."""
         for effect in self._session._ledger.all_effects():
-            if effect.session == self._meta.key and effect.stands:
+            if effect.session == self._target_record.key and effect.stands:
                 yield effect
 
-    def _go(self, safety: Checkpoint) -> None:
+    def _apply(self, safety: Checkpoint) -> None:
         session, files = self._session, self._session._files
         base = self._tree(find(self._store, self._point))
         ours, theirs = self._tree(safety), self._tree(self._target)
@@ -167,27 +170,27 @@ class FileAdoption(Adoption):
             raise InvalidInputError(f"The session {show(session.key)} has no files to merge into.")
         merged = merge(base, ours, theirs)
         if merged.conflicts:
-            raise ConflictError(_both_changed(self._target.key, merged.conflicts))
-        held = Held(ours, safety.id, self._last_seen(safety))
+            raise ConflictError(_conflict_message(self._target.key, merged.conflicts))
+        held = Held(ours, safety.id, self._last_regular_tree(safety))
         try:
             self.report.files = files.workspace.restore_held(theirs, held, paths=merged.paths)
         except BaseException:  # also an interrupt: nothing is half-applied
-            self._take_files_back(safety)
+            self._revert_files(safety)
             raise
         session._ledger.refresh()
-        fresh = self._new_meta([])
-        session._take_meta(fresh)
+        fresh = self._next_record([])
+        session._set_record(fresh)
         draft = session._draft(kind=ADOPT, label=self._label)
-        moved = session._saving.write(draft, parents=(safety.id, self._target.id))
+        moved = session._writer.write(draft, parents=(safety.id, self._target.id))
         self.finish(moved)
         self.report.id = moved.id
         self.report.parts = ["workspace"]
         effects = session._ledger.effects
-        self.report.notices = [standing_notice(effects[name]) for name in fresh.standing]
+        self.report.notices = [unseen_effect_notice(effects[name]) for name in fresh.standing]
 
-    def _new_meta(self, standing: list[str]) -> Meta:
-        present = self._session._meta
-        fresh = super()._new_meta(standing)
+    def _next_record(self, standing: list[str]) -> SessionRecord:
+        present = self._session._record
+        fresh = super()._next_record(standing)
         fresh.counts, fresh.ledger = present.counts.copy(), present.ledger
         fresh.gone = list(present.gone)
         fresh.pending = list(present.pending)
@@ -200,7 +203,7 @@ class FileAdoption(Adoption):
         return found
 
 
-def adoption(session: Work, head: str | None, how: str | None) -> Adoption:
+def plan_adoption(session: Work, head: str | None, how: str | None) -> Adoption:
     """Return what has to be done to adopt the end of a fork.
 
     Args:
@@ -230,7 +233,7 @@ def _contents(checkpoint: Checkpoint, apart: set[str]) -> dict[str, Any]:
     return {name: part for name, part in checkpoint.parts.items() if name not in apart}
 
 
-def _joined(present: Meta, then: Meta, seq: int) -> list[list[Any]]:
+def _merged_lineage(present: SessionRecord, then: SessionRecord, seq: int) -> list[list[Any]]:
     """Return the pasts of both: what the fork has done is from now on the session's own."""
     rows: dict[str, int] = {}
     for key, seen in [*present.lineage, *then.lineage, [then.key, seq]]:
@@ -239,9 +242,9 @@ def _joined(present: Meta, then: Meta, seq: int) -> list[list[Any]]:
     return [[key, seen] for key, seen in rows.items()]
 
 
-def _both_changed(key: str, paths: list[bytes]) -> str:
-    named = ", ".join(show(os.fsdecode(path), 120) for path in paths[:_NAMED])
-    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+def _conflict_message(key: str, paths: list[bytes]) -> str:
+    named = ", ".join(show(os.fsdecode(path), 120) for path in paths[:_MAX_NAMED])
+    more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
     return (
         f"Nothing was merged: this session and {show(key)} have both changed {named}{more}. Make "
         "these paths equal to one side or to what they were, and try again."

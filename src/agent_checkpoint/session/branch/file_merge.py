@@ -30,19 +30,23 @@ def merge(base: Tree, ours: Tree, theirs: Tree) -> Merge:
         StorageError: the medium failed.
     """
     mine, other = _edits(base, ours), _edits(base, theirs)
-    inside = {above for path in mine for above in _above(path)}
+    inside = {above for path in mine for above in _ancestors(path)}
     paths, conflicts = [], set()
     for path, change in other.items():
         if path in mine:
             is_agreed = _agree(mine[path], change)
         else:
             # What is taken is taken whole, with all that is below it.
-            is_agreed = path not in inside and not any(_is_gone(mine, up) for up in _above(path))
+            is_agreed = path not in inside and not any(
+                _is_gone(mine, up) for up in _ancestors(path)
+            )
             paths.append(path)
         if not is_agreed:
             conflicts.add(path)
     mine_alone = mine.keys() - other.keys()
-    conflicts |= {path for path in mine_alone if any(_is_gone(other, up) for up in _above(path))}
+    conflicts |= {
+        path for path in mine_alone if any(_is_gone(other, up) for up in _ancestors(path))
+    }
     return Merge(paths, sorted(conflicts))
 
 
@@ -64,6 +68,6 @@ def _is_gone(edits: dict[bytes, Change], path: bytes) -> bool:
     return change is not None and (change.after is None or change.after.type != FOLDER)
 
 
-def _above(path: bytes) -> Iterator[bytes]:
+def _ancestors(path: bytes) -> Iterator[bytes]:
     while path := path.rpartition(b"/")[0]:
         yield path

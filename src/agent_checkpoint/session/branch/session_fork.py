@@ -36,12 +36,12 @@ EFFECTS = ("refuse", "allow")
 class Branch(Session):
     """A session that was forked from another; its files are its own, and go with it."""
 
-    _keeps_place = False
+    _keeps_directory = False
     _origin: Session | None = None
     """The session that closes it at the latest, if that is in this process."""
 
     def __repr__(self) -> str:
-        return f"<Branch {self.key!r} of {self._meta.origin!r}>"
+        return f"<Branch {self.key!r} of {self._record.origin!r}>"
 
     def close(self) -> None:
         """Save what is not saved yet, and take the files away. Twice is fine.
@@ -70,14 +70,14 @@ class Branch(Session):
         if isinstance(self.workspace, Fork):
             self.workspace.snapshot()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         fork = self.workspace
         if isinstance(fork, Fork):
             fork.close(save=False)
-        super()._let_go()
+        super()._release()
 
 
-class Forking:
+class SessionForker:
     """Forks of one session from one moment."""
 
     def __init__(
@@ -107,7 +107,7 @@ class Forking:
             raise InvalidInputError(f"effects is refuse or allow, not {show(effects)}.")
         if agent is not None and not callable(agent):
             raise InvalidInputError("agent is a function that makes an agent, not an agent.")
-        if effects == "allow" and not session._meta.irreversible:
+        if effects == "allow" and not session._record.irreversible:
             raise InvalidInputError(
                 f"{show(session.key)} is a fork that may not do what cannot be undone, and so may "
                 "none of its own forks."
@@ -124,9 +124,9 @@ class Forking:
         if at is not None:
             return find_target(session, at, 0)
         session._save(label=label[:200])
-        if session._saving.head is None:
+        if session._writer.head is None:
             raise AssertionError("unreachable: it was just saved")
-        return session._saving.head
+        return session._writer.head
 
     def make(
         self, key: str, *, path: str | os.PathLike[str] | None = None, driver: str = "auto"
@@ -146,10 +146,10 @@ class Forking:
         session, store = self.session, self.session.manager.store
         if store.head(check_key(key)) is not None:
             raise ConflictError(f"The key {show(key)} exists already: name the fork otherwise.")
-        agent, parts = self.twins()
+        agent, parts = self.copy_parts()
         origin, files = session.workspace, None
         if origin is not None and self.tree is not None:
-            place = _place(path) or private_place() / _name_for(origin)
+            place = _as_path(path) or private_place() / _fork_directory_name(origin)
             files = origin.fork(place, self.tree, driver)
         try:
             branch = open_branch(
@@ -172,7 +172,7 @@ class Forking:
         branch._origin = session
         return branch
 
-    def twins(self) -> tuple[Any, dict[str, Any]]:
+    def copy_parts(self) -> tuple[Any, dict[str, Any]]:
         """Return another agent and other parts, for a fork to load its state into.
 
         Raises:
@@ -182,8 +182,8 @@ class Forking:
         if self.new_agent is not None:
             agent = self.new_agent()
         elif agent is not None:
-            agent = _twin(agent, "The agent")
-        return agent, {name: _twin(part, f"The part {name}") for name, part in self.parts.items()}
+            agent = _copy(agent, "The agent")
+        return agent, {name: _copy(part, f"The part {name}") for name, part in self.parts.items()}
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -227,11 +227,11 @@ def open_branch(
     except CheckpointError:
         manager.delete(key)
         raise
-    branch._meta.irreversible = effects == "allow"
+    branch._record.irreversible = effects == "allow"
     return branch
 
 
-def _twin(part: Any, name: str) -> Any:
+def _copy(part: Any, name: str) -> Any:
     if isinstance(part, Checkpointable):
         return part.clone()
     try:
@@ -243,11 +243,11 @@ def _twin(part: Any, name: str) -> Any:
         ) from error
 
 
-def _place(path: str | os.PathLike[str] | None) -> Path | None:
+def _as_path(path: str | os.PathLike[str] | None) -> Path | None:
     if path is not None and not isinstance(path, (str, os.PathLike)):
         raise InvalidInputError(f"path is a directory, not {show(path)}.")
     return None if path is None else Path(path)
 
 
-def _name_for(origin: Workspace) -> str:
+def _fork_directory_name(origin: Workspace) -> str:
     return f"{origin.path.name}-{secrets.token_hex(4)}"

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from agent_checkpoint.errors import ApprovalDeniedError, ConflictError, Suspended
 from agent_checkpoint.session.effects.approvals import (
+    append_request,
     arguments_of,
-    ask,
-    denied,
+    consume_answer,
+    denial,
     find_request,
     new_request_id,
-    use,
 )
-from agent_checkpoint.session.effects.effect_context import Call, Question
-from agent_checkpoint.session.tools.call_arguments import in_words
-from agent_checkpoint.session.tools.invoke import settled
+from agent_checkpoint.session.effects.effect_context import ApprovalQuestion, ToolCall
+from agent_checkpoint.session.tools.call_arguments import describe_call
+from agent_checkpoint.session.tools.invoke import run_if_awaitable
 from agent_checkpoint.session.tools.tool import check_same_tool
 from agent_checkpoint.store.ledger.account import title_of
 from agent_checkpoint.store.ledger.ledger import APPROVED, DENIED, PENDING, Request
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
 
 
-def agreed(session: Work, call: Call) -> Request | None:
+def require_approval(session: Work, call: ToolCall) -> Request | None:
     """Return the answer to be used, or None if an inline function agreed.
 
     Raises:
@@ -34,8 +34,10 @@ def agreed(session: Work, call: Call) -> Request | None:
     """
     tool = call.tool
     if callable(tool.approve):
-        words = in_words(tool.name, call.arguments)
-        if settled(tool.approve(Question(tool.name, dict(call.arguments), call.task, words))):
+        words = describe_call(tool.name, call.arguments)
+        if run_if_awaitable(
+            tool.approve(ApprovalQuestion(tool.name, dict(call.arguments), call.task, words))
+        ):
             return None
         raise ApprovalDeniedError(f"{tool.name} was denied by the tool's approve= function.")
     ledger = session._ledger
@@ -50,25 +52,29 @@ def agreed(session: Work, call: Call) -> Request | None:
     elif status == PENDING:
         _suspend(session, call, request.id, is_new=False)
     elif status == DENIED:
-        use(ledger, request, session._epoch)
-        session._meta.pending = [name for name in session._meta.pending if name != request.id]
-        raise denied(request)
+        consume_answer(ledger, request, session._epoch)
+        session._record.pending = [name for name in session._record.pending if name != request.id]
+        raise denial(request)
     elif status != APPROVED:
         raise ConflictError(f"The answer to {request.id} cannot be used: it is {status}.")
     else:
         call.arguments = arguments_of(ledger, request)
-        session._meta.pending = [name for name in session._meta.pending if name != request.id]
+        session._record.pending = [name for name in session._record.pending if name != request.id]
     return request
 
 
-def _suspend(session: Work, call: Call, request_id: str, *, is_new: bool) -> None:
+def _suspend(session: Work, call: ToolCall, request_id: str, *, is_new: bool) -> None:
     tool, label = call.tool, f"waits for {request_id}"
-    if request_id not in session._meta.pending:
-        session._meta.pending.append(request_id)
+    if request_id not in session._record.pending:
+        session._record.pending.append(request_id)
     # The state is captured where the call is made, also if this is another thread.
-    saved = settled(session._asave(label=label)) if call.is_awaited else session._save(label=label)
+    saved = (
+        run_if_awaitable(session._asave(label=label))
+        if call.is_awaited
+        else session._save(label=label)
+    )
     if is_new:
-        ask(
+        append_request(
             session._ledger,
             request_id,
             tool,

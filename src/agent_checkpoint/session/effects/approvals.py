@@ -22,7 +22,7 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.records import JsonValue, show
-from agent_checkpoint.session.tools.call_arguments import encoded, in_words
+from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
 from agent_checkpoint.session.tools.tool import Tool
 from agent_checkpoint.store.ledger.ledger import (
     APPROVED,
@@ -99,7 +99,7 @@ class Approvals:
                     f"The call has no argument {', '.join(map(show, strange))}; it has "
                     f"{', '.join(arguments)}."
                 )
-            parts["edited"] = encoded({**arguments, **edit}, "The arguments")
+            parts["edited"] = encode_for_ledger({**arguments, **edit}, "The arguments")
         self._answer(approval_id, approved=True, reason=None, by=by, parts=parts)
 
     def deny(self, approval_id: str, reason: str = "", *, by: str | None = None) -> None:
@@ -183,7 +183,7 @@ def new_request_id() -> str:
     return "approval-" + secrets.token_hex(6)
 
 
-def ask(
+def append_request(
     ledger: Ledger,
     request_id: str,
     tool: Tool,
@@ -204,7 +204,7 @@ def ask(
     """
     ledger.append(
         "asked",
-        parts={"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")},
+        parts={"arguments": encode_for_ledger(dict(arguments), f"{tool.name}'s arguments")},
         fence=epoch,
         request=request_id,
         session=epoch.session,
@@ -216,29 +216,29 @@ def ask(
         at=at,
         part=part,
         expires=None if tool.expires is None else time.time() + tool.expires,
-        words=in_words(tool.name, arguments),
+        words=describe_call(tool.name, arguments),
     )
 
 
-def use(ledger: Ledger, request: Request, epoch: Epoch) -> None:
+def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
     """Use an answer up, where no effect does so.
 
     Raises:
         ConflictError: it was used meanwhile, or the session was opened elsewhere.
     """
     ledger.append(
-        "used", guard=lambda: check_unused(ledger, request), fence=epoch, request=request.id
+        "used", guard=lambda: check_answer_usable(ledger, request), fence=epoch, request=request.id
     )
 
 
-def check_unused(ledger: Ledger, request: Request) -> None:
+def check_answer_usable(ledger: Ledger, request: Request) -> None:
     """Refuse an answer that was used or made void meanwhile. Raises ConflictError."""
     status = ledger.requests[request.id].status
     if status not in (APPROVED, DENIED):
         raise ConflictError(f"The answer to {request.id} cannot be used any more: it is {status}.")
 
 
-def void(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
+def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
     """Make all requests of a session void that are not used, as a rollback does; return them."""
     ledger.refresh()
     open_ones = [
@@ -251,7 +251,9 @@ def void(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
     return open_ones
 
 
-def void_unusable(ledger: Ledger, request: Request, epoch: Epoch, why: CheckpointError) -> None:
+def void_unusable_answer(
+    ledger: Ledger, request: Request, epoch: Epoch, why: CheckpointError
+) -> None:
     """Make an answer void by which nothing can be done: whoever gave it has to be asked anew.
 
     Raises:
@@ -259,14 +261,14 @@ def void_unusable(ledger: Ledger, request: Request, epoch: Epoch, why: Checkpoin
     """
     ledger.append(
         VOID,
-        guard=lambda: check_unused(ledger, request),
+        guard=lambda: check_answer_usable(ledger, request),
         fence=epoch,
         requests=[request.id],
         reason=f"it cannot be carried out: {why}"[:500],
     )
 
 
-def denied(request: Request) -> ApprovalDeniedError:
+def denial(request: Request) -> ApprovalDeniedError:
     """Return the error that tells an agent that a call was refused."""
     why = f": {request.reason}" if request.reason else ""
     return ApprovalDeniedError(f"{request.title} was denied{why}.", request.reason or "")
@@ -281,7 +283,7 @@ def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
         StateError: they cannot be decoded here.
     """
     name = "edited" if "edited" in record.parts else "arguments"
-    found = decoded(ledger, record.parts, name)
+    found = decode_value(ledger, record.parts, name)
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise IntegrityError(
             f"The arguments that belong to record {record.seq} of the ledger "
@@ -290,7 +292,7 @@ def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
     return found
 
 
-def decoded(ledger: Ledger, parts: Mapping[str, JsonValue], name: str) -> Any:
+def decode_value(ledger: Ledger, parts: Mapping[str, JsonValue], name: str) -> Any:
     """Return a value of a record. Raises InvalidInputError if it was purged, and StateError."""
     if name not in parts:
         raise InvalidInputError("It was purged: what it was is not known any more.")

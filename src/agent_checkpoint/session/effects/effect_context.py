@@ -7,16 +7,16 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.session.tools.call_arguments import in_words
+from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.store.ledger.ledger import Effect, Request
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.effects.effects import Decision
-    from agent_checkpoint.session.effects.idempotency import Slot
+    from agent_checkpoint.session.effects.idempotency import CallNumber
     from agent_checkpoint.session.tools.tool import Tool
 
 
-class Deed:
+class EffectContext:
     """What a tool is told about the effect that it is to make."""
 
     def __init__(self, effect: Effect, family: str) -> None:
@@ -32,7 +32,7 @@ class Deed:
 
 
 @dataclass
-class Question:
+class ApprovalQuestion:
     """What an inline `approve=` function is asked."""
 
     tool: str
@@ -42,7 +42,7 @@ class Question:
 
 
 @dataclass(eq=False)
-class Call:
+class ToolCall:
     """One call on its way."""
 
     tool: Tool
@@ -53,9 +53,9 @@ class Call:
     """The part of the session whose method it is; empty if it is of no part."""
     digest: str | None = None
     identity: str | None = None
-    slot: Slot | None = None
+    call_number: CallNumber | None = None
     decision: Decision | None = None
-    deed: Deed | None = None
+    context: EffectContext | None = None
     request: Request | None = None
     """What somebody agreed to, if it is carried out for that."""
     is_awaited: bool = False
@@ -69,7 +69,7 @@ class Call:
         """What the checkpoint after it is called: what was done, if that was otherwise."""
         if self.decision is not None and self.decision.is_replay:
             return self.decision.effect.words
-        return in_words(self.tool.name, self.given)
+        return describe_call(self.tool.name, self.given)
 
     @property
     def is_replay(self) -> bool:

@@ -18,11 +18,11 @@ from agent_checkpoint.errors import (
     InvalidInputError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.session.effects.approvals import check_unused, void_unusable
-from agent_checkpoint.session.effects.idempotency import Numbers, Slot, identity_of
-from agent_checkpoint.session.effects.outcomes import Outcomes
-from agent_checkpoint.session.session_record import Meta
-from agent_checkpoint.session.tools.call_arguments import encoded, in_words
+from agent_checkpoint.session.effects.approvals import check_answer_usable, void_unusable_answer
+from agent_checkpoint.session.effects.idempotency import CallNumber, CallNumbers, effect_identity
+from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.session_record import SessionRecord
+from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
 from agent_checkpoint.session.tools.tool import IDEMPOTENT, IRREVERSIBLE, Tool, check_same_tool
 from agent_checkpoint.store.ledger.ledger import (
     COMMITTED,
@@ -43,33 +43,39 @@ class Decision(NamedTuple):
     result: Any = None
 
 
-class Effects(Outcomes):
+class Effects(EffectOutcomes):
     """The effects of one session, and what stands in their way."""
 
     def __init__(
-        self, ledger: Ledger, meta: Meta, epoch: Epoch, owner: Callable[[Tool, str | None], Any]
+        self,
+        ledger: Ledger,
+        session_record: SessionRecord,
+        epoch: Epoch,
+        owner: Callable[[Tool, str | None], Any],
     ) -> None:
         """Keep account of a session; `owner` gives the part that a method is called on."""
-        super().__init__(ledger, meta, epoch, owner)
-        self._under_way: dict[str, Any] = {}
+        super().__init__(ledger, session_record, epoch, owner)
+        self.in_progress: dict[str, Any] = {}
         """By which call each is made."""
-        self._numbers = Numbers()
+        self._call_numbers = CallNumbers()
 
     # -- names -----------------------------------------------------------------------------------
 
-    def number(self, tool: Tool, digest: str, task: str | None, call: Any) -> Slot | None:
+    def reserve_number(
+        self, tool: Tool, digest: str, task: str | None, call: Any
+    ) -> CallNumber | None:
         """Return which one a call is among its like, until it is over; None if it has a key."""
-        return self._numbers.take(self.meta, tool, digest, task, call)
+        return self._call_numbers.reserve(self.session_record, tool, digest, task, call)
 
-    def give_back(self, call: Any, slot: Slot | None) -> None:
+    def release_for_retry(self, call: Any, call_number: CallNumber | None) -> None:
         """Have a call be met again by the next of its kind: its result has reached nobody."""
-        for effect_id in [name for name, other in self._under_way.copy().items() if other is call]:
-            self._under_way.pop(effect_id, None)
-        self._numbers.give_back(self.meta, call, slot)
+        for effect_id in [name for name, other in self.in_progress.copy().items() if other is call]:
+            self.in_progress.pop(effect_id, None)
+        self._call_numbers.release_for_retry(self.session_record, call, call_number)
 
     def release(self, call: Any) -> None:
         """Forget a call that has returned."""
-        self._numbers.release(call)
+        self._call_numbers.release(call)
 
     # -- may it be made? -------------------------------------------------------------------------
 
@@ -110,11 +116,11 @@ class Effects(Outcomes):
         also = None
         if request is not None and tool.key is not None:
             try:
-                also = identity_of(tool, arguments, digest, task, part=part)
+                also = effect_identity(tool, arguments, digest, task, part=part)
             except InvalidInputError as error:
-                void_unusable(self.ledger, request, self.epoch, error)
+                void_unusable_answer(self.ledger, request, self.epoch, error)
                 raise
-        found = self.look(tool, identity, digest, call)
+        found = self.find_existing(tool, identity, digest, call)
         if found is not None:
             return found
         self.check_allowed(tool)
@@ -122,18 +128,18 @@ class Effects(Outcomes):
 
         def guard() -> None:
             names = [identity] if also in (None, identity) else [identity, str(also)]
-            taken = [effect for name in names for effect in self._in_the_way(name, digest)]
+            taken = [effect for name in names for effect in self._conflicting(name, digest)]
             if taken:
                 raise EffectConflictError(
-                    f"{taken[-1].title} was {_done(taken[-1])} by the session "
-                    f"{show(taken[-1].session)}: it is not done twice."
+                    f"{taken[-1].title} was {_done_or_started(taken[-1])} by the session "
+                    f"{show(taken[-1].session)}: an external side effect is not repeated."
                 )
             if request is not None:
-                check_unused(self.ledger, request)
+                check_answer_usable(self.ledger, request)
 
         before = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
-        parts = {"arguments": encoded(dict(arguments), f"{tool.name}'s arguments")}
-        self._under_way[effect_id] = call  # before others can see it: they would ask about it
+        parts = {"arguments": encode_for_ledger(dict(arguments), f"{tool.name}'s arguments")}
+        self.in_progress[effect_id] = call  # before others can see it: they would ask about it
         try:
             self.ledger.append(
                 "started",
@@ -141,7 +147,7 @@ class Effects(Outcomes):
                 fence=self.epoch,
                 guard=guard,
                 effect=effect_id,
-                session=self.meta.key,
+                session=self.session_record.key,
                 epoch=self.epoch.number,
                 kind=tool.kind,
                 tool=tool.name,
@@ -152,51 +158,53 @@ class Effects(Outcomes):
                 task=task,
                 at=at,
                 part=part,
-                words=in_words(tool.name, arguments),
+                words=describe_call(tool.name, arguments),
                 generation=len(before),
                 request=None if request is None else request.id,
             )
         except BaseException as error:
-            self._under_way.pop(effect_id, None)
+            self.in_progress.pop(effect_id, None)
             is_edited = request is not None and also not in (None, identity)
             if request is not None and is_edited and isinstance(error, EffectConflictError):
-                void_unusable(self.ledger, request, self.epoch, error)
+                void_unusable_answer(self.ledger, request, self.epoch, error)
             raise
         return Decision(self.ledger.effects[effect_id], False)
 
     def check_allowed(self, tool: Tool) -> None:
         """See to it that a fork does nothing that it may not. Raises EffectError."""
-        if tool.kind == IRREVERSIBLE and not self.meta.irreversible:
+        if tool.kind == IRREVERSIBLE and not self.session_record.irreversible:
             raise EffectError(
-                f"{show(self.meta.key)} is a fork, and forks may not do what cannot be undone: "
-                f"{tool.name}. Do it in the session that it was forked from, "
-                'or fork with effects="allow".'
+                f"{show(self.session_record.key)} is a fork, and forks may not run irreversible "
+                f"tools: {tool.name}. Call it in the session that was forked, or fork with "
+                'effects="allow".'
             )
 
-    def look(self, tool: Tool, identity: str, digest: str, call: Any = None) -> Decision | None:
+    def find_existing(
+        self, tool: Tool, identity: str, digest: str, call: Any = None
+    ) -> Decision | None:
         """Return what to do if such an effect is there already, else None. Raises as `decide`."""
         self.ledger.refresh()
-        for effect in reversed(self._in_the_way(identity, digest)):
+        for effect in reversed(self._conflicting(identity, digest)):
             check_same_tool(tool, effect, effect.title)
             if not self.is_ours(effect):
                 raise EffectConflictError(
-                    f"{effect.title} was {_done(effect)} by the session {show(effect.session)}, a "
-                    "relative of this one: it is not done twice. Go on in that session, or do "
-                    "something else."
+                    f"{effect.title} was {_done_or_started(effect)} by the related session "
+                    f"{show(effect.session)}: an external side effect is not repeated. Continue in "
+                    "that session, or make a different call."
                 )
-            if effect.id in self._under_way:
+            if effect.id in self.in_progress:
                 raise EffectConflictError(f"{effect.title} is being done at this moment.")
             if effect.digest != digest:
                 raise EffectConflictError(
-                    f"{effect.title} was {_done(effect)} before under the same key, with other "
-                    "arguments. Do it with those, to get its result, or under another key."
+                    f"{effect.title}: idempotency key already used with different arguments. Use "
+                    "the first arguments to get the recorded result, or use another key."
                 )
             if effect.status == COMMITTED:
                 return Decision(effect, True, self.result(effect))
-            return self._clear_up(tool, effect, call)
+            return self._resolve_in_doubt(tool, effect, call)
         return None
 
-    def _in_the_way(self, identity: str, digest: str) -> list[Effect]:
+    def _conflicting(self, identity: str, digest: str) -> list[Effect]:
         """Return the effects that stand; to repeat an idempotent one of others does no harm."""
         return [
             effect
@@ -205,7 +213,7 @@ class Effects(Outcomes):
             and (self.is_ours(effect) or effect.kind != IDEMPOTENT or effect.digest != digest)
         ]
 
-    def _clear_up(self, tool: Tool, effect: Effect, call: Any) -> Decision | None:
+    def _resolve_in_doubt(self, tool: Tool, effect: Effect, call: Any) -> Decision | None:
         """Find out about an effect that was begun, and of which no more is known."""
         self.verify(effect, tool)
         if effect.status == COMMITTED:
@@ -215,24 +223,26 @@ class Effects(Outcomes):
         if effect.kind == IDEMPOTENT and effect.status == UNKNOWN:
             self.ledger.refresh()
             self.ledger.check(self.epoch)
-            self._under_way[effect.id] = call
+            self.in_progress[effect.id] = call
             return Decision(effect, False)
         raise EffectUnknownError(
             f"{effect.title} was begun before, and nobody knows whether it happened. Find out, and "
             f"say so: session.resolve({effect.id!r}, happened=True or False)."
         )
 
-    def over(self, effect: Effect) -> None:
+    def call_ended(self, effect: Effect) -> None:
         """Note that the call is over, however it went."""
-        self._under_way.pop(effect.id, None)
+        self.in_progress.pop(effect.id, None)
 
     # -- which there are -------------------------------------------------------------------------
 
     def is_ours(self, effect: Effect) -> bool:
         """Tell whether an effect is of this session's own past."""
-        if effect.session == self.meta.key:
+        if effect.session == self.session_record.key:
             return True
-        return any(effect.session == key and effect.seq <= seq for key, seq in self.meta.lineage)
+        return any(
+            effect.session == key and effect.seq <= seq for key, seq in self.session_record.lineage
+        )
 
     def since(self, seq: int) -> Iterator[Effect]:
         """Iterate over those of this session that still stand and were begun after a record."""
@@ -243,15 +253,15 @@ class Effects(Outcomes):
     def unknown(self) -> Iterator[Effect]:
         """Iterate over those of this session of which nobody knows whether they happened."""
         for effect in self.since(0):
-            if effect.status != COMMITTED and effect.id not in self._under_way:
+            if effect.status != COMMITTED and effect.id not in self.in_progress:
                 yield effect
 
-    def find_out(self) -> None:
+    def verify_unknown(self) -> None:
         """Ask the tools about all effects of which nothing is known; what cannot be told stays."""
         for effect in list(self.unknown()):
             with suppress(EffectUnknownError):  # it stays in the list, which is shown
                 self.verify(effect)
 
 
-def _done(effect: Effect) -> str:
+def _done_or_started(effect: Effect) -> str:
     return "done" if effect.status == COMMITTED else "begun"

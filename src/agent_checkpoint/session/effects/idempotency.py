@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.core.path_errors import cause
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.session.session_record import Meta
+from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import fingerprint
-from agent_checkpoint.session.tools.invoke import fitted
+from agent_checkpoint.session.tools.invoke import invoke_by_name
 from agent_checkpoint.session.tools.tool import Tool
 
 
-class Slot(NamedTuple):
+class CallNumber(NamedTuple):
     """Which one a call is of those that are alike, if it has no key."""
 
     task: str | None
@@ -23,15 +23,15 @@ class Slot(NamedTuple):
     number: int
 
 
-class Numbers:
+class CallNumbers:
     """The numbers of calls without a key, until these have returned; the caller locks."""
 
     def __init__(self) -> None:
-        self._held: dict[Any, Slot] = {}
+        self._reserved: dict[Any, CallNumber] = {}
 
-    def take(
-        self, meta: Meta, tool: Tool, digest: str, task: str | None, holder: Any
-    ) -> Slot | None:
+    def reserve(
+        self, session_record: SessionRecord, tool: Tool, digest: str, task: str | None, holder: Any
+    ) -> CallNumber | None:
         """Return the lowest number that is neither used up nor held, and hold it.
 
         None if the tool has a key.
@@ -39,24 +39,30 @@ class Numbers:
         if tool.key is not None:
             return None
         kind = f"{tool.name} {digest[:16]}"
-        taken = {slot.number for slot in list(self._held.values()) if slot[:2] == (task, kind)}
-        slot = Slot(task, kind, meta.counts.next_number(task, kind, taken))
-        self._held[holder] = slot
-        return slot
+        taken = {
+            call_number.number
+            for call_number in list(self._reserved.values())
+            if call_number[:2] == (task, kind)
+        }
+        call_number = CallNumber(task, kind, session_record.counts.next_number(task, kind, taken))
+        self._reserved[holder] = call_number
+        return call_number
 
     def release(self, holder: Any) -> None:
         """Hold a number no more, used up or not."""
-        self._held.pop(holder, None)
+        self._reserved.pop(holder, None)
 
-    def give_back(self, meta: Meta, holder: Any, slot: Slot | None) -> None:
+    def release_for_retry(
+        self, session_record: SessionRecord, holder: Any, call_number: CallNumber | None
+    ) -> None:
         """Have the next call of the kind get the number again: nobody has got the result."""
-        slot = slot or self._held.get(holder)
-        if slot is not None:
-            meta.counts.uncount(*slot)
+        call_number = call_number or self._reserved.get(holder)
+        if call_number is not None:
+            session_record.counts.mark_unused(*call_number)
         self.release(holder)
 
 
-def identity_of(
+def effect_identity(
     tool: Tool,
     arguments: Mapping[str, Any],
     digest: str,
@@ -82,7 +88,7 @@ def identity_of(
 
 def _key(tool: Tool, key: Any, arguments: Mapping[str, Any]) -> Any:
     try:
-        return fitted(key, tool.offered(arguments))
+        return invoke_by_name(key, tool.keyword_arguments(arguments))
     except Exception as error:
         raise InvalidInputError(
             f"key= of the tool {tool.name} failed ({cause(error)}). It gets the arguments of the "

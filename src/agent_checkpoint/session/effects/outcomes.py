@@ -17,12 +17,12 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.records import show
-from agent_checkpoint.session.effects.approvals import arguments_of, decoded
-from agent_checkpoint.session.effects.effect_context import Deed
-from agent_checkpoint.session.session_record import Meta
-from agent_checkpoint.session.tools.call_arguments import encoded, recorded
-from agent_checkpoint.session.tools.invoke import fitted, settled, wants_owner
-from agent_checkpoint.session.tools.tool import Tool, tool_of
+from agent_checkpoint.session.effects.approvals import arguments_of, decode_value
+from agent_checkpoint.session.effects.effect_context import EffectContext
+from agent_checkpoint.session.session_record import SessionRecord
+from agent_checkpoint.session.tools.call_arguments import encode_for_ledger, recordable
+from agent_checkpoint.session.tools.invoke import invoke_by_name, run_if_awaitable, takes_owner
+from agent_checkpoint.session.tools.tool import Tool, registered_tool
 from agent_checkpoint.store.ledger.ledger import (
     BEFORE,
     COMMITTED,
@@ -36,15 +36,19 @@ from agent_checkpoint.store.ledger.ledger import (
 )
 
 
-class Outcomes:
+class EffectOutcomes:
     """What is known of the effects of one session, and how it comes to be known."""
 
     def __init__(
-        self, ledger: Ledger, meta: Meta, epoch: Epoch, owner: Callable[[Tool, str | None], Any]
+        self,
+        ledger: Ledger,
+        session_record: SessionRecord,
+        epoch: Epoch,
+        owner: Callable[[Tool, str | None], Any],
     ) -> None:
         """Keep account of a session; `owner` gives the part that a method is called on."""
         self.ledger = ledger
-        self.meta = meta
+        self.session_record = session_record
         self.epoch = epoch
         self._owner = owner
 
@@ -64,10 +68,10 @@ class Outcomes:
         """
         described = False
         try:
-            tree = encoded(result, "The result")
+            tree = encode_for_ledger(result, "The result")
         except InvalidInputError:  # it has happened all the same
-            tree, described = encoded(recorded(result), "The result"), True
-        self._become(COMMITTED, effect, described=described, parts={"result": tree})
+            tree, described = encode_for_ledger(recordable(result), "The result"), True
+        self._append_outcome(COMMITTED, effect, described=described, parts={"result": tree})
         if effect.status != COMMITTED:
             raise EffectConflictError(
                 f"{effect.title} was done, and another holder of the session has undone it before "
@@ -76,19 +80,19 @@ class Outcomes:
 
     def fail(self, effect: Effect, note: str) -> None:
         """Note that an effect was not made, if nobody knows better. Raises StorageError."""
-        self._become(FAILED, effect, note=note[:500])
+        self._append_outcome(FAILED, effect, note=note[:500])
 
-    def _become(self, status: str, effect: Effect, **record: Any) -> bool:
+    def _append_outcome(self, status: str, effect: Effect, **record: Any) -> bool:
         """Add the record that says so; tell whether it did not come too late."""
 
         def guard() -> None:
             if effect.status not in BEFORE[status]:
-                raise _TooLate
+                raise _OutcomeKnownError
 
         fence = self.epoch if status == UNDOING else None
         try:
             self.ledger.append(status, guard=guard, fence=fence, effect=effect.id, **record)
-        except _TooLate:
+        except _OutcomeKnownError:
             return False
         return True
 
@@ -100,14 +104,14 @@ class Outcomes:
         Raises:
             EffectUnknownError: asking failed.
         """
-        tool = tool or tool_of(effect)
+        tool = tool or registered_tool(effect)
         self.ledger.refresh()
-        if effect.status != UNKNOWN or effect.session != self.meta.key:
+        if effect.status != UNKNOWN or effect.session != self.session_record.key:
             return
         if tool is None or tool.verify is None:
             return
         try:
-            outcome = self._ask(tool, tool.verify, effect)
+            outcome = self._call_about(tool, tool.verify, effect)
         except Exception as error:
             raise EffectUnknownError(
                 f"{effect.title} was begun before, and its verify= failed ({cause(error)}): nobody "
@@ -139,7 +143,7 @@ class Outcomes:
         known = getattr(self.ledger.effects.get(effect_id), "parts", {})
         parts = {}
         if happened and (result is not None or "result" not in known):  # else it was being undone
-            parts = {"result": encoded(result, "The result")}
+            parts = {"result": encode_for_ledger(result, "The result")}
         self.ledger.append(
             "resolved",
             guard=guard,
@@ -155,24 +159,28 @@ class Outcomes:
         Raises:
             EffectError: it cannot be, here and now, or its `undo` failed: then nobody knows.
         """
-        tool = tool_of(effect)
+        tool = registered_tool(effect)
         if tool is None or tool.undo is None:
             raise EffectError(f"{effect.title} cannot be undone here: no tool has an undo= for it.")
-        if not self._become(UNDOING, effect):
+        if not self._append_outcome(UNDOING, effect):
             raise EffectError(f"{effect.title} cannot be undone: it is {effect.status}.")
         try:
             result = None if effect.described else self.result(effect)
-            self._ask(tool, tool.undo, effect, result=result)
+            self._call_about(tool, tool.undo, effect, result=result)
         except Exception as error:
             raise EffectError(f"undo= of {effect.title} failed: {cause(error)}.") from error
-        self._become(UNDONE, effect)
+        self._append_outcome(UNDONE, effect)
 
-    def _ask(self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any) -> Any:
+    def _call_about(
+        self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any
+    ) -> Any:
         """Call a function of a tool that is about one effect. Raises what it raises."""
-        arguments = tool.offered(self.arguments(effect))
-        if tool.is_method and wants_owner(function):
+        arguments = tool.keyword_arguments(self.arguments(effect))
+        if tool.is_method and takes_owner(function):
             arguments = {**arguments, "self": self._owner(tool, effect.part)}
-        return settled(fitted(function, arguments, effect=Deed(effect, self.family), **more))
+        return run_if_awaitable(
+            invoke_by_name(function, arguments, effect=EffectContext(effect, self.family), **more)
+        )
 
     def arguments(self, effect: Effect) -> dict[str, Any]:
         """Return the arguments with which an effect is to be made. Raises CheckpointError."""
@@ -189,8 +197,10 @@ class Outcomes:
                 f"{effect.title} was done, and what it returned could not be kept. Let the "
                 "tool return plain data."
             )
-        return decoded(self.ledger, effect.parts, "result") if "result" in effect.parts else None
+        return (
+            decode_value(self.ledger, effect.parts, "result") if "result" in effect.parts else None
+        )
 
 
-class _TooLate(Exception):
+class _OutcomeKnownError(Exception):
     """What became of an effect is known already."""

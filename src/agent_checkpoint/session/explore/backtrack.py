@@ -9,8 +9,8 @@ from typing import Any
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.session.explore.trial_run import Strategy
 from agent_checkpoint.session.session import Session
-from agent_checkpoint.session.tools.call_arguments import error_words, in_words
-from agent_checkpoint.session.tools.invoke import settled
+from agent_checkpoint.session.tools.call_arguments import describe_call, describe_error
+from agent_checkpoint.session.tools.invoke import run_if_awaitable
 
 
 @dataclass
@@ -55,16 +55,16 @@ def backtrack(
         variant = dict(item)
         try:
             with session._as_current():
-                result = settled(strategy(session, **variant))
+                result = run_if_awaitable(strategy(session, **variant))
             if accept(result):
                 found.variant, found.result = variant, result
-                session.save(label=in_words("backtrack", variant))
+                session.save(label=describe_call("backtrack", variant))
                 return found
             why = f"not accepted: {result!r}"[:200]
         except StorageError:
             raise  # the next one would fail, too
         except Exception as error:
-            why = error_words(error)
+            why = describe_error(error)
         session.rollback(to=start, effects=effects)
         found.failures.append((variant, why))
     return found

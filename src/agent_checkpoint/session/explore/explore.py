@@ -24,21 +24,21 @@ from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.records import show
-from agent_checkpoint.session.branch.session_fork import Forking
-from agent_checkpoint.session.explore.in_process import run_inside
-from agent_checkpoint.session.explore.inspection import Look
+from agent_checkpoint.session.branch.session_fork import SessionForker
+from agent_checkpoint.session.explore.in_process import run_in_process
+from agent_checkpoint.session.explore.inspection import TrialInspection
 from agent_checkpoint.session.explore.outcome import Outcome, Trial
-from agent_checkpoint.session.explore.payload import pack
+from agent_checkpoint.session.explore.payload import encode_payload
 from agent_checkpoint.session.explore.trial_run import Strategy
-from agent_checkpoint.session.explore.worker import Job, run_outside
+from agent_checkpoint.session.explore.worker import Job, run_in_worker
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.task_progress import show_progress
-from agent_checkpoint.session.tools.call_arguments import error_words
+from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.drivers import Fork as Places
 from agent_checkpoint.workspace.fork.drivers import end_fork, this_process
 from agent_checkpoint.workspace.fork.isolated import Stage
 
-_LOOK_EVERY = 0.5
+_POLL_SECONDS = 0.5
 _LONGEST_KEY = 900
 """How many bytes of a session's key are in the keys of its trials."""
 
@@ -83,14 +83,14 @@ def explore(
     """
     session._check_open()
     _check(strategy, executor, timeout, repeats, on_trial)
-    forking = Forking(session, at=at, label="explore", effects=effects, agent=agent)
-    trials = _planned(session.key, variants, repeats)
-    look = Look(session, forking.point)
+    forking = SessionForker(session, at=at, label="explore", effects=effects, agent=agent)
+    trials = _plan_trials(session.key, variants, repeats)
+    look = TrialInspection(session, forking.point)
     for trial in trials:
-        trial._look = look
+        trial._inspection = look
     with ExitStack() as stack:
         stack.enter_context(_held(forking))
-        ends = _ends(stack, forking, strategy, trials, executor, timeout, driver)
+        ends = _run_all(stack, forking, strategy, trials, executor, timeout, driver)
         for done, (trial, found) in enumerate(ends, 1):
             trial.take(found)
             show_progress(done, len(trials), trial.in_words())
@@ -117,7 +117,7 @@ def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: A
         raise InvalidInputError(f"repeats is a number of runs, from 1, not {show(repeats)}.")
 
 
-def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
+def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
     token = secrets.token_hex(3)
     begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
     trials = []
@@ -130,11 +130,11 @@ def _planned(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> l
             )
         for repeat in range(repeats):
             name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
-            trials.append(Trial(_own(variant), number, repeat, name))
+            trials.append(Trial(_copy_variant(variant), number, repeat, name))
     return trials
 
 
-def _own(variant: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_variant(variant: Mapping[str, Any]) -> dict[str, Any]:
     """Return a variant that a run can change without another one seeing it, if that can be."""
     try:
         return copy.deepcopy(dict(variant))
@@ -143,7 +143,7 @@ def _own(variant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _held(forking: Forking) -> Iterator[None]:
+def _held(forking: SessionForker) -> Iterator[None]:
     """Have the files of the session held, if they are what is forked: then forks cost nothing."""
     workspace, tree = forking.session.workspace, forking.tree
     if workspace is None or tree is None or workspace._held is not None:
@@ -156,9 +156,9 @@ def _held(forking: Forking) -> Iterator[None]:
         yield
 
 
-def _ends(
+def _run_all(
     stack: ExitStack,
-    forking: Forking,
+    forking: SessionForker,
     strategy: Strategy,
     trials: list[Trial],
     executor: Executor | None,
@@ -169,16 +169,16 @@ def _ends(
     if executor is None or isinstance(executor, ThreadPoolExecutor):
 
         def inside(trial: Trial) -> dict[str, Any]:
-            return run_inside(
+            return run_in_process(
                 forking, trial.key, strategy, trial.variant, driver=driver, timeout=timeout
             )
 
         if executor is None:
             return ((trial, inside(trial)) for trial in trials)
         return _completed(_submitted(executor, inside, trials, trials))
-    apart = stack.enter_context(_Apart(forking, strategy, timeout))
+    apart = stack.enter_context(_WorkerTrials(forking, strategy, timeout))
     jobs = [apart.job(trial) for trial in trials]
-    return _completed(_submitted(executor, run_outside, jobs, trials), apart.end)
+    return _completed(_submitted(executor, run_in_worker, jobs, trials), apart.end)
 
 
 def _submitted(
@@ -197,14 +197,14 @@ def _completed(
     waiting = set(futures)
     try:
         while waiting:
-            wait(waiting, _LOOK_EVERY, FIRST_COMPLETED)
+            wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
             # One that is cancelled by its executor tells nobody.
             for future in [future for future in futures if future in waiting and future.done()]:
                 waiting.discard(future)
                 try:
                     found = future.result()
                 except (Exception, CancelledError) as error:  # the executor lost it
-                    found = {"error": f"Its worker failed: {error_words(error)}{_hint(error)}"}
+                    found = {"error": f"Its worker failed: {describe_error(error)}{_hint(error)}"}
                 after(futures[future])
                 yield futures[future], found
     finally:
@@ -228,10 +228,10 @@ def _hint(error: BaseException) -> str:
     )
 
 
-class _Apart:
+class _WorkerTrials:
     """Trials in processes of their own: what they share, and what each is told."""
 
-    def __init__(self, forking: Forking, strategy: Strategy, timeout: float | None) -> None:
+    def __init__(self, forking: SessionForker, strategy: Strategy, timeout: float | None) -> None:
         self._forking = forking
         self._strategy = strategy
         self._timeout = timeout
@@ -246,7 +246,7 @@ class _Apart:
             )
         self._url = url
 
-    def __enter__(self) -> _Apart:
+    def __enter__(self) -> _WorkerTrials:
         workspace, tree = self._forking.session.workspace, self._forking.tree
         if workspace is not None and tree is not None:
             with suppress(WorkspaceError):  # then each gets its files from the store
@@ -283,7 +283,7 @@ class _Apart:
             "options": {name: options[name] for name in ("ignore", "gitignore") if options},
             "cwd": _cwd(),
         }
-        parcel = pack(
+        payload = encode_payload(
             {
                 "the strategy": self._strategy,
                 "a variant": trial.variant,
@@ -291,7 +291,7 @@ class _Apart:
                 "the parts": forking.parts,
             }
         )
-        return Job(parcel, told, self._owner, self._timeout)
+        return Job(payload, told, self._owner, self._timeout)
 
     def end(self, trial: Trial) -> None:
         """Take away what a trial has left. Raises WorkspaceError."""

@@ -8,13 +8,13 @@ from threading import Thread
 from typing import Any
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.branch.session_fork import Branch, Forking
+from agent_checkpoint.session.branch.session_fork import Branch, SessionForker
 from agent_checkpoint.session.explore.trial_run import Strategy, run_strategy
-from agent_checkpoint.session.tools.call_arguments import error_words
+from agent_checkpoint.session.tools.call_arguments import describe_error
 
 
-def run_inside(
-    forking: Forking,
+def run_in_process(
+    forking: SessionForker,
     key: str,
     strategy: Strategy,
     variant: Mapping[str, Any],
@@ -31,18 +31,18 @@ def run_inside(
     try:
         branch = forking.make(key, driver=driver)
     except Exception as error:  # also of what makes its agent
-        return {"error": f"Its fork could not be made: {error_words(error)}"}
+        return {"error": f"Its fork could not be made: {describe_error(error)}"}
     ready = time.monotonic() - began
     place = None if branch.workspace is None else str(branch.workspace.path)
     try:
-        found = _within(timeout, branch, strategy, variant)
+        found = _run_with_timeout(timeout, branch, strategy, variant)
     finally:
-        trouble = _closed(branch)
+        trouble = _close_error(branch)
     found["error"] = found.get("error") or trouble
     return {**found, "ready": ready, "place": place}
 
 
-def _within(
+def _run_with_timeout(
     timeout: float | None, branch: Branch, strategy: Strategy, variant: Mapping[str, Any]
 ) -> dict[str, Any]:
     if timeout is None:
@@ -53,7 +53,7 @@ def _within(
         try:
             ends.append(run_strategy(branch, strategy, variant))
         except BaseException as error:
-            ends.append({"error": error_words(error)})
+            ends.append({"error": describe_error(error)})
 
     thread = Thread(target=run, daemon=True, name=f"trial {branch.key}"[:100])
     thread.start()
@@ -65,7 +65,7 @@ def _within(
     return {"error": words, "seconds": timeout, "head": branch.head}
 
 
-def _closed(branch: Branch) -> str | None:
+def _close_error(branch: Branch) -> str | None:
     try:
         branch.close()
     except CheckpointError as error:

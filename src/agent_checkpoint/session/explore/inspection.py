@@ -9,7 +9,7 @@ from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session import Session
-from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.ledger.ledger import Effect, Ledger
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.workspace.tree_names import PART as FILES
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 
-class Look:
+class TrialInspection:
     """Tells about the forks of one session from one moment."""
 
     def __init__(self, session: Session, point: Checkpoint) -> None:
         self._session = session
         self._store = session.manager.store
-        self._family = session._meta.family
+        self._family = session._record.family
         self._point = point
 
     def head(self, key: str) -> str | None:
@@ -76,4 +76,4 @@ class Look:
 
 def _is_own(path: str) -> bool:
     """Tell whether a path is not of the user's state: notes of the session, and the files."""
-    return path.partition(".")[0].partition("[")[0] in (PART, FILES)
+    return path.partition(".")[0].partition("[")[0] in (SESSION_PART, FILES)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import safe_repr, show
-from agent_checkpoint.session.tools.call_arguments import in_words
+from agent_checkpoint.session.tools.call_arguments import describe_call
 
 if TYPE_CHECKING:
     from agent_checkpoint.core.state_diff import Changes
-    from agent_checkpoint.session.explore.inspection import Look
+    from agent_checkpoint.session.explore.inspection import TrialInspection
     from agent_checkpoint.session.rollback.rollback_report import RollbackReport
     from agent_checkpoint.store.ledger.ledger import Effect
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
@@ -50,7 +50,7 @@ class Trial:
     """Where it saw its files."""
     output: str = ""
     """The end of what its process wrote, if it had one of its own."""
-    _look: Look | None = field(default=None, repr=False, compare=False)
+    _inspection: TrialInspection | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -65,35 +65,35 @@ class Trial:
     @property
     def state_diff(self) -> Changes:
         """What changed in the state since the fork, by path. Raises CheckpointError."""
-        return self._looked.state(self._reached)
+        return self._require_inspection.state(self._require_head)
 
     @property
     def file_diff(self) -> WorkspaceDiff | None:
         """What changed in the files since the fork, if there are any. Raises CheckpointError."""
-        return self._looked.files(self._reached)
+        return self._require_inspection.files(self._require_head)
 
     @property
     def effects(self) -> list[Effect]:
         """What it did outside. Raises CheckpointError."""
-        return self._looked.effects(self.key)
+        return self._require_inspection.effects(self.key)
 
     def adopt(self, *, merge: str | None = None) -> RollbackReport:
         """Make its end the session's present. Takes and raises what `Session.adopt` does."""
-        return self._looked.adopt(self, merge=merge)
+        return self._require_inspection.adopt(self, merge=merge)
 
     def take(self, found: dict[str, Any]) -> None:
         """Take in what came of it, plain JSON. Raises StorageError."""
         for name in ("metrics", "error", "seconds", "ready", "steps", "place", "output", "head"):
             if name in found:
                 setattr(self, name, found[name])
-        if self.head is None and self._look is not None:  # it could not tell any more
-            self.head = self._look.head(self.key)
+        if self.head is None and self._inspection is not None:  # it could not tell any more
+            self.head = self._inspection.head(self.key)
 
     def in_words(self) -> str:
         """Return the variant, and what came of it, in a line."""
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         end = "done" if self.error is None else self.error.splitlines()[0]
-        return f"{_named(self)}: {values or end}"
+        return f"{_variant_label(self)}: {values or end}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what is known without reading the store, for JSON."""
@@ -114,13 +114,13 @@ class Trial:
         }
 
     @property
-    def _looked(self) -> Look:
-        if self._look is None:
+    def _require_inspection(self) -> TrialInspection:
+        if self._inspection is None:
             raise NotFoundError(f"The trial {show(self.key)} was read from elsewhere.")
-        return self._look
+        return self._inspection
 
     @property
-    def _reached(self) -> str:
+    def _require_head(self) -> str:
         if self.head is None:
             raise NotFoundError(f"The trial {show(self.key)} never began: {self.error}")
         return self.head
@@ -214,7 +214,7 @@ class Outcome:
             errors = list(dict.fromkeys(trial.error for trial in runs if trial.error))
             rows.append(
                 [
-                    _named(runs[0]),
+                    _variant_label(runs[0]),
                     f"{len(good)}/{len(runs)}",
                     *("" if summary is None else str(summary) for summary in found),
                     f"{statistics.fmean(trial.seconds for trial in runs):.2f}",
@@ -245,5 +245,5 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _named(trial: Trial) -> str:
-    return in_words("", trial.variant)[1:-1] or f"#{trial.number}"
+def _variant_label(trial: Trial) -> str:
+    return describe_call("", trial.variant)[1:-1] or f"#{trial.number}"

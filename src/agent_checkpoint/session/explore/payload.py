@@ -17,7 +17,7 @@ from agent_checkpoint.backends.disk.fork_safety import not_forked
 from agent_checkpoint.errors import InvalidInputError
 
 
-def pack(content: Mapping[str, Any]) -> bytes:
+def encode_payload(content: Mapping[str, Any]) -> bytes:
     """Return bytes that `unpack` makes the same of, in another process.
 
     Args:
@@ -53,12 +53,12 @@ def _culprit(content: Mapping[str, Any], dumps: Callable[[Any], bytes]) -> str:
     return "All of it together"
 
 
-def unpack(parcel: bytes) -> Any:
+def decode_payload(payload: bytes) -> Any:
     """Return what was packed. Runs code: only for bytes that this user's own process has made.
 
     Raises whatever a part of it raises when it is loaded.
     """
-    path, main, content = pickle.loads(parcel)  # noqa: S301 - see above
+    path, main, content = pickle.loads(payload)  # noqa: S301 - see above
     # In that order: what is found first there must be found first here.
     sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
     if main:

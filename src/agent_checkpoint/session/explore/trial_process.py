@@ -15,8 +15,8 @@ from typing import Any
 
 from agent_checkpoint.backends.disk.posix import private_file
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.explore.worker import JOB, PARCEL, RESULT
-from agent_checkpoint.session.tools.call_arguments import error_words
+from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT
+from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.isolated import View
 from agent_checkpoint.workspace.fork.namespace_view import end_with
 
@@ -31,7 +31,7 @@ def main() -> int:
     except (CheckpointError, OSError) as error:
         found = {"error": f"Its fork could not be made: {error}"}
     except Exception as error:  # of the user's code as it was loaded
-        found = {"error": f"It could not be loaded: {error_words(error)}"}
+        found = {"error": f"It could not be loaded: {describe_error(error)}"}
     draft = private / f"{RESULT}.draft"
     with open(draft, "w", opener=private_file) as file:
         file.write(json.dumps(found))
@@ -48,11 +48,11 @@ def _run(told: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
         os.chdir(told["files"])
     from agent_checkpoint.manager.manager import CheckpointManager
     from agent_checkpoint.session.branch.session_fork import open_branch
-    from agent_checkpoint.session.explore.payload import unpack
+    from agent_checkpoint.session.explore.payload import decode_payload
     from agent_checkpoint.session.explore.trial_run import run_strategy
     from agent_checkpoint.workspace.workspace import Workspace
 
-    strategy, variant, agent, parts = unpack((private / PARCEL).read_bytes()).values()
+    strategy, variant, agent, parts = decode_payload((private / PAYLOAD).read_bytes()).values()
     with CheckpointManager(told["store"], fmt=told["fmt"]) as manager:
         workspace = None
         if view is not None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, Suspended
 from agent_checkpoint.records import show
 from agent_checkpoint.session.explore.outcome import SCORE
-from agent_checkpoint.session.tools.call_arguments import error_words
-from agent_checkpoint.session.tools.invoke import settled
+from agent_checkpoint.session.tools.call_arguments import describe_error
+from agent_checkpoint.session.tools.invoke import run_if_awaitable
 
 if TYPE_CHECKING:
     from agent_checkpoint.session.session import Session
@@ -33,7 +33,7 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
     found: dict[str, Any] = {"metrics": {}, "error": None}
     try:
         with branch._as_current():
-            result = settled(strategy(branch, **variant))
+            result = run_if_awaitable(strategy(branch, **variant))
         spent = {
             name: value - used.get(name, 0.0) for name, value in _reported(branch.agent).items()
         }
@@ -43,7 +43,7 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # also SystemExit: it is an end of this trial alone
-        found["error"] = _in_words(error)
+        found["error"] = _with_traceback(error)
     found["steps"] = max(0, len(branch.calls) - calls)
     try:
         label = "end of the trial" if found["error"] is None else "the trial failed"
@@ -64,10 +64,10 @@ def _saved(branch: Session, label: str, metrics: Mapping[str, float]) -> str:
         return branch.save(label=label)
 
 
-def _in_words(error: BaseException) -> str:
+def _with_traceback(error: BaseException) -> str:
     """Return an error for a person: what it is, and the last lines of where it came from."""
     last = traceback.format_tb(error.__traceback__)[-_LEVELS:]
-    return error_words(error) + "\n" + "".join(last)
+    return describe_error(error) + "\n" + "".join(last)
 
 
 def _metrics(result: Any) -> dict[str, float]:

@@ -26,18 +26,18 @@ from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gon
 from agent_checkpoint.workspace.fork.isolated import is_within_reach, private_place
 from agent_checkpoint.workspace.fork.namespace_view import end_view, own_program
 
-JOB, PARCEL, OUTPUT, RESULT = "job", "parcel", "output", "result"
-_LOOK_EVERY = 0.1
-_LAST_BREATH = 5.0
+JOB, PAYLOAD, OUTPUT, RESULT = "job", "parcel", "output", "result"
+_POLL_SECONDS = 0.1
+_GRACE_SECONDS = 5.0
 _TAIL = 4000
-_WATCH = "agent-checkpoint: watches who explores"
+_WATCHDOG = "agent-checkpoint: watches who explores"
 _CHILD = "agent_checkpoint.session.explore.trial_process"
 
 
 class Job(NamedTuple):
     """One trial, for a worker that may be on another machine."""
 
-    parcel: bytes
+    payload: bytes
     """The strategy, its variant, the agent and the parts."""
     told: dict[str, Any]
     """What the process of the trial is told, as JSON."""
@@ -46,41 +46,41 @@ class Job(NamedTuple):
     timeout: float | None
 
 
-def run_outside(job: Job) -> dict[str, Any]:
+def run_in_worker(job: Job) -> dict[str, Any]:
     """Run a trial in a process of its own to its end, and return plain JSON about it."""
-    _end_with(job.owner)
+    _exit_with(job.owner)
     began = time.monotonic()
     view = job.told["view"]
     if view is not None and is_within_reach(view):
         found = _run(job, job.told, Path(view["private"]), view["name"])
     else:
         try:
-            found = _run_elsewhere(job)
+            found = _run_without_view(job)
         except CheckpointError as error:
             found = {"error": f"It has no place for its files: {error}"}
     found.setdefault("seconds", time.monotonic() - began)
     return found
 
 
-def _end_with(owner: dict[str, str]) -> None:
+def _exit_with(owner: dict[str, str]) -> None:
     """Have this worker end if the one who explores is killed, and it was started by that.
 
     Those of a `ProcessPoolExecutor` would wait for ever for their next job.
     """
     is_ours = str(os.getppid()) == owner["pid"] and not is_gone(owner)
-    if not is_ours or any(thread.name == _WATCH for thread in enumerate_threads()):
+    if not is_ours or any(thread.name == _WATCHDOG for thread in enumerate_threads()):
         return
 
     def watch() -> None:
         while not is_gone(owner):
-            time.sleep(_LOOK_EVERY)
-        time.sleep(_LAST_BREATH)  # for a trial that is under way to be ended in order
+            time.sleep(_POLL_SECONDS)
+        time.sleep(_GRACE_SECONDS)  # for a trial that is under way to be ended in order
         os._exit(1)
 
-    Thread(target=watch, name=_WATCH, daemon=True).start()
+    Thread(target=watch, name=_WATCHDOG, daemon=True).start()
 
 
-def _run_elsewhere(job: Job) -> dict[str, Any]:
+def _run_without_view(job: Job) -> dict[str, Any]:
     """Run a trial that gets its files from the store."""
     beside = private_place()
     places = begin_fork(beside.parent / "forks", beside)
@@ -97,8 +97,8 @@ def _run_elsewhere(job: Job) -> dict[str, Any]:
 
 
 def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
-    with open(private / PARCEL, "wb", opener=private_file) as file:
-        file.write(job.parcel)
+    with open(private / PAYLOAD, "wb", opener=private_file) as file:
+        file.write(job.payload)
     with open(private / JOB, "w", opener=private_file) as file:
         file.write(json.dumps({**told, "parent": os.getpid()}))
     command = [*own_program(_CHILD), str(private)]
@@ -124,7 +124,7 @@ def _wait(process: subprocess.Popen[bytes], job: Job) -> str | None:
     deadline = None if job.timeout is None else time.monotonic() + job.timeout
     while True:
         try:
-            process.wait(_LOOK_EVERY)
+            process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if deadline is not None and time.monotonic() >= deadline:
                 return f"It was not done after {job.timeout:g} s, and was killed."
@@ -147,17 +147,17 @@ def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any
     found: dict[str, Any] = {}
     output = ""
     with suppress(FileNotFoundError, ValueError):  # it told nothing, or all of it is taken away
-        output = _end_of(private / OUTPUT)
+        output = _tail_of(private / OUTPUT)
         found = dict(json.loads((private / RESULT).read_text()))
     found["output"] = output
     if end is None and "error" not in found:
-        end = _how_it_ended(status)
+        end = _exit_reason(status)
     if end is not None:
         found["error"] = end + (f"\n{found['output']}" if found["output"] else "")
     return found
 
 
-def _end_of(path: Path) -> str:
+def _tail_of(path: Path) -> str:
     """Return the end of what a trial has printed, which may be more than fits into memory."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -166,7 +166,7 @@ def _end_of(path: Path) -> str:
     return text if size <= _TAIL else f"[the last {_TAIL:,} of {size:,} bytes]\n{text}"
 
 
-def _name_of(number: int) -> str:
+def _signal_name(number: int) -> str:
     """Return the name of a signal; most of the real-time ones have none in Python."""
     try:
         return signal.Signals(number).name
@@ -178,9 +178,9 @@ def _name_of(number: int) -> str:
         return f"the signal {number}"
 
 
-def _how_it_ended(status: int | None) -> str:
+def _exit_reason(status: int | None) -> str:
     if status is not None and status < 0:
-        name = _name_of(-status)
+        name = _signal_name(-status)
         more = ", as it is when memory runs out" if name == "SIGKILL" else ""
         return f"Its process was killed by {name}{more}."
     return f"Its process ended with the status {status} before the strategy did."

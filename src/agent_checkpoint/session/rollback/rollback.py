@@ -24,17 +24,22 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.manager.parts import restore_parts
 from agent_checkpoint.records import Checkpoint, Draft, again, show
-from agent_checkpoint.session.effects.approvals import void
+from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
-    gone_notice,
+    compensated_notice,
     refusal,
-    standing_notice,
-    still_gone,
+    still_compensated,
+    unseen_effect_notice,
 )
-from agent_checkpoint.session.session_record import PART, Meta, is_foreign, read_meta
-from agent_checkpoint.session.tools.call_arguments import error_words
-from agent_checkpoint.session.workspace_part import spared
+from agent_checkpoint.session.session_record import (
+    SESSION_PART,
+    SessionRecord,
+    is_foreign,
+    read_session_record,
+)
+from agent_checkpoint.session.tools.call_arguments import describe_error
+from agent_checkpoint.session.workspace_part import without_paths
 from agent_checkpoint.store.ledger.ledger import UNDONE, Effect
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
@@ -85,50 +90,50 @@ class Rollback:
         self._label = label
         self._voids = voids
         self._store = session.manager.store
-        self._meta = self._notes_of_then()
-        self._names = _chosen(target, parts)
-        self._is_whole = parts is None
+        self._target_record = self._read_target_record()
+        self._names = _selected_parts(target, parts)
+        self._all_parts = parts is None
         session._ledger.refresh()
         self.report = RollbackReport(
             target.id, self._names, foreign=is_foreign(self._store, target)
         )
-        effects = list(self._since())
-        self.report.sort(effects, session._meta.is_own)
-        if self._forgets:
-            self.report.gone = self._gone()
+        effects = list(self._effects_since())
+        self.report.sort(effects, session._record.is_own)
+        if self._rewinds_state:
+            self.report.gone = self._compensated_since()
             self.report.notices = self._notices(effects)
 
     def _notices(self, standing: Iterable[Effect]) -> list[str]:
-        told = [standing_notice(effect) for effect in standing]
-        return told + [gone_notice(effect) for effect in self.report.gone]
+        told = [unseen_effect_notice(effect) for effect in standing]
+        return told + [compensated_notice(effect) for effect in self.report.gone]
 
-    def _notes_of_then(self) -> Meta:
+    def _read_target_record(self) -> SessionRecord:
         """Return the notes of the target; it knows of no effect if it is not of the past."""
-        present, then = self._session._meta, read_meta(self._store, self._target)
+        present, then = self._session._record, read_session_record(self._store, self._target)
         past = {present.key: None, **dict(present.lineage)}
         if then is None or then.family != present.family or then.key not in past:
-            return Meta(present.key, present.family)
+            return SessionRecord(present.key, present.family)
         until = past[then.key]
         if until is not None:  # what its session has seen since is of another line of events
             then.ledger = min(then.ledger, until)
         return then
 
     @property
-    def _forgets(self) -> bool:
+    def _rewinds_state(self) -> bool:
         """Whether the state that goes back would no longer know what was done outside."""
-        return self._is_whole or any(name != FILES for name in self._names)
+        return self._all_parts or any(name != FILES for name in self._names)
 
-    def _since(self) -> Iterator[Effect]:
+    def _effects_since(self) -> Iterator[Effect]:
         """Iterate over the effects that stand, and that the session came to know of since then."""
-        session, then = self._session, self._meta
-        learnt = {*then.standing, *then.under_way} - set(session._meta.standing)
+        session, then = self._session, self._target_record
+        learnt = {*then.standing, *then.under_way} - set(session._record.standing)
         for effect in session._effects.since(0):
             if not then.knows(effect.session, effect.seq) or effect.id in learnt:
                 yield effect
 
-    def _gone(self) -> list[Effect]:
+    def _compensated_since(self) -> list[Effect]:
         """Return the effects that the state of then knows of, and that were undone since."""
-        session, then = self._session, self._meta
+        session, then = self._session, self._target_record
         undone = [
             str(record.get("effect"))
             for seq, record in session._ledger.stream.read(then.ledger)
@@ -139,7 +144,7 @@ class Rollback:
         found = [name for name in dict.fromkeys([*then.gone, *undone]) if name not in unlearnt]
         return [
             effect
-            for effect in still_gone(session._ledger, found)
+            for effect in still_compensated(session._ledger, found)
             if effect.seq <= then.ledger and session._effects.is_ours(effect)
         ]
 
@@ -151,9 +156,9 @@ class Rollback:
             plan = workspace.restore(tree, dry_run=True)
             self.report.files_digest = plan.digest
             # The session's own checkpoint holds all that has not changed since.
-            changed = self._session._files.changed_since(self._store, self._session._saving.head)
+            changed = self._session._files.changed_since(self._store, self._session._writer.head)
             plan.unseen = [path for path in plan.unseen if path in changed]
-            self.report.files = spared(plan, plan.unseen) if self._keep_unseen else plan
+            self.report.files = without_paths(plan, plan.unseen) if self._keep_unseen else plan
         return self.report
 
     def run(self, policy: str, only_if: RollbackReport | None = None) -> RollbackReport:
@@ -172,35 +177,35 @@ class Rollback:
         """
         session, report = self._session, self.report
         session._check_idle("roll back")
-        if self._forgets and policy != "warn" and report.blocking:
+        if self._rewinds_state and policy != "warn" and report.blocking:
             raise RollbackRefusedError(refusal(report), report)
         if only_if is not None:
             shown = {effect.id for effect in only_if.effects}
             if any(effect.id not in shown for effect in report.effects):
                 raise PlanChangedError("What was done outside has")
-        with session._saving.lock:
-            safety = self._hold()
+        with session._writer.lock:
+            safety = self._save_safety()
             if only_if is not None:
                 self._check_files(only_if)
-            if policy == "compensate" and self._forgets:
+            if policy == "compensate" and self._rewinds_state:
                 self._compensate()
-            self._go(safety)
+            self._apply(safety)
             prune_safety_checkpoints(self._store, session.key)  # not before: it may go back to one
         return report
 
-    def follow(self, safety: Checkpoint, moved: Checkpoint) -> None:
+    def roll_forward(self, safety: Checkpoint, moved: Checkpoint) -> None:
         """Do again what a crash has kept from being done: the checkpoint is there already."""
-        self._keep_unseen = bool(self._meta.keep_unseen)
-        self._set_back(safety)
+        self._keep_unseen = bool(self._target_record.keep_unseen)
+        self._restore(safety)
         self.finish(moved)
 
     # -- the steps -------------------------------------------------------------------------------
 
-    def _hold(self) -> Checkpoint:
+    def _save_safety(self) -> Checkpoint:
         session = self._session
-        with session._looking_at_all_files():
+        with session._full_scan():
             draft = session._draft(kind=SAFETY)
-        saved = session._saving.write(draft)
+        saved = session._writer.write(draft)
         self.report.safety_id = saved.id
         return saved
 
@@ -231,11 +236,11 @@ class Rollback:
                 self._session._effects.undo(effect)
             except EffectError as error:
                 why = error.__cause__  # what it says is for the report, not for the error's text
-                report.failure = str(error) if why is None else f"{error} ({error_words(why)})"
+                report.failure = str(error) if why is None else f"{error} ({describe_error(why)})"
                 report.unknown = [effect]
                 report.gone = list(report.compensated)
-                report.notices = self._notices(self._since())
-                self._session._meta.gone += [item.id for item in report.compensated]
+                report.notices = self._notices(self._effects_since())
+                self._session._record.gone += [item.id for item in report.compensated]
                 raise RollbackRefusedError(
                     f"The session has not gone back: {error} {len(report.compensated)} of "
                     f"{len(report.compensable)} effects were undone before that, the newest "
@@ -244,49 +249,49 @@ class Rollback:
                 ) from error
             report.compensated.append(effect)
 
-    def _go(self, safety: Checkpoint) -> None:
+    def _apply(self, safety: Checkpoint) -> None:
         session = self._session
         if self._voids:
-            self.report.void = void(session._ledger, session.key, session._epoch)
+            self.report.void = void_requests(session._ledger, session.key, session._epoch)
         session._ledger.refresh()
-        standing = [effect.id for effect in self._since()]
-        fresh = self._new_meta(standing if self._forgets else [])
+        standing = [effect.id for effect in self._effects_since()]
+        fresh = self._next_record(standing if self._rewinds_state else [])
         try:
-            moved = session._saving.write(self._draft(fresh), parents=self._parents(safety))
-            self._set_back(safety)
+            moved = session._writer.write(self._draft(fresh), parents=self._parents(safety))
+            self._restore(safety)
         except BaseException as error:
-            self._stay(safety, error)
+            self._abort(safety, error)
             raise
         fresh.keep_unseen = None
-        session._take_meta(fresh)
+        session._set_record(fresh)
         self.finish(moved)
         self.report.id = moved.id
         self.report.notices = self._notices(
             session._ledger.effects[name] for name in fresh.standing
         )
 
-    def _stay(self, safety: Checkpoint, error: BaseException) -> None:
+    def _abort(self, safety: Checkpoint, error: BaseException) -> None:
         """Have the session go on from what it was: nothing is half-applied."""
-        saving = self._session._saving
+        saving = self._session._writer
         saving.look()  # an interrupt leaves open whether it was written
         if saving.head_id == safety.id:
             return
         is_interrupt = not isinstance(error, Exception)
         if is_interrupt or isinstance(error, WorkspaceError):  # files are set one by one
-            self._take_files_back(safety)
+            self._revert_files(safety)
         if is_interrupt:  # which may have come after the last step
-            self._take_objects_back(safety)
+            self._revert_objects(safety)
         saving.write(again(safety, self._session.key, ROLLBACK), parents=(safety.id,))
         self.finish(saving.head)
 
-    def _new_meta(self, standing: list[str]) -> Meta:
+    def _next_record(self, standing: list[str]) -> SessionRecord:
         """Return the notes of the session after this: those of the target, in the present."""
-        present, then = self._session._meta, self._meta
-        told = [] if self._is_whole else present.standing
+        present, then = self._session._record, self._target_record
+        told = [] if self._all_parts else present.standing
         known = dict.fromkeys([*then.standing, *told, *standing])
         effects = self._session._ledger.effects
         still = [name for name in known if name in effects and effects[name].stands]
-        return Meta(
+        return SessionRecord(
             present.key,
             present.family,
             lineage=present.lineage,
@@ -294,30 +299,32 @@ class Rollback:
             inherited=present.inherited,
             workspace=present.workspace,
             seal=present.seal,
-            ledger=then.ledger if self._forgets else present.ledger,
-            counts=(then if self._forgets else present).counts.copy(),
-            standing=still if self._forgets else list(present.standing),
-            gone=[effect.id for effect in self.report.gone] if self._forgets else present.gone,
+            ledger=then.ledger if self._rewinds_state else present.ledger,
+            counts=(then if self._rewinds_state else present).counts.copy(),
+            standing=still if self._rewinds_state else list(present.standing),
+            gone=[effect.id for effect in self.report.gone]
+            if self._rewinds_state
+            else present.gone,
             pending=[] if self._voids else list(present.pending),
             irreversible=present.irreversible,
             keep_unseen=self._keep_unseen or None,
         )
 
-    def _draft(self, meta: Meta) -> Draft:
-        head = self._session._saving.head
-        kept: dict[str, Any] = {} if head is None or self._is_whole else dict(head.parts)
+    def _draft(self, record: SessionRecord) -> Draft:
+        head = self._session._writer.head
+        kept: dict[str, Any] = {} if head is None or self._all_parts else dict(head.parts)
         chosen = {name: self._target.parts[name] for name in self._names}
         parts: dict[str, Any] = {
             name: ReusedPart(tree) for name, tree in {**kept, **chosen}.items()
         }
-        parts[PART] = meta.dump()
-        kind = ROLLBACK if self._is_whole else PARTIAL
+        parts[SESSION_PART] = record.dump()
+        kind = ROLLBACK if self._all_parts else PARTIAL
         return Draft(self._session.key, parts, kind=kind, label=self._label or self._target.label)
 
     def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
-        return (self._target.id,) if self._is_whole else (safety.id, self._target.id)
+        return (self._target.id,) if self._all_parts else (safety.id, self._target.id)
 
-    def _set_back(self, safety: Checkpoint) -> None:
+    def _restore(self, safety: Checkpoint) -> None:
         session, target = self._session, self._target
         live = session._live_parts()
         targets = {name: live[name] for name in self._names if name in live}
@@ -328,7 +335,7 @@ class Rollback:
         if files is not None:
             held = tree_in(self._store, safety)
             if held is not None:
-                files.held = Held(held, safety.id, self._last_seen(safety))
+                files.held = Held(held, safety.id, self._last_regular_tree(safety))
             files.keep_unseen = self._keep_unseen
         elsewhere = {name: part for name, part in targets.items() if isinstance(part, External)}
         for name, part in elsewhere.items():
@@ -344,19 +351,19 @@ class Rollback:
                 part.held = None
         self.report.files = results.get(FILES)
 
-    def _take_files_back(self, safety: Checkpoint) -> None:
+    def _revert_files(self, safety: Checkpoint) -> None:
         files, tree = self._session._files, tree_in(self._store, safety)
         if files is not None and tree is not None:
             with suppress(WorkspaceError):  # the first one is raised, and what is left is drift
                 files.workspace.restore(tree)
 
-    def _take_objects_back(self, safety: Checkpoint) -> None:
+    def _revert_objects(self, safety: Checkpoint) -> None:
         live = self._session._live_parts()
         chosen = [name for name in self._names if name in live and name != FILES]
         targets = {name: live[name] for name in chosen if name in safety.parts}
         restore_parts(safety.parts, targets, reader=self._store.reader(safety))
 
-    def _last_seen(self, safety: Checkpoint) -> Tree | None:
+    def _last_regular_tree(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last ordinary checkpoint before a safety one."""
         # What others have changed was saved at the opening, and by nobody who meant to.
         passing = (SAFETY, "drift") if self._keep_unseen else (SAFETY,)
@@ -370,8 +377,8 @@ class Rollback:
             self._session._ledger.append("finished", checkpoint=moved.id)
 
 
-def _chosen(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
-    there = [name for name in target.parts if name != PART]
+def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
+    there = [name for name in target.parts if name != SESSION_PART]
     if parts is None:
         return there
     if isinstance(parts, str):

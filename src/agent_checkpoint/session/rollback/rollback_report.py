@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.session.tools.tool import IDEMPOTENT, REVERSIBLE, tool_of
+from agent_checkpoint.session.tools.tool import IDEMPOTENT, REVERSIBLE, registered_tool
 from agent_checkpoint.store.ledger.ledger import COMMITTED, UNDOING, UNDONE, Effect, Ledger
 
 if TYPE_CHECKING:
@@ -130,26 +130,26 @@ class RollbackReport:
 def refusal(report: RollbackReport) -> str:
     """Return why a rollback is refused, and what can be done about it."""
     number = len(report.blocking)
-    ask = ""
+    hint = ""
     if report.unknown:
-        ask = (
+        hint = (
             " What nobody knows, a person can find out and say: session.resolve("
             f"{report.unknown[0].id!r}, happened=True if it stands, else False)."
         )
     return (
         f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
-        f'back. Roll back all the same with effects="warn", or go back less far.{ask}\n'
+        f'back. Roll back all the same with effects="warn", or go back less far.{hint}\n'
         f"{report.outline()}"
     )
 
 
 def can_be_undone(effect: Effect) -> bool:
     """Tell whether a tool that can undo an effect was imported here."""
-    tool = tool_of(effect)
+    tool = registered_tool(effect)
     return tool is not None and tool.undo is not None
 
 
-def standing_notice(effect: Effect) -> str:
+def unseen_effect_notice(effect: Effect) -> str:
     """Return what an agent is told about an effect that its state does not know of."""
     when = _when(effect.ts)
     if effect.status == UNDOING:
@@ -174,7 +174,7 @@ def standing_notice(effect: Effect) -> str:
     )
 
 
-def still_gone(ledger: Ledger, names: Iterable[str]) -> list[Effect]:
+def still_compensated(ledger: Ledger, names: Iterable[str]) -> list[Effect]:
     """Return those of the effects that were undone, and were not made again since."""
     known = (ledger.effects[name] for name in names if name in ledger.effects)
     undone = [item for item in sorted(known, key=lambda item: item.seq) if item.status == UNDONE]
@@ -192,7 +192,7 @@ def _is_again(later: Effect, effect: Effect) -> bool:
     return later.seq > effect.seq and (is_alike or later.identity == effect.identity)
 
 
-def gone_notice(effect: Effect) -> str:
+def compensated_notice(effect: Effect) -> str:
     """Return what an agent is told about an effect that only its state has."""
     return (
         f"{effect.words} was done at {_when(effect.ts)} and was undone since: it does not stand, "

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, show
 from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT
-from agent_checkpoint.session.session_record import PART
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import find, walk
-from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
 from agent_checkpoint.store.store import Store
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
     store = session.manager.store
     if to is not None:
         target = find(store, to)
-        ours = {session.key, *(key for key, _ in session._meta.lineage)}
+        ours = {session.key, *(key for key, _ in session._record.lineage)}
         if target.key not in ours:
             raise InvalidInputError(
                 f"{show(target.id, 120)} is a checkpoint of {show(target.key)}, and no past of "
@@ -44,8 +44,8 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
         raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
     past = walk(store, session.key)
     present = next(past, None)  # counts as it is, whatever it is
-    settled = chain([present], (item for item in past if item.kind != IN_FLIGHT))
-    found = next(islice(_unlike(store, settled), steps, None), None)
+    run_if_awaitable = chain([present], (item for item in past if item.kind != IN_FLIGHT))
+    found = next(islice(_distinct_steps(store, run_if_awaitable), steps, None), None)
     if found is None:
         raise NotFoundError(
             f"The session {show(session.key)} has no checkpoint {steps} steps back."
@@ -53,20 +53,23 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
     return found
 
 
-def _unlike(store: Store, checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:
+def _distinct_steps(store: Store, checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:
     """Count the end of a run as one with the step before it, if nothing has changed."""
     parts: dict[str, Any] = {}
     after_end = False
     for item in checkpoints:
         if item is None:
             continue
-        before, parts = parts, {name: item.parts[name] for name in item.parts if name != PART}
+        before, parts = (
+            parts,
+            {name: item.parts[name] for name in item.parts if name != SESSION_PART},
+        )
         if not after_end or not same_json(parts, before):
             yield item
-            after_end = _is_end(store, item)
+            after_end = _is_run_end(store, item)
 
 
-def _is_end(store: Store, checkpoint: Checkpoint) -> bool:
+def _is_run_end(store: Store, checkpoint: Checkpoint) -> bool:
     """Tell whether a checkpoint is the end of a run, or the opening right after one."""
     if checkpoint.kind == "open" and checkpoint.parents:
         place = parse_checkpoint_id(checkpoint.parents[0])
@@ -75,7 +78,7 @@ def _is_end(store: Store, checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == CLOSE
 
 
-def last_move(session: Work) -> Checkpoint:
+def undo_target(session: Work) -> Checkpoint:
     """Return the safety checkpoint before the last rollback, of all or of some parts.
 
     Raises:
@@ -84,23 +87,27 @@ def last_move(session: Work) -> Checkpoint:
     move: Checkpoint | None = None
     for checkpoint in session.manager.store.newest_first(session.key):
         if move is None:
-            move = checkpoint if checkpoint.kind in MOVES else None
+            move = checkpoint if checkpoint.kind in ROLLBACK_KINDS else None
         elif checkpoint.kind == SAFETY:
             return checkpoint
-        elif _is_taken_back(checkpoint, move):
+        elif _is_reverted(checkpoint, move):
             move = None
         else:
             break
     raise NotFoundError(f"The session {show(session.key)} has no rollback that can be undone.")
 
 
-def _is_taken_back(checkpoint: Checkpoint, by: Checkpoint) -> bool:
+def _is_reverted(checkpoint: Checkpoint, by: Checkpoint) -> bool:
     """Tell whether a move failed: the next one leads to the safety checkpoint before it."""
     target = parse_checkpoint_id(by.parents[0]) if by.parents else None
-    return checkpoint.kind in MOVES and target is not None and target.seq == checkpoint.seq - 1
+    return (
+        checkpoint.kind in ROLLBACK_KINDS
+        and target is not None
+        and target.seq == checkpoint.seq - 1
+    )
 
 
-def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
+def unfinished_rollback(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
     """Return the safety checkpoint and the move after it, if that was not carried out to its end.
 
     What an archive says was interrupted was so elsewhere, if at all.
@@ -115,7 +122,7 @@ def unfinished(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
         if checkpoint.kind == "open":
             continue
         is_done = checkpoint.id in session._ledger.finished
-        if is_done or checkpoint.token is not None or checkpoint.kind not in MOVES:
+        if is_done or checkpoint.token is not None or checkpoint.kind not in ROLLBACK_KINDS:
             return None
         move = checkpoint
     return None

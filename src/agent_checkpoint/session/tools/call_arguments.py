@@ -16,13 +16,13 @@ from agent_checkpoint.errors import InvalidInputError, StateError
 from agent_checkpoint.records import JsonValue, safe_repr, show
 from agent_checkpoint.store.objects.splitting import inline_tree
 
-_LONGEST_WORDS = 120
+_MAX_DESCRIPTION = 120
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
-_ABOVE = 5
+_OUTER_DEPTH = 5
 """How deep a value stands in the list of calls."""
 
 
-def recorded(value: Any, depth: int = 0) -> Any:
+def recordable(value: Any, depth: int = 0) -> Any:
     """Return a value as it is kept in the list of calls: a copy, or a description.
 
     What could only be pickled is described too: a session must open where there is neither the
@@ -31,14 +31,14 @@ def recorded(value: Any, depth: int = 0) -> Any:
     if type(value) in _PLAIN:
         return value
     if depth < 20 and type(value) in (list, tuple):
-        return type(value)(recorded(item, depth + 1) for item in value)
+        return type(value)(recordable(item, depth + 1) for item in value)
     if depth < 20 and type(value) is dict and all(type(name) is str for name in value):
-        return {name: recorded(item, depth + 1) for name, item in value.items()}
+        return {name: recordable(item, depth + 1) for name, item in value.items()}
     if is_stateful(value):  # its state has a part of its own, and may be anything
         return f"<{type(value).__name__}>"
     try:
         copy = nested = copied(value)
-        for _ in range(depth + _ABOVE):  # there it must not be too deep either
+        for _ in range(depth + _OUTER_DEPTH):  # there it must not be too deep either
             nested = [nested]
         can_be_kept = not _has_pickle(inline_tree(encode(nested, "value")))
     except Exception:  # whatever it is that its class does not like
@@ -48,7 +48,7 @@ def recorded(value: Any, depth: int = 0) -> Any:
     return f"<{type(value).__name__}: {safe_repr(value)[:200]}>"
 
 
-def encoded(value: Any, what: str) -> JsonValue:
+def encode_for_ledger(value: Any, what: str) -> JsonValue:
     """Return a value of an effect as JSON, to be kept in the ledger.
 
     Raises:
@@ -70,30 +70,30 @@ def fingerprint(value: Any, what: str) -> str:
         InvalidInputError: the value has none, because it could only be pickled, or because not
             all of it is captured.
     """
-    stateful = _stateful_in(value)
+    stateful = _find_stateful(value)
     if stateful is not None:
         raise InvalidInputError(
             f"{what} cannot be compared with that of another call: it holds a "
             f"{type(stateful).__name__}, of which only some fields are captured. Pass plain data."
         )
-    tree = inline_tree(encoded(value, what))
+    tree = inline_tree(encode_for_ledger(value, what))
     if _has_pickle(tree):
         raise InvalidInputError(
             f"{what} cannot be compared with that of another call: it holds an object that could "
             "only be pickled. Make it plain data, or register_type its class."
         )
-    text = json.dumps(_in_order(tree), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_canonical_order(tree), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def in_words(tool: str, arguments: Mapping[str, Any]) -> str:
+def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
     """Return a call as a person would know it again, on one line."""
     given = ", ".join(f"{name}={show(value, 40)}" for name, value in arguments.items())
     text = f"{tool}({given})"
-    return text if len(text) <= _LONGEST_WORDS else text[: _LONGEST_WORDS - 2] + "…)"
+    return text if len(text) <= _MAX_DESCRIPTION else text[: _MAX_DESCRIPTION - 2] + "…)"
 
 
-def error_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error as it is recorded, also one whose message cannot be had."""
     try:
         words = str(error)
@@ -102,13 +102,13 @@ def error_words(error: BaseException) -> str:
     return (f"{type(error).__name__}: {words}" if words else type(error).__name__)[:2000]
 
 
-def _in_order(tree: Any) -> Any:
+def _canonical_order(tree: Any) -> Any:
     """Return a tree with the pairs of a dict in one order, whatever the order in memory."""
     if isinstance(tree, list):
-        return [_in_order(item) for item in tree]
+        return [_canonical_order(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    found = {name: _in_order(item) for name, item in tree.items()}
+    found = {name: _canonical_order(item) for name, item in tree.items()}
     for name in ("$dict", "$counter"):
         if name in found:
             found[name] = sorted(found[name], key=json.dumps)
@@ -118,7 +118,7 @@ def _in_order(tree: Any) -> Any:
     return found
 
 
-def _stateful_in(value: Any, depth: int = 0) -> Any:
+def _find_stateful(value: Any, depth: int = 0) -> Any:
     """Return an object with a state of its own that is somewhere in plain containers."""
     if is_stateful_part(value):
         return value
@@ -128,7 +128,7 @@ def _stateful_in(value: Any, depth: int = 0) -> Any:
         return None
     if depth > MAX_DEPTH:
         return None  # it is refused as too deep
-    found = (_stateful_in(item, depth + 1) for item in value)
+    found = (_find_stateful(item, depth + 1) for item in value)
     return next((item for item in found if item is not None), None)
 
 

@@ -13,13 +13,13 @@ from agent_checkpoint.backends.disk.fork_safety import not_forked
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-OWNERS = ("self", "cls")
+OWNER_NAMES = ("self", "cls")
 """What the first parameter of a method is called."""
 
 _loop: ContextVar[AbstractEventLoop | None] = ContextVar("agent_checkpoint_loop", default=None)
 
 
-def fitted(function: Callable[..., Any], arguments: Mapping[str, Any], **more: Any) -> Any:
+def invoke_by_name(function: Callable[..., Any], arguments: Mapping[str, Any], **more: Any) -> Any:
     """Call a function with those of the arguments that it takes, by their names.
 
     A single parameter that is none of them gets `result`, if that is offered.
@@ -27,25 +27,25 @@ def fitted(function: Callable[..., Any], arguments: Mapping[str, Any], **more: A
     Raises what the function raises, and TypeError if it wants something that there is not.
     """
     parameters = inspect.signature(function).parameters
-    offered = {**arguments, **more}
-    given = {name: offered[name] for name in parameters if name in offered}
+    available = {**arguments, **more}
+    given = {name: available[name] for name in parameters if name in available}
     rest = [name for name, item in parameters.items() if item.kind is item.VAR_KEYWORD]
     lacking = [
         name
         for name, item in parameters.items()
-        if name not in offered
+        if name not in available
         and item.default is item.empty
         and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
     ]
     if rest:
         given[rest[0]] = {name: arguments[name] for name in arguments if name not in given}
-    elif len(lacking) == 1 and lacking[0] not in OWNERS and "result" not in given:
+    elif len(lacking) == 1 and lacking[0] not in OWNER_NAMES and "result" not in given:
         given.update({lacking[0]: more["result"]} if "result" in more else {})
-    args, kwargs = placed(parameters.values(), given)
+    args, kwargs = split_arguments(parameters.values(), given)
     return function(*args, **kwargs)
 
 
-def placed(
+def split_arguments(
     parameters: Iterable[inspect.Parameter], named: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return arguments as a function is called with them: by position, and by name."""
@@ -68,13 +68,13 @@ def placed(
     return args, kwargs
 
 
-def wants_owner(function: Callable[..., Any]) -> bool:
+def takes_owner(function: Callable[..., Any]) -> bool:
     """Tell whether a function is a method that has yet to be told its object."""
-    return next(iter(inspect.signature(function).parameters), None) in OWNERS
+    return next(iter(inspect.signature(function).parameters), None) in OWNER_NAMES
 
 
 @contextmanager
-def awaiting_here() -> Iterator[None]:
+def awaitables_on_this_loop() -> Iterator[None]:
     """Have what is started within, in other threads, await on this event loop."""
     with not_forked():
         import asyncio
@@ -86,7 +86,7 @@ def awaiting_here() -> Iterator[None]:
         _loop.reset(token)
 
 
-def settled(value: Any) -> Any:
+def run_if_awaitable(value: Any) -> Any:
     """Return a value; one that has to be awaited is, on the caller's event loop or one of its own.
 
     Raises what awaiting it raises.
@@ -101,7 +101,7 @@ def settled(value: Any) -> Any:
         return await value
 
     loop = _loop.get()
-    if loop is not None and not _runs_here(loop):
+    if loop is not None and not _is_running_loop(loop):
         return asyncio.run_coroutine_threadsafe(wait(), loop).result()
     found: list[Any] = []
     errors: list[BaseException] = []
@@ -121,7 +121,7 @@ def settled(value: Any) -> Any:
     return found[0]
 
 
-def _runs_here(loop: AbstractEventLoop) -> bool:
+def _is_running_loop(loop: AbstractEventLoop) -> bool:
     """Tell whether this is the thread of a loop, which must not wait for itself."""
     with not_forked():
         import asyncio

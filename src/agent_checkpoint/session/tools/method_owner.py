@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.session.work import Work
 
 
-def owner_of(session: Work, tool: Tool, part: str | None = None) -> Any:
+def find_owner(session: Work, tool: Tool, part: str | None = None) -> Any:
     """Return the part of the session that a method was called on; None is any, if only one.
 
     Raises:
@@ -35,7 +35,7 @@ def owner_of(session: Work, tool: Tool, part: str | None = None) -> Any:
     )
 
 
-def part_of(session: Work, tool: Tool, owner: Any) -> str | None:
+def part_name(session: Work, tool: Tool, owner: Any) -> str | None:
     """Return the name of the part that a method is called on; None if the tool is none."""
     if not tool.is_method:
         return None

@@ -13,16 +13,16 @@ from typing import Any, Protocol, TypeVar, overload
 from agent_checkpoint.errors import EffectConflictError, EffectError, InvalidInputError
 from agent_checkpoint.records import show
 from agent_checkpoint.session.current_session import current_session, open_sessions
-from agent_checkpoint.session.tools.invoke import OWNERS, placed
+from agent_checkpoint.session.tools.invoke import OWNER_NAMES, split_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 LOCAL, READ = "local", "read"
 IDEMPOTENT, REVERSIBLE, IRREVERSIBLE = "idempotent", "reversible", "irreversible"
 KINDS = (LOCAL, READ, IDEMPOTENT, REVERSIBLE, IRREVERSIBLE)
-OUTSIDE = frozenset({IDEMPOTENT, REVERSIBLE, IRREVERSIBLE})
+EXTERNAL_KINDS = frozenset({IDEMPOTENT, REVERSIBLE, IRREVERSIBLE})
 
-EFFECT = "effect"
+EFFECT_PARAMETER = "effect"
 """The parameter by which a tool is told about the effect that it is to make."""
 
 _TOOLS: dict[tuple[str, str], Tool] = {}
@@ -56,9 +56,9 @@ class Tool:
     takes_effect: bool
 
     @property
-    def is_outside(self) -> bool:
+    def is_external(self) -> bool:
         """Whether it changes what no checkpoint holds."""
-        return self.kind in OUTSIDE
+        return self.kind in EXTERNAL_KINDS
 
     @property
     def is_async(self) -> bool:
@@ -83,11 +83,11 @@ class Tool:
         if self.is_method:
             named[self.parameters[0].name] = owner
         if self.takes_effect:
-            named[EFFECT] = effect
-        args, kwargs = placed(self.parameters, named)
+            named[EFFECT_PARAMETER] = effect
+        args, kwargs = split_arguments(self.parameters, named)
         return self.function(*args, **kwargs)
 
-    def offered(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def keyword_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments as `key`, `verify` and `undo` get them: `**kwargs` one by one."""
         named = dict(arguments)
         for parameter in self.parameters:
@@ -96,14 +96,14 @@ class Tool:
         return named
 
 
-class _Known(Protocol):
+class _ToolReference(Protocol):
     """An effect or a request, which names its tool."""
 
     tool: str
     module: str
 
 
-def tool_of(record: _Known) -> Tool | None:
+def registered_tool(record: _ToolReference) -> Tool | None:
     """Return the tool of an effect or a request, if it is known here.
 
     One of the same name may have moved to another module; between two of them nothing is guessed,
@@ -114,7 +114,7 @@ def tool_of(record: _Known) -> Tool | None:
     return exact or (alike[0] if len(alike) == 1 else None)
 
 
-def check_same_tool(tool: Tool, record: _Known, words: str) -> None:
+def check_same_tool(tool: Tool, record: _ToolReference, words: str) -> None:
     """Refuse what another tool of the same name did, if that is here as well.
 
     Raises EffectConflictError.
@@ -167,11 +167,11 @@ def tool(
     Raises:
         InvalidInputError: an option makes no sense.
     """
-    _check(effect, undo, verify, approve)
-    _check_functions(key=key, verify=verify, undo=undo)
+    _check_options(effect, undo, verify, approve)
+    _check_callables(key=key, verify=verify, undo=undo)
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidInputError(f"A tool is named by text, not {show(name)}.")
-    seconds = _seconds(expires)
+    seconds = _expiry_seconds(expires)
 
     def decorate(function: Any) -> Any:
         if isinstance(function, (staticmethod, classmethod)):
@@ -192,18 +192,18 @@ def tool(
             expires=seconds,
             parameters=tuple(parameters.values()),
             signature=signature.replace(
-                parameters=[item for item in parameters.values() if item.name != EFFECT]
+                parameters=[item for item in parameters.values() if item.name != EFFECT_PARAMETER]
             ),
-            is_method=first in OWNERS and "." in full_name,
-            takes_effect=EFFECT in parameters,
+            is_method=first in OWNER_NAMES and "." in full_name,
+            takes_effect=EFFECT_PARAMETER in parameters,
         )
         _TOOLS[spec.name, spec.module] = spec
-        return _wrapped(spec)
+        return _session_wrapper(spec)
 
     return decorate if function is None else decorate(function)
 
 
-def _wrapped(spec: Tool) -> Any:
+def _session_wrapper(spec: Tool) -> Any:
     """Return the function that is called in the place of the tool's own."""
     if spec.is_async:
 
@@ -211,8 +211,8 @@ def _wrapped(spec: Tool) -> Any:
         async def acall(*args: Any, **kwargs: Any) -> Any:
             session = current_session()
             if session is None:
-                return await _plainly(spec, args, kwargs)
-            return await session._calls.arun(spec, args, kwargs)
+                return await _call_without_session(spec, args, kwargs)
+            return await session._tool_runner.arun(spec, args, kwargs)
 
         wrapper: Any = acall
     else:
@@ -221,8 +221,8 @@ def _wrapped(spec: Tool) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             session = current_session()
             if session is None:
-                return _plainly(spec, args, kwargs)
-            return session._calls.run(spec, args, kwargs)
+                return _call_without_session(spec, args, kwargs)
+            return session._tool_runner.run(spec, args, kwargs)
 
         wrapper = call
     wrapper.tool = spec
@@ -230,9 +230,9 @@ def _wrapped(spec: Tool) -> Any:
     return wrapper
 
 
-def _plainly(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_without_session(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     others = open_sessions()
-    if spec.is_outside or spec.approve is not False:
+    if spec.is_external or spec.approve is not False:
         where = "call it within `with Session(…)`."
         if others:
             where = "this thread belongs to none of those that are open. " + _THREADS
@@ -241,7 +241,7 @@ def _plainly(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"session to keep account of it: {where}"
         )
     for session in others:
-        session._notice(
+        session._add_notice(
             f"{spec.name} was called in a thread that belongs to no session, and is not recorded. "
             + _THREADS
         )
@@ -249,26 +249,26 @@ def _plainly(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return spec.call(owner, arguments, None)
 
 
-def _check(effect: str, undo: Any, verify: Any, approve: Any) -> None:
+def _check_options(effect: str, undo: Any, verify: Any, approve: Any) -> None:
     if effect not in KINDS:
         raise InvalidInputError(f"An effect is one of {', '.join(KINDS)}, not {show(effect)}.")
     if effect == REVERSIBLE and undo is None:
         raise InvalidInputError("A reversible effect needs undo=, or it is irreversible.")
     if undo is not None and effect != REVERSIBLE:
         raise InvalidInputError(f"undo= is for reversible effects, and this one is {effect}.")
-    if verify is not None and effect not in OUTSIDE:
+    if verify is not None and effect not in EXTERNAL_KINDS:
         raise InvalidInputError(f"verify= is for effects on the outside; this one is {effect}.")
     if not isinstance(approve, bool) and not callable(approve):
         raise InvalidInputError(f"approve is True, False or a function, not {show(approve)}.")
 
 
-def _check_functions(**functions: Any) -> None:
+def _check_callables(**functions: Any) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise InvalidInputError(f"{name}= is a function, not {show(function)}.")
 
 
-def _seconds(expires: Any) -> float | None:
+def _expiry_seconds(expires: Any) -> float | None:
     seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
     if seconds is None:
         return None

@@ -7,7 +7,7 @@ from agent_checkpoint.records import Checkpoint, show
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.ledger.lineage import pinned_checkpoints
 from agent_checkpoint.store.maintenance.retention import Policy
-from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
 from agent_checkpoint.store.store import Store, key_not_found
 
 
@@ -51,6 +51,6 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
 def _last_move(newest_first: list[Checkpoint]) -> set[int]:
     """Return the head and its safety checkpoint if the head is a move, so that it can be undone."""
     recent = [item for item in newest_first if item.kind != "open"]
-    if len(recent) > 1 and recent[0].kind in MOVES and recent[1].kind == SAFETY:
+    if len(recent) > 1 and recent[0].kind in ROLLBACK_KINDS and recent[1].kind == SAFETY:
         return {recent[0].seq, recent[1].seq}
     return set()

@@ -10,7 +10,7 @@ from agent_checkpoint.store.store import Store
 
 SAFETY = "safety"
 """The kind of such a checkpoint."""
-MOVES = frozenset({"rollback", "restore", "adopt"})
+ROLLBACK_KINDS = frozenset({"rollback", "restore", "adopt"})
 """Kinds of checkpoints by which a session went elsewhere; the one before is a safety one."""
 _KEPT = 10
 _LOOKED_THROUGH = 1000

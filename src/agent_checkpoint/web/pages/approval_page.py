@@ -22,8 +22,8 @@ from agent_checkpoint.errors import (
 )
 from agent_checkpoint.records import same_json, show
 from agent_checkpoint.session.effects.approvals import Approvals
-from agent_checkpoint.session.effects.outcomes import Outcomes
-from agent_checkpoint.session.session_record import Meta, read_meta
+from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.ledger.ledger import (
     UNDOING,
     UNKNOWN,
@@ -232,7 +232,7 @@ def _resolve(site: Site, said: dict[str, str]) -> Response:
     result = None
     if said.get("result", "").strip():
         result = _read(said["result"], "The result is not JSON. Leave it empty if there is none.")
-    outcomes = Outcomes(ledger, meta, Epoch(key, 0), lambda tool, part: None)
+    outcomes = EffectOutcomes(ledger, meta, Epoch(key, 0), lambda tool, part: None)
     note = said.get("note", "")[:500]
     outcomes.resolve(name, happened=said["happened"] == "yes", result=result, note=note)
     return RedirectResponse(link("effects", key=key), 303)
@@ -252,9 +252,9 @@ def _version_of(requests: list[Asked]) -> str:
     return sha256(names.encode()).hexdigest()
 
 
-def _ledger(site: Site, key: str) -> tuple[Ledger, Meta]:
+def _ledger(site: Site, key: str) -> tuple[Ledger, SessionRecord]:
     head = site.store.head(key)
-    meta = None if head is None else read_meta(site.store, head)
+    meta = None if head is None else read_session_record(site.store, head)
     if meta is None:
         raise NotFoundError(f"There is no session {show(key)}.")
     ledger = Ledger(site.store, meta.family)
@@ -262,7 +262,7 @@ def _ledger(site: Site, key: str) -> tuple[Ledger, Meta]:
     return ledger, meta
 
 
-def _is_of(effect: Effect, meta: Meta) -> bool:
+def _is_of(effect: Effect, meta: SessionRecord) -> bool:
     return effect.session == meta.key or meta.knows(effect.session, effect.seq)
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, show
-from agent_checkpoint.session.session_record import PART as SESSION
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.web.page_text import attachment
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import calls, messages, tasks
@@ -50,7 +50,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         part=part,
         parents=checkpoint.parents[:_MOST_CHILDREN],
         children=_children(site, checkpoint),
-        is_session=SESSION in checkpoint.parts,
+        is_session=SESSION_PART in checkpoint.parts,
         head=_head_id(site, checkpoint.key),
         older=_beside(site, checkpoint, older=True),
         newer=_beside(site, checkpoint, older=False),
@@ -147,8 +147,8 @@ def _trail(path: str) -> list[tuple[str, str]]:
 
 def _names(checkpoint: Checkpoint) -> list[str]:
     first = [name for name in _ORDER if name in checkpoint.parts]
-    rest = [name for name in checkpoint.parts if name not in _ORDER and name != SESSION]
-    last = [SESSION] if SESSION in checkpoint.parts else []
+    rest = [name for name in checkpoint.parts if name not in _ORDER and name != SESSION_PART]
+    last = [SESSION_PART] if SESSION_PART in checkpoint.parts else []
     return [*first, *rest, *last][:_MOST_PARTS]
 
 

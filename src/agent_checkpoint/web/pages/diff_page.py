@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.session_record import PART as SESSION
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.web.diff.line_matching import Effort
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.diff.state_changes import StateChange, state_changes
@@ -49,7 +49,7 @@ def diff_page(site: Site, request: Request) -> Response:
     before = site.find(wanted(said, "a"))
     after = site.find(wanted(said, "b"))
     names = dict.fromkeys([*before.parts, *after.parts])
-    parts = [name for name in names if name not in (FILES, SESSION)]
+    parts = [name for name in names if name not in (FILES, SESSION_PART)]
     peek = Peek(site.store.backend)
     effort = Effort()
     changes: list[StateChange] = []

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import check_key, show
-from agent_checkpoint.session.session_record import PART as SESSION
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import attachment, link
 from agent_checkpoint.web.request_threads import one_by_one
@@ -39,7 +39,7 @@ def fork_page(site: Site, request: Request) -> Response:
         name=name,
         step=step,
         tree=tree_in(site.store, source),
-        is_session=SESSION in source.parts,
+        is_session=SESSION_PART in source.parts,
     )
 
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
 from agent_checkpoint.web.pages.conversation import tasks
 from agent_checkpoint.web.site import Site, asked, number
@@ -80,11 +80,11 @@ def _row(site: Site, key: str) -> KeyRow:
 
 def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
     head = row.head
-    if head is None or PART not in head.parts:
+    if head is None or SESSION_PART not in head.parts:
         return
     row.is_session = True
     try:
-        meta = read_meta(site.store, head)
+        meta = read_session_record(site.store, head)
         if meta is None:
             return
         row.workspace, row.origin = meta.workspace, meta.origin

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.web.site import Site, as_json, asked
 from agent_checkpoint.web.timeline.key_catalog import newest_in
@@ -30,6 +30,10 @@ def updates(site: Site, request: Request) -> Response:
 def _version(site: Site, key: str) -> str:
     store = site.store
     head = store.head(key)
-    meta = read_meta(store, head) if head is not None and PART in head.parts else None
+    meta = (
+        read_session_record(store, head)
+        if head is not None and SESSION_PART in head.parts
+        else None
+    )
     ledger = 0 if meta is None else newest_in(store, PREFIX + meta.family)
     return f"{site.scenes.newest(key)}.{ledger}"

@@ -18,7 +18,7 @@ from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.rollback_preview import Preview, preview_rollback
 from agent_checkpoint.session.session import Session
-from agent_checkpoint.session.session_record import PART as SESSION
+from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.ledger.ledger import Effect
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import link, uncoded
@@ -203,7 +203,7 @@ def _page(
         head=site.store.head(key),
         report=report,
         step=step,
-        parts=[part for part in target.parts if part != SESSION],
+        parts=[part for part in target.parts if part != SESSION_PART],
         files=_file_words(report),
         **values,
     )

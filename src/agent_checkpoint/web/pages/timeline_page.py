@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.web.page_text import count
 from agent_checkpoint.web.site import Site, as_json, asked, number, wanted
 from agent_checkpoint.web.timeline.layout import Row
@@ -109,6 +109,10 @@ def _view(site: Site, said: dict[str, str]) -> _View:
 def _is_session(site: Site, key: str) -> bool:
     try:
         head = site.store.head(key)
-        return head is not None and PART in head.parts and read_meta(site.store, head) is not None
+        return (
+            head is not None
+            and SESSION_PART in head.parts
+            and read_session_record(site.store, head) is not None
+        )
     except CheckpointError:
         return False

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Entry, parse_checkpoint_id
 from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.maintenance.safety_checkpoints import MOVES, SAFETY
+from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.page_text import on_one_line
 
@@ -82,7 +82,9 @@ class Histories:
             if self._store.newest(key) == newest:
                 return known
             fresh = self._read(key, newest)
-            moves = any(point.kind in MOVES or point.kind == SAFETY for point in fresh.points)
+            moves = any(
+                point.kind in ROLLBACK_KINDS or point.kind == SAFETY for point in fresh.points
+            )
             if moves or (fresh.points and fresh.points[0].seq <= newest):
                 return self._keep(key, self._read(key, 0))
             return self._keep(key, known._replace(points=known.points + fresh.points))

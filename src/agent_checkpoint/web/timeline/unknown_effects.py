@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.session_record import PART, read_meta
+from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.store import Store
@@ -40,7 +40,11 @@ class Troubles:
     def _before(self, key: str) -> frozenset[str]:
         """Return the ids of checkpoints that such a call came after."""
         head = self._store.head(key)
-        meta = read_meta(self._store, head) if head is not None and PART in head.parts else None
+        meta = (
+            read_session_record(self._store, head)
+            if head is not None and SESSION_PART in head.parts
+            else None
+        )
         if meta is None:
             return frozenset()
         newest = newest_in(self._store, PREFIX + meta.family)

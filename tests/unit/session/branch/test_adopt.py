@@ -310,8 +310,8 @@ def test_a_crash_after_the_decision_is_made_good(session, store, place, monkeypa
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Adoption, "_set_back", die)
-        patch.setattr(type(session._saving), "write", _write_once(session))
+        patch.setattr(Adoption, "_restore", die)
+        patch.setattr(type(session._writer), "write", _write_once(session))
         with pytest.raises((Killed, Broken)):
             session.adopt("try")
         session.close()
@@ -322,7 +322,7 @@ def test_a_crash_after_the_decision_is_made_good(session, store, place, monkeypa
 
 def _write_once(session):
     """Return a `write` that works until the adopt is written, as if the process had ended there."""
-    real = type(session._saving).write
+    real = type(session._writer).write
     written = []
 
     def write(self, draft, parents=None):

@@ -137,7 +137,7 @@ def test_a_fork_of_a_fork(session):
         with one.fork("two") as two:
             assert two.agent.memory == ["first", "one"]
             assert (two.workspace.path / "one").exists()
-            assert [key for key, _ in two._meta.lineage] == ["work", "one"]
+            assert [key for key, _ in two._record.lineage] == ["work", "one"]
 
 
 def test_the_agent_of_a_factory_gets_the_state(session):
@@ -337,7 +337,7 @@ def test_a_fork_may_not_do_what_cannot_be_undone(session):
 def test_unless_it_is_allowed(session):
     with session.fork("try", effects="allow"):
         assert send("ann") == "sent ann"
-    with pytest.raises(EffectConflictError, match="relative"):
+    with pytest.raises(EffectConflictError, match="related session"):
         send("ann")
     with session.fork("other", effects="allow"), pytest.raises(EffectConflictError):
         send("ann")
@@ -363,7 +363,7 @@ def test_requests_stay_with_who_asked(session):
     with pytest.raises(Suspended) as waiting:
         send_if_allowed("ann")
     with session.fork("try", effects="allow") as branch:
-        assert branch._meta.pending == []
+        assert branch._record.pending == []
         session.approvals.approve(waiting.value.approval_id)
         assert branch.carry_out() == []
     assert [row["tool"] for row in session.carry_out()] == ["send_if_allowed"]
@@ -401,7 +401,7 @@ def test_the_manager_can_fork_as_well(store, place):
         session.manager.fork("work", "try")
         there = place.parent / "there"
         with Session("try", agent=Agent(), workspace=there, store=session.manager) as branch:
-            assert branch._meta.origin == "work"
+            assert branch._record.origin == "work"
             note(branch.agent, "x")
             session.adopt(branch)
         assert session.agent.memory == ["x"]

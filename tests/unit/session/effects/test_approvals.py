@@ -185,7 +185,7 @@ def test_denied_with_a_reason_and_then_asked_anew(manager: CheckpointManager) ->
         assert e.value.reason == "too rude"
         assert outside.ask("ann") != name
         assert statuses(session) == []
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
     assert outside.done == []
 
 
@@ -260,7 +260,7 @@ def test_an_edit_into_what_was_done_already_is_refused(memory: CheckpointManager
         session.approvals.approve(outside.ask("bob"))
         outside.mail("bob")
         session.approvals.approve(outside.ask("ann"), edit={"to": "bob"})
-        with pytest.raises(EffectConflictError, match="twice"):
+        with pytest.raises(EffectConflictError, match="not repeated"):
             outside.mail("ann")
     assert len(outside.done) == 1
 
@@ -405,7 +405,7 @@ def test_also_by_threads_that_come_at_once(
         threads = [Thread(target=run) for _ in range(2)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
     assert len(outside.done) == 1
 
 
@@ -679,9 +679,9 @@ def test_an_edit_into_what_was_done_already_is_told_once_and_void(
         outside.mail("bob")
         name = outside.ask("ann")
         session.approvals.approve(name, edit={"to": "bob"})
-        assert "it is not done twice" in session.carry_out()[0]["error"]
+        assert "an external side effect is not repeated" in session.carry_out()[0]["error"]
         assert session.carry_out() == []
-        assert "it is not done twice" in str(session.approvals.get(name).reason)
+        assert "an external side effect is not repeated" in str(session.approvals.get(name).reason)
         assert outside.ask("ann") != name
     assert len(outside.done) == 1
 
@@ -740,7 +740,7 @@ def test_a_function_may_refuse(memory: CheckpointManager, kind: str, approve: An
             with pytest.raises(ApprovalDeniedError, match=r"mail was denied by .*approve="):
                 outside.mail("ann")
         assert statuses(session) == []
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
     assert outside.done == []
 
 
@@ -769,7 +769,7 @@ def test_a_function_that_fails(memory: CheckpointManager) -> None:
     with Session("work", store=memory) as session:
         with pytest.raises(LookupError):
             outside.mail("ann")
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
     assert outside.done == []
 
 

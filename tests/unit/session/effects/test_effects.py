@@ -22,7 +22,7 @@ from agent_checkpoint.store.ledger.ledger import Ledger
 from tests.agents import Agent
 from tests.unit.session.stores import Killed, killed, ledger_of, statuses
 
-OUTSIDE = ["idempotent", "reversible", "irreversible"]
+EXTERNAL_KINDS = ["idempotent", "reversible", "irreversible"]
 
 
 class Outside:
@@ -48,7 +48,7 @@ class Outside:
 # -- started and committed -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("kind", EXTERNAL_KINDS)
 def test_started_is_durable_before_and_committed_after(
     manager: CheckpointManager, kind: str
 ) -> None:
@@ -110,7 +110,7 @@ def test_large_arguments_and_results_are_given_back(manager: CheckpointManager, 
 # -- given back ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("kind", EXTERNAL_KINDS)
 def test_the_same_key_and_arguments_give_the_result_back(
     manager: CheckpointManager, kind: str
 ) -> None:
@@ -124,14 +124,14 @@ def test_the_same_key_and_arguments_give_the_result_back(
     assert outside.done == ["ann"]
 
 
-@pytest.mark.parametrize("kind", OUTSIDE)
+@pytest.mark.parametrize("kind", EXTERNAL_KINDS)
 def test_the_same_key_with_other_arguments_is_a_conflict(
     manager: CheckpointManager, kind: str
 ) -> None:
     outside = Outside(kind)
     with Session("work", store=manager) as session:
         outside.mail("ann", "one")
-        with pytest.raises(EffectConflictError, match=r"mail \[.*other\s+arguments"):
+        with pytest.raises(EffectConflictError, match=r"mail \[.*different\s+arguments"):
             outside.mail("ann", "two")
         assert outside.mail("bob", "two") == "mail 2 to bob"
         assert statuses(session) == ["committed", "committed"]
@@ -172,7 +172,7 @@ def test_arguments_that_cannot_be_compared_are_refused(memory: CheckpointManager
         with pytest.raises(InvalidInputError, match="mail's arguments"):
             outside.mail("ann", object())  # type: ignore[arg-type]
         assert statuses(session) == []
-        assert session._calls.in_flight == []
+        assert session._tool_runner.in_flight == []
     assert outside.done == []
 
 
@@ -333,7 +333,7 @@ def test_with_a_key_arguments_that_come_out_otherwise_are_caught(
         start = session.save()
         outside.mail("ann", "Dear Ann")
         session.rollback(to=start, effects="warn")
-        with pytest.raises(EffectConflictError, match="other arguments"):
+        with pytest.raises(EffectConflictError, match="different arguments"):
             outside.mail("ann", "Hello Ann")
     assert outside.done == ["ann"]
 
@@ -502,7 +502,7 @@ def test_a_start_that_was_refused_is_not_under_way(
             with pytest.raises(ZeroDivisionError):
                 outside.mail("ann")
         assert isinstance(session._effects, Effects)
-        assert not session._effects._under_way
+        assert not session._effects.in_progress
         assert outside.mail("ann") == "mail 1 to ann"
 
 
@@ -557,13 +557,13 @@ def test_an_owner_that_is_not_named_must_be_the_only_one(memory: CheckpointManag
     one, two = Teller("one"), Teller("two")
     spec = Teller.charge.tool  # type: ignore[attr-defined]
     with Session("a", store=memory, agent=one) as session:
-        assert session._calls.owner(spec) is one
+        assert session._tool_runner.owner(spec) is one
     with Session("b", store=memory, parts={"one": one, "two": two}) as session:
-        assert session._calls.owner(spec, "two") is two
+        assert session._tool_runner.owner(spec, "two") is two
         with pytest.raises(NotFoundError, match="Several"):
-            session._calls.owner(spec)
+            session._tool_runner.owner(spec)
         with pytest.raises(NotFoundError, match="'three'"):
-            session._calls.owner(spec, "three")
+            session._tool_runner.owner(spec, "three")
 
 
 @pytest.mark.parametrize("approve", [False, True])

@@ -199,7 +199,7 @@ def test_what_cannot_be_undone_is_refused(session, executor, tmp_path):
     outcome = explore(
         session, strategies.act, [{"what": "send", "place": place}], executor=executor
     )
-    assert "forks may not do what cannot be undone" in outcome.trials[0].error
+    assert "forks may not run irreversible tools" in outcome.trials[0].error
     assert not Path(place).exists()
 
 

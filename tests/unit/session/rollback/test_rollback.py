@@ -824,7 +824,7 @@ def test_the_oldest_safety_checkpoint_is_kept_until_it_was_gone_back_to(tmp_path
             session.agent.count = number + 1
             safeties.append(session.rollback(to=first).safety_id)
         with monkeypatch.context() as patch:
-            patch.setattr(Rollback, "_set_back", Mock(side_effect=StorageError("full")))
+            patch.setattr(Rollback, "_restore", Mock(side_effect=StorageError("full")))
             with pytest.raises(StorageError):
                 session.rollback(to=safeties[0])
         session.rollback(to=safeties[0])

@@ -18,7 +18,12 @@ import pytest
 
 from agent_checkpoint import InvalidInputError, register_type
 from agent_checkpoint.core.codec.encode import encode
-from agent_checkpoint.session.tools.call_arguments import encoded, fingerprint, in_words, recorded
+from agent_checkpoint.session.tools.call_arguments import (
+    describe_call,
+    encode_for_ledger,
+    fingerprint,
+    recordable,
+)
 from tests.agents import Agent, TorchLike
 
 
@@ -79,7 +84,7 @@ PLAIN = [
 
 @pytest.mark.parametrize("value", PLAIN, ids=[str(place) for place in range(len(PLAIN))])
 def test_what_the_codec_knows_is_recorded_as_it_is(value: Any) -> None:
-    found = recorded(value)
+    found = recordable(value)
     assert found == value
     assert type(found) is type(value)
 
@@ -101,24 +106,24 @@ UNSAVEABLE = [
 @pytest.mark.parametrize("value", UNSAVEABLE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"a": (x,)}])
 def test_the_rest_is_described_and_can_be_saved_anywhere(value: Any, wrap: Any) -> None:
-    found = recorded(wrap(value))
+    found = recordable(wrap(value))
     assert "$pickle" not in str(encode(found))
     assert f"<{type(value).__name__}: " in str(found)
 
 
 def test_a_value_beside_one_that_is_described_stays() -> None:
-    found = recorded({"lock": threading.Lock(), "number": 3})
+    found = recordable({"lock": threading.Lock(), "number": 3})
     assert found["number"] == 3
     assert found["lock"].startswith("<lock")
 
 
 @pytest.mark.parametrize("value", [Agent(), TorchLike(), MagicMock()])
 def test_a_stateful_is_named_only(value: Any) -> None:
-    assert recorded([value]) == [f"<{type(value).__name__}>"]
+    assert recordable([value]) == [f"<{type(value).__name__}>"]
 
 
 def test_a_description_is_short() -> None:
-    assert len(recorded(Unregistered(10**900))) < 250
+    assert len(recordable(Unregistered(10**900))) < 250
 
 
 @pytest.mark.parametrize("depth", [10, 19, 20, 21, 90, 94, 95, 96, 99, 100, 101, 119, 121, 3000])
@@ -127,13 +132,13 @@ def test_nothing_recorded_is_too_deep_for_a_row_of_calls(kind: Any, depth: int) 
     value: Any = []
     for _ in range(depth):
         value = kind([value])
-    encode([{"arguments": {"x": recorded(value)}}])
+    encode([{"arguments": {"x": recordable(value)}}])
 
 
 def test_a_cycle_is_described() -> None:
     value: list[Any] = []
     value.append(value)
-    encode([recorded(value)])
+    encode([recordable(value)])
 
 
 @pytest.mark.parametrize(
@@ -149,7 +154,7 @@ def test_a_cycle_is_described() -> None:
     ],
 )
 def test_what_is_recorded_shares_nothing_with_the_value(value: Any, change: Any) -> None:
-    found = recorded(value)
+    found = recordable(value)
     before = repr(found)
     change(value)
     assert repr(found) == before
@@ -215,19 +220,19 @@ def test_large_arguments_are_compared_in_full() -> None:
 
 def test_what_cannot_be_kept_in_the_ledger_is_refused_with_its_path() -> None:
     with pytest.raises(InvalidInputError, match=r"arguments\.x\[1\].*ledger"):
-        encoded({"x": [1, threading.Lock()]}, "arguments")
+        encode_for_ledger({"x": [1, threading.Lock()]}, "arguments")
 
 
 # -- words ---------------------------------------------------------------------------------------
 
 
 def test_a_call_in_words() -> None:
-    assert in_words("mail", {"to": "ann", "n": 2}) == "mail(to='ann', n=2)"
-    assert in_words("ping", {}) == "ping()"
+    assert describe_call("mail", {"to": "ann", "n": 2}) == "mail(to='ann', n=2)"
+    assert describe_call("ping", {}) == "ping()"
 
 
 def test_words_are_one_short_line() -> None:
-    text = in_words("mail", {"body": "line\n" * 900, "more": list(range(999)), "x": NoRepr()})
+    text = describe_call("mail", {"body": "line\n" * 900, "more": list(range(999)), "x": NoRepr()})
     assert len(text) <= 120
     assert "\n" not in text
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent_checkpoint import CheckpointManager, EffectError, InvalidInputError, Session, tool
-from agent_checkpoint.session.tools.invoke import fitted, settled
-from agent_checkpoint.session.tools.tool import KINDS, tool_of
+from agent_checkpoint.session.tools.invoke import invoke_by_name, run_if_awaitable
+from agent_checkpoint.session.tools.tool import KINDS, registered_tool
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ def test_expires_is_seconds_or_a_timedelta(given: Any, seconds: float) -> None:
 def test_what_is_outside(kind: str) -> None:
     undo = print if kind == "reversible" else None
     made: Any = tool(effect=kind, undo=undo)(everything)
-    assert made.tool.is_outside is (kind not in ("local", "read"))
+    assert made.tool.is_external is (kind not in ("local", "read"))
 
 
 class Named(NamedTuple):
@@ -360,26 +360,26 @@ def defined(name: str, module: str, number: int = 0) -> Any:
 
 def test_a_tool_is_known_by_its_name_and_module() -> None:
     search = defined("known", "a")
-    assert tool_of(Named("known", "a")) is search.tool
-    assert tool_of(Named("nothing of the kind", "a")) is None
+    assert registered_tool(Named("known", "a")) is search.tool
+    assert registered_tool(Named("nothing of the kind", "a")) is None
 
 
 def test_a_tool_that_has_moved_is_known() -> None:
-    assert tool_of(Named("moved", "__main__")) is None
+    assert registered_tool(Named("moved", "__main__")) is None
     search = defined("moved", "a.package")
-    assert tool_of(Named("moved", "__main__")) is search.tool
+    assert registered_tool(Named("moved", "__main__")) is search.tool
 
 
 def test_of_two_tools_with_one_name_none_is_guessed() -> None:
     one, two = defined("twice", "a"), defined("twice", "b")
-    assert tool_of(Named("twice", "a")) is one.tool
-    assert tool_of(Named("twice", "b")) is two.tool
-    assert tool_of(Named("twice", "c")) is None
+    assert registered_tool(Named("twice", "a")) is one.tool
+    assert registered_tool(Named("twice", "b")) is two.tool
+    assert registered_tool(Named("twice", "c")) is None
 
 
 def test_one_that_is_defined_anew_takes_the_place_of_the_first() -> None:
     first, second = defined("anew", "a", 1), defined("anew", "a", 2)
-    assert tool_of(Named("anew", "a")) is second.tool
+    assert registered_tool(Named("anew", "a")) is second.tool
     assert (first(), second()) == (1, 2)
 
 
@@ -409,7 +409,7 @@ ASKED: "list[tuple[Any, Any]]" = [
 
 @pytest.mark.parametrize(("function", "found"), ASKED)
 def test_undo_gets_those_arguments_that_it_takes(function: Any, found: Any) -> None:
-    assert fitted(function, {"order": 1, "cents": 2}, result="R", effect="E") == found
+    assert invoke_by_name(function, {"order": 1, "cents": 2}, result="R", effect="E") == found
 
 
 @pytest.mark.parametrize(
@@ -418,12 +418,12 @@ def test_undo_gets_those_arguments_that_it_takes(function: Any, found: Any) -> N
 )
 def test_what_is_not_there_is_not_guessed(function: Any) -> None:
     with pytest.raises(TypeError):
-        fitted(function, {"order": 1, "cents": 2}, result="R")
+        invoke_by_name(function, {"order": 1, "cents": 2}, result="R")
 
 
 def test_verify_is_offered_no_result() -> None:
     with pytest.raises(TypeError):
-        fitted(lambda charge: charge, {"order": 1}, effect="E")
+        invoke_by_name(lambda charge: charge, {"order": 1}, effect="E")
 
 
 def test_rest_parameters_are_offered_as_they_were_given(session: Session) -> None:
@@ -447,10 +447,10 @@ def test_what_has_to_be_awaited_is() -> None:
         return 1
 
     async def inside() -> Any:
-        return settled(one())
+        return run_if_awaitable(one())
 
-    assert settled(one()) == 1
-    assert settled(2) == 2
+    assert run_if_awaitable(one()) == 1
+    assert run_if_awaitable(2) == 2
     assert asyncio.run(inside()) == 1
 
 
@@ -459,4 +459,4 @@ def test_its_error_is_passed_on() -> None:
         raise LookupError("here")
 
     with pytest.raises(LookupError, match="here"):
-        settled(fails())
+        run_if_awaitable(fails())

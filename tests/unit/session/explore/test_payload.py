@@ -7,12 +7,12 @@ import threading
 import pytest
 
 from agent_checkpoint import InvalidInputError
-from agent_checkpoint.session.explore.payload import pack
+from agent_checkpoint.session.explore.payload import encode_payload
 
 UNPACK = """
 import sys
-from agent_checkpoint.session.explore.payload import unpack
-print(unpack(sys.stdin.buffer.read())["it"]())
+from agent_checkpoint.session.explore.payload import decode_payload
+print(decode_payload(sys.stdin.buffer.read())["it"]())
 """
 
 
@@ -25,7 +25,7 @@ def test_a_module_of_the_current_directory_is_found_in_another(tmp_path, monkeyp
 
     done = subprocess.run(
         [sys.executable, "-c", UNPACK],
-        input=pack({"it": here_only.answer}),
+        input=encode_payload({"it": here_only.answer}),
         cwd=tmp_path / "elsewhere",
         capture_output=True,
         timeout=60,
@@ -38,4 +38,4 @@ def test_a_module_of_the_current_directory_is_found_in_another(tmp_path, monkeyp
 def test_what_cannot_be_sent_is_named(name):
     content = {"the strategy": len, "the agent": None, name: threading.Lock()}
     with pytest.raises(InvalidInputError, match=f"^T{name[1:]} cannot be sent"):
-        pack(content)
+        encode_payload(content)
