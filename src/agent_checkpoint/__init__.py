@@ -121,9 +121,9 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if "threading" in sys.modules:  # else there is no other thread, which might fork meanwhile
-        from agent_checkpoint.backends.disk.fork_safety import not_forked
+        from agent_checkpoint.backends.disk.fork_safety import block_forks
 
-        with not_forked():
+        with block_forks():
             value = getattr(import_module(f"{__name__}.{module}"), name)
     else:
         value = getattr(import_module(f"{__name__}.{module}"), name)

@@ -46,7 +46,7 @@ def other_writer(path: object, found: os.stat_result) -> str | None:
     return None
 
 
-def replaceable(path: Path) -> str | None:
+def why_replaceable(path: Path) -> str | None:
     """Return why others could put something else in the place of a path; None if they cannot.
 
     Raises:
@@ -69,7 +69,7 @@ def check_own(path: Path, *files: Path) -> None:
         InvalidInputError: another user owns one of them or may write it; it says who.
         OSError: the file system refuses to tell.
     """
-    why = replaceable(path)
+    why = why_replaceable(path)
     if why is not None:
         raise _not_used(path, why)
     check_writers(path, *files)

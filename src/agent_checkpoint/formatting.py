@@ -22,7 +22,7 @@ LONGEST = 300
 _NAMED = 3
 
 
-def written_out(text: str, kept: str, name: Callable[[str], str]) -> str:
+def escape_characters(text: str, kept: str, name: Callable[[str], str]) -> str:
     """Return a text in which every character is seen for what it is.
 
     Args:
@@ -36,10 +36,12 @@ def written_out(text: str, kept: str, name: Callable[[str], str]) -> str:
     if bare.isascii() and bare.isprintable():
         return text
     pairs = zip(" " + text, text)
-    return "".join(char if char in kept or is_plain(char, of) else name(char) for of, char in pairs)
+    return "".join(
+        char if char in kept or is_visible(char, of) else name(char) for of, char in pairs
+    )
 
 
-def is_plain(char: str, of: str = " ") -> bool:
+def is_visible(char: str, of: str = " ") -> bool:
     """Tell whether a character is seen for what it is, after another one."""
     if not char.isprintable() or char in _BLANK:
         return False
@@ -48,7 +50,7 @@ def is_plain(char: str, of: str = " ") -> bool:
     return unicodedata.bidirectional(char) not in _REORDERING
 
 
-def size(number: float) -> str:
+def format_size(number: float) -> str:
     """Return a number of bytes as people say it."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
@@ -57,32 +59,32 @@ def size(number: float) -> str:
     return f"{number:.3g} TB"
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number with its noun: `1 file`, `1,234 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def paths_words(named: list[str]) -> str:
+def format_paths(named: list[str]) -> str:
     """Return some paths in a few words."""
     more = len(named) - _NAMED
     words = ", ".join(named[:_NAMED])
     return f"{words} and {more:,} more" if more > 0 else words
 
 
-def safe(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return text that shows as itself: control characters are written out, lines stay lines."""
-    return written_out(text, "\n\t", _written)
+    return escape_characters(text, "\n\t", _written)
 
 
-def inert(value: object, limit: int | None = None) -> str:
+def one_line(value: object, limit: int | None = None) -> str:
     """Return text of a store as one line, cut if a limit is given; the cut says how much it was."""
     text = "" if value is None else str(value)
-    size = len(text)
-    if limit is not None and size > limit:
+    length = len(text)
+    if limit is not None and length > limit:
         text = text[:limit]
-    text = written_out(text, "", _escaped)
-    if limit is not None and size > limit:
-        text += f"… ({size:,} characters)"
+    text = escape_characters(text, "", _escaped)
+    if limit is not None and length > limit:
+        text += f"… ({length:,} characters)"
     return text
 
 
@@ -92,14 +94,14 @@ def json_text(data: Any, *, ascii_only: bool = False) -> str:
 
     text = json.dumps(data, indent=2, ensure_ascii=ascii_only, default=str)
     # All that is written out stands within strings: JSON itself is made of printable characters.
-    return written_out(text, "\n", _in_json)
+    return escape_characters(text, "\n", _in_json)
 
 
-def brief(value: Any, limit: int = LONGEST) -> str:
+def value_summary(value: Any, limit: int = LONGEST) -> str:
     """Return a value of a state in one line, cut where it gets long; never builds all of it."""
     pieces: list[str] = []
     left = _put(value, pieces, limit, 0)
-    text = inert("".join(pieces))
+    text = one_line("".join(pieces))
     return text if left >= 0 else text[:limit] + "…"
 
 
@@ -131,7 +133,7 @@ def _put(value: Any, pieces: list[str], left: int, depth: int) -> int:
     return left - len(text)
 
 
-def width(text: str) -> int:
+def display_width(text: str) -> int:
     """Return how many columns a text takes on a terminal."""
     if text.isascii():
         return len(text)
@@ -140,16 +142,16 @@ def width(text: str) -> int:
     return len(text) + wide - marks
 
 
-def cut_to(text: str, room: int) -> str:
+def truncate_to_width(text: str, room: int) -> str:
     """Return a text that takes so many columns at most."""
-    if width(text) <= room:
+    if display_width(text) <= room:
         return text
-    while text and width(text) > room - 1:
+    while text and display_width(text) > room - 1:
         text = text[: max(0, min(len(text) - 1, room - 1))]
     return text + "…"
 
 
-def when(ts: float | None, now: float | None = None) -> str:
+def format_time(ts: float | None, now: float | None = None) -> str:
     """Return a time as people say it: `5 min ago`, or a date."""
     if ts is None:
         return "?"
@@ -166,13 +168,13 @@ def when(ts: float | None, now: float | None = None) -> str:
         return "?"
 
 
-def quoted(text: str) -> str:
+def shell_quote(text: str) -> str:
     """Return a word as a shell takes it, for commands that are shown to be typed."""
     if re.fullmatch(r"[\w@%+=:,./~-]+", text, re.ASCII) and not text.startswith("~"):
         return text
-    if written_out(text, "", _in_shell) == text:
+    if escape_characters(text, "", _in_shell) == text:
         return "'" + text.replace("'", "'\\''") + "'"
-    inner = written_out(text.replace("\\", "\\\\").replace("'", "\\'"), "", _in_shell)
+    inner = escape_characters(text.replace("\\", "\\\\").replace("'", "\\'"), "", _in_shell)
     return f"$'{inner}'"
 
 

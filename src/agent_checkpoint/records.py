@@ -120,7 +120,7 @@ class Checkpoint(NamedTuple):
         }
 
 
-def again(source: Checkpoint, key: str, kind: str) -> Draft:
+def draft_from(source: Checkpoint, key: str, kind: str) -> Draft:
     """Return the draft of a checkpoint with the content of another one of the same store."""
     return Draft(
         key, source.parts, kind=kind, label=source.label, source=source, token=source.token
@@ -149,11 +149,11 @@ def check_key(key: object) -> str:
         size = len(key.encode())
     except UnicodeEncodeError:
         raise InvalidInputError(
-            f"The key {show(key)} has lone surrogates and cannot be stored as UTF-8."
+            f"The key {short_repr(key)} has lone surrogates and cannot be stored as UTF-8."
         ) from None
     if size > MAX_KEY_BYTES:
         raise InvalidInputError(
-            f"The key {show(key)} has {size} bytes; at most {MAX_KEY_BYTES} are allowed."
+            f"The key {short_repr(key)} has {size} bytes; at most {MAX_KEY_BYTES} are allowed."
         )
     return str.__str__(key)  # a member of a str Enum is its text, whatever its str() says
 
@@ -170,7 +170,7 @@ def check_object_id(object_id: str) -> str:
         InvalidInputError: it is anything else.
     """
     if not is_object_id(object_id):
-        raise InvalidInputError(f"{show(object_id)} is not an object id (64 hex digits).")
+        raise InvalidInputError(f"{short_repr(object_id)} is not an object id (64 hex digits).")
     return object_id
 
 
@@ -186,7 +186,7 @@ def check_stream(stream: str) -> str:
         InvalidInputError: it is anything else.
     """
     if not is_stream(stream):
-        raise InvalidInputError(f"{show(stream)} is not a stream: key/…, fx/… or meta/….")
+        raise InvalidInputError(f"{short_repr(stream)} is not a stream: key/…, fx/… or meta/….")
     return stream
 
 
@@ -206,7 +206,7 @@ def same_json(a: Any, b: Any) -> bool:
     return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
 
 
-def show(value: object, limit: int = 60) -> str:
+def short_repr(value: object, limit: int = 60) -> str:
     """Quote a name for a message: one line, printable, cut short."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else safe_repr(value)
     return text if len(text) <= limit else text[: limit - 2] + "…" + text[-1]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import StateError, UntrustedDataError
-from agent_checkpoint.file_ownership import other_owner, other_writer, replaceable
+from agent_checkpoint.file_ownership import other_owner, other_writer, why_replaceable
 
 ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
 _ADVICE = (
@@ -69,7 +69,7 @@ def entry_key(*, create: bool) -> bytes | None:
     return None if secret is None else hmac.new(secret, _ENTRY_DOMAIN, hashlib.sha256).digest()
 
 
-def claim(said: bytes) -> str | None:
+def seal_claim(said: bytes) -> str | None:
     """Return a proof that this user said something; None if there can be no secret here.
 
     Raises:
@@ -83,7 +83,7 @@ def claim(said: bytes) -> str | None:
         return None
 
 
-def is_claimed(said: bytes, seal: object) -> bool:
+def is_own_claim(said: bytes, seal: object) -> bool:
     """Tell whether it was this user who said it.
 
     Raises:
@@ -146,7 +146,7 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        why = replaceable(path) or other_writer(path.parent, os.fstat(folder))
+        why = why_replaceable(path) or other_writer(path.parent, os.fstat(folder))
         if why is not None:
             raise OSError(f"{why}: set HOME to your own home")
         fd = os.open(path.name, flags, dir_fd=folder)

@@ -13,7 +13,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, StorageError
 from agent_checkpoint.backends import file_sequence
-from agent_checkpoint.backends.disk.posix import own_file
+from agent_checkpoint.backends.disk.posix import open_single_link
 from agent_checkpoint.backends.disk.reserve import SIZE, Reserve
 from agent_checkpoint.store.archive.importer import _this_process
 from agent_checkpoint.store.import_journal import begin_import
@@ -67,7 +67,7 @@ def test_no_reserve_is_cut_that_is_a_link(
     link(large, tmp_path / "reserve")
     # As if it was put there after it was looked at.
     monkeypatch.setattr(Reserve, "_size", lambda self: SIZE)
-    assert not Reserve(tmp_path / "reserve").lend()
+    assert not Reserve(tmp_path / "reserve").release_half()
     assert large.stat().st_size == SIZE
 
 
@@ -81,7 +81,7 @@ def test_no_entry_is_emptied_that_is_a_link(
     monkeypatch.setattr(file_sequence, "write_new", full)
     link(precious, tmp_path / "1.json")
     with pytest.raises(OSError, match=r"link|symbolic"):
-        file_sequence.keep_number(tmp_path, tmp_path, 1)
+        file_sequence.record_number(tmp_path, tmp_path, 1)
     assert precious.read_bytes() == PRECIOUS
 
 
@@ -99,7 +99,10 @@ def test_no_database_is_used_that_is_a_link(
 
 def test_a_pipe_is_no_file_of_ours(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"), own_file(tmp_path / "pipe", os.O_RDWR):
+    with (
+        pytest.raises(OSError, match="not a regular file"),
+        open_single_link(tmp_path / "pipe", os.O_RDWR),
+    ):
         raise AssertionError("it was opened")
 
 

@@ -23,7 +23,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.backends.file import FileBackend
 from agent_checkpoint.backends.sqlite import SQLiteBackend
-from agent_checkpoint.seal import check_seal, claim, is_claimed, make_seal
+from agent_checkpoint.seal import check_seal, is_own_claim, make_seal, seal_claim
 from agent_checkpoint.store.entries import seal_entry
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries
@@ -100,8 +100,8 @@ class TestSecret:
     def test_what_needs_no_secret_goes_on(self, config: Path, give: Give) -> None:
         seal = make_seal(b"said")
         give(config / "secret")
-        assert claim(b"said") is None
-        assert not is_claimed(b"said", seal)
+        assert seal_claim(b"said") is None
+        assert not is_own_claim(b"said", seal)
         manager = CheckpointManager()
         manager.save("k", {"x": [1]})
         assert manager.state_dict("k") == {"x": [1]}

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend
-from agent_checkpoint.backends.disk.posix import locked, write_new
+from agent_checkpoint.backends.disk.posix import store_lock, write_new
 from agent_checkpoint.backends.file_names import directory_name
 from agent_checkpoint.errors import ConflictError, StorageError
 from agent_checkpoint.records import Entry
@@ -299,7 +299,7 @@ def test_nothing_is_swept_while_a_writer_holds_the_lock(backend):
     backend.append("key/a", b"one")
     leave_behind(backend)
     remover = threading.Thread(target=backend.remove, args=("key/a", [1]))
-    with locked(backend.path / ".lock", exclusive=False):
+    with store_lock(backend.path / ".lock", exclusive=False):
         remover.start()
         remover.join(0.2)
         assert remover.is_alive()

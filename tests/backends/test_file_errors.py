@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend
-from agent_checkpoint.backends.disk.posix import os_errors
+from agent_checkpoint.backends.disk.posix import wrap_os_errors
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.records import Entry
 
@@ -198,7 +198,7 @@ def test_too_many_open_files_is_worth_a_retry(backend):
 )
 def test_an_os_error_becomes_a_storage_error_with_advice(number, advice, retryable):
     cause = OSError(number, os.strerror(number), "/a/path")
-    with pytest.raises(StorageError) as caught, os_errors("write it"):
+    with pytest.raises(StorageError) as caught, wrap_os_errors("write it"):
         raise cause
     assert str(caught.value) == f"Cannot write it: {os.strerror(number)}. {advice}".strip()
     assert caught.value.retryable is retryable

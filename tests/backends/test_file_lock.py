@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest, MemoryBackend
 from agent_checkpoint.backends import file as file_module
-from agent_checkpoint.backends.disk.posix import locked
+from agent_checkpoint.backends.disk.posix import store_lock
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import Entry
 
@@ -28,16 +28,16 @@ def backend(tmp_path):
 
 def after_each_listing(monkeypatch, action):
     """Do something between the listing of a stream and the reading of its files."""
-    usual = file_module.numbers
+    usual = file_module.entry_numbers
 
     def numbers(folder):
         found = usual(folder)
         with monkeypatch.context() as patch:
-            patch.setattr(file_module, "numbers", usual)
+            patch.setattr(file_module, "entry_numbers", usual)
             action()
         return found
 
-    monkeypatch.setattr(file_module, "numbers", numbers)
+    monkeypatch.setattr(file_module, "entry_numbers", numbers)
 
 
 @pytest.mark.parametrize("choice", [{}, {"limit": 1, "newest_first": True}, {"after": 0}])
@@ -141,7 +141,7 @@ def test_savers_that_overlap_without_a_gap_let_a_deleter_in(tmp_path):
 
     def saver():
         while not over.is_set():
-            with locked(lock, exclusive=False):
+            with store_lock(lock, exclusive=False):
                 time.sleep(0.01)
 
     threads = [threading.Thread(target=saver) for _ in range(8)]
@@ -150,7 +150,7 @@ def test_savers_that_overlap_without_a_gap_let_a_deleter_in(tmp_path):
     try:
         started = time.monotonic()
         for _ in range(10):
-            with locked(lock, exclusive=True):
+            with store_lock(lock, exclusive=True):
                 pass
         assert time.monotonic() - started < 10
     finally:
@@ -162,34 +162,34 @@ def test_savers_that_overlap_without_a_gap_let_a_deleter_in(tmp_path):
 def test_savers_do_not_wait_for_ever_behind_a_deleter_that_cannot_go_on(tmp_path):
     """Such as one that waits for a process that was stopped in the middle of a save."""
     lock = tmp_path / ".lock"
-    with locked(lock, exclusive=False):
+    with store_lock(lock, exclusive=False):
         deleter = threading.Thread(target=take, args=(lock,))
         deleter.start()
         while not (tmp_path / ".gate").exists():
             time.sleep(0.01)
-        with locked(lock, exclusive=False):
+        with store_lock(lock, exclusive=False):
             assert deleter.is_alive()
     deleter.join(LONGEST_WAIT)
     assert not deleter.is_alive()
 
 
 def take(lock):
-    with locked(lock, exclusive=True):
+    with store_lock(lock, exclusive=True):
         pass
 
 
 def test_a_killed_deleter_leaves_the_gate_open(tmp_path):
     source = (
         "import os, pathlib, signal, sys\n"
-        "from agent_checkpoint.backends.disk.posix import locked\n"
-        "with locked(pathlib.Path(sys.argv[1]), exclusive=True):\n"
+        "from agent_checkpoint.backends.disk.posix import store_lock\n"
+        "with store_lock(pathlib.Path(sys.argv[1]), exclusive=True):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     lock = tmp_path / ".lock"
     done = subprocess.run([sys.executable, "-c", source, lock], timeout=LONGEST_WAIT)
     assert done.returncode == -signal.SIGKILL
     started = time.monotonic()
-    with locked(lock, exclusive=False):
+    with store_lock(lock, exclusive=False):
         assert time.monotonic() - started < 1
     take(lock)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
+from agent_checkpoint.backends.file_names import directory_name, is_shortened, stream_name
 from agent_checkpoint.testing.name_tests import NAMES
 
 # Letters that meet in escapes, in cut names and on file systems that do not tell case apart.
@@ -34,23 +34,23 @@ STREAMS = st.builds("{}/{}".format, KINDS, CLOSE | ANY | st.sampled_from(sorted(
 )
 def test_names_that_people_can_read(stream, name):
     assert directory_name(stream) == name
-    assert not is_cut(name)
+    assert not is_shortened(name)
     assert stream_name(name) == stream
 
 
 @pytest.mark.parametrize("stream", ["key/A", "key/objects", "key/" + "k" * 121, "fx/Ledger"])
 def test_names_that_are_cut(stream):
     name = directory_name(stream)
-    assert is_cut(name)
+    assert is_shortened(name)
     assert name.endswith("~" + hashlib.sha256(stream.encode()).hexdigest()[:32])
     assert stream_name(name) is None
 
 
 def test_the_longest_name_that_is_not_cut():
     assert directory_name("key/" + "k" * 120) == "k" * 120
-    assert is_cut(directory_name("key/" + "k" * 121))
-    assert not is_cut(directory_name("key/" + "é" * 20))
-    assert is_cut(directory_name("key/" + "é" * 21))
+    assert is_shortened(directory_name("key/" + "k" * 121))
+    assert not is_shortened(directory_name("key/" + "é" * 20))
+    assert is_shortened(directory_name("key/" + "é" * 21))
 
 
 @given(STREAMS, STREAMS)
@@ -69,7 +69,7 @@ def test_no_two_streams_meet_even_where_case_does_not_count(one, other):
 @given(STREAMS)
 def test_a_name_that_is_not_cut_can_be_read_back(stream):
     name = directory_name(stream)
-    assert stream_name(name) == (None if is_cut(name) else stream)
+    assert stream_name(name) == (None if is_shortened(name) else stream)
 
 
 @given(STREAMS)

@@ -237,12 +237,12 @@ from contextlib import contextmanager
 at = sys.argv[2]
 backend = SQLiteBackend(sys.argv[1], min_free=0)
 if at == "given up":
-    reserve.Reserve.give_up = lambda self: os._exit(9)
+    reserve.Reserve.release = lambda self: os._exit(9)
 elif at == "committed":
-    usual = sqlite_space.Space._delete
-    sqlite_space.Space._delete = lambda *args: (usual(*args), os._exit(9))
+    usual = sqlite_space.SpaceManager._delete
+    sqlite_space.SpaceManager._delete = lambda *args: (usual(*args), os._exit(9))
 else:
-    sqlite_space.Space.shrink = lambda self: os._exit(9)
+    sqlite_space.SpaceManager.shrink = lambda self: os._exit(9)
 backend.remove("key/a", range(1, 21))
 """
 

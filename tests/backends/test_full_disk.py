@@ -153,22 +153,22 @@ def test_as_much_of_the_reserve_as_there_is_room_for(disk):
     reserve = Reserve(disk / ".reserve")
     filler = fill(disk)
     os.truncate(filler, filler.stat().st_size - (900 << 10))
-    reserve.keep()
+    reserve.refill()
     assert 800 << 10 < reserve.path.stat().st_size < SIZE
     assert reserve.path.stat().st_blocks * 512 >= reserve.path.stat().st_size
-    assert not reserve.lend()  # it is less than the half that is for deletions
+    assert not reserve.release_half()  # it is less than the half that is for deletions
     filler.unlink()
-    reserve.keep()
+    reserve.refill()
     assert reserve.path.stat().st_size == SIZE
-    assert reserve.lend()
+    assert reserve.release_half()
     assert reserve.path.stat().st_size == SIZE // 2
 
 
 def test_what_is_in_the_place_of_the_reserve_is_left_alone(tmp_path):
     (tmp_path / "precious").write_bytes(b"mine")
     (tmp_path / ".reserve").symlink_to("precious")
-    Reserve(tmp_path / ".reserve").keep()
-    assert not Reserve(tmp_path / ".reserve").lend()
+    Reserve(tmp_path / ".reserve").refill()
+    assert not Reserve(tmp_path / ".reserve").release_half()
     assert (tmp_path / "precious").read_bytes() == b"mine"
 
 
@@ -213,7 +213,9 @@ def test_a_mark_goes_when_its_number_can_be_written(tmp_path, monkeypatch):
         assert backend.append("key/a", b"y", after=2) == 5
         (folder / "5.gone").touch()  # as a version did that died before the entry went
         for turned in (False, True):
-            patch.setattr(file_sequence, "scan", in_order(file_sequence.scan, turned))
+            patch.setattr(
+                file_sequence, "scan_directory", in_order(file_sequence.scan_directory, turned)
+            )
             assert [entry.seq for entry in backend.read("key/a")] == [1, 2, 5]
         with pytest.raises(ConflictError, match="is at entry 5, not at 2"):
             backend.append("key/a", b"z", after=2)

@@ -75,7 +75,7 @@ def test_urls_that_open_nothing(url, message):
 def level(backend):
     """SQLite's own word for the durability: 2 is FULL, 1 is NORMAL."""
     backend.append("key/a", b"entry")
-    with backend._connections.reading() as db:
+    with backend._connections.read_connection() as db:
         (found,) = db.execute("PRAGMA synchronous").fetchone()
     backend.close()
     return found

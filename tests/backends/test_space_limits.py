@@ -6,9 +6,9 @@ import os
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest, StorageError
-from agent_checkpoint.backends.base import Scrubs
+from agent_checkpoint.backends.base import SupportsScrub
 from agent_checkpoint.backends.disk import space_limits as limits_module
-from agent_checkpoint.backends.disk.space_limits import Limits
+from agent_checkpoint.backends.disk.space_limits import SpaceLimits
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 
 MANY = 1 << 60  # more bytes than any disk has
@@ -64,12 +64,12 @@ def test_a_store_that_is_not_there_yet_is_limited_by_its_parent(tmp_path, kind):
 
 
 def test_the_free_bytes_are_those_of_the_file_system(tmp_path, monkeypatch):
-    limits = Limits(tmp_path, min_free=100, max_bytes=None)
-    monkeypatch.setattr(limits_module, "disk_room", lambda path: (110, 10**6))
+    limits = SpaceLimits(tmp_path, min_free=100, max_bytes=None)
+    monkeypatch.setattr(limits_module, "disk_space", lambda path: (110, 10**6))
     limits.check({}, b"x" * 10)
     with pytest.raises(StorageError, match="has 110 bytes free, 11 are to be written"):
         limits.check({"id": b"123456"}, b"12345")
-    Limits(tmp_path, min_free=0, max_bytes=None).check({}, b"x" * 1000)
+    SpaceLimits(tmp_path, min_free=0, max_bytes=None).check({}, b"x" * 1000)
 
 
 def test_a_store_does_not_grow_beyond_its_size(tmp_path, kind):
@@ -125,7 +125,7 @@ def test_the_store_is_not_measured_at_every_write(tmp_path, monkeypatch):
     monkeypatch.setattr(
         limits_module, "_measure", lambda *where: measured.append(where) or usual(*where)
     )
-    limits = Limits(tmp_path, min_free=0, max_bytes=1_000_000)
+    limits = SpaceLimits(tmp_path, min_free=0, max_bytes=1_000_000)
     for _ in range(600):
         limits.check({}, b"x")
     assert 1 < len(measured) < 5
@@ -144,8 +144,8 @@ def test_limits_change_nothing_else(tmp_path):
     assert isinstance(file.store.backend, FileBackend)
     assert file.store.backend.readable
     assert file.store.backend.path == tmp_path / "file"
-    assert not isinstance(file.store.backend, Scrubs)
-    assert isinstance(sqlite.store.backend, Scrubs)
+    assert not isinstance(file.store.backend, SupportsScrub)
+    assert isinstance(sqlite.store.backend, SupportsScrub)
     for manager in (file, sqlite):
         for number in range(3):
             manager.save("a", {"n": number})

@@ -110,7 +110,7 @@ def test_reading_a_store_that_is_not_there_makes_nothing(tmp_path):
 def test_durability_is_what_was_asked_for(tmp_path, durability, level):
     backend = SQLiteBackend(tmp_path, durability=durability)
     backend.append("key/k", b"1")
-    with backend._connections.reading() as db:
+    with backend._connections.read_connection() as db:
         assert db.execute("PRAGMA synchronous").fetchone() == (level,)
         assert db.execute("PRAGMA journal_mode").fetchone() == (b"wal",)
         assert db.execute("PRAGMA page_size").fetchone() == (8192,)
@@ -235,7 +235,11 @@ def test_a_forked_child_opens_its_own_connections(backend):
 def test_an_error_in_a_block_rolls_the_transaction_back(backend):
     backend.append("key/k", b"1")
     connections = backend._connections
-    with pytest.raises(ZeroDivisionError), connections.alone(), connections.transaction() as db:
+    with (
+        pytest.raises(ZeroDivisionError),
+        connections.write_lock(),
+        connections.transaction() as db,
+    ):
         db.execute("DELETE FROM entries")
         raise ZeroDivisionError
     assert len(backend.read("key/k")) == 1

@@ -10,9 +10,9 @@ import pytest
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.backends import sqlite_files
 from agent_checkpoint.backends.sqlite_files import (
+    database_open_lock,
     is_open_here,
     is_store_database,
-    opening,
     register,
     unregister,
 )
@@ -76,7 +76,7 @@ def test_no_header_is_read_while_a_database_is_being_opened(
     connection = object()
     try:
         with monkeypatch.context() as patch:
-            with opening():
+            with database_open_lock():
                 asking.start()
                 register(connection, database)
                 patch.setattr(sqlite_files.os, "open", refuse)
@@ -92,7 +92,7 @@ def test_a_child_can_ask_though_another_thread_was_opening(database: Path) -> No
     inside, done = threading.Event(), threading.Event()
 
     def open_slowly() -> None:
-        with opening():
+        with database_open_lock():
             inside.set()
             done.wait(60)
 

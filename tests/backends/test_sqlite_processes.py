@@ -74,10 +74,10 @@ def held(where):
     print(where, flush=True)
     sys.stdin.read()
 if sys.argv[2] == "lock":
-    with backend._connections.alone():
+    with backend._connections.write_lock():
         held("lock")
 elif sys.argv[2] == "transaction":
-    with backend._connections.alone(), backend._connections.transaction() as db:
+    with backend._connections.write_lock(), backend._connections.transaction() as db:
         db.execute("DELETE FROM entries")
         db.execute("PRAGMA cache_spill=1")
         held("transaction")
@@ -88,7 +88,7 @@ elif sys.argv[2] == "sweep":
         held("sweep")
     backend.delete_objects(ids())
 else:
-    with backend._connections.reading() as db:
+    with backend._connections.read_connection() as db:
         db.execute("BEGIN")
         db.execute("SELECT count(*) FROM entries").fetchone()
         held("reading")

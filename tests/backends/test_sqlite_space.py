@@ -12,7 +12,7 @@ import pytest
 
 from agent_checkpoint import FileBackend, MemoryBackend, StorageError
 from agent_checkpoint.backends import sqlite_space
-from agent_checkpoint.backends.base import Scrubs
+from agent_checkpoint.backends.base import SupportsScrub
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 
 MEGABYTE = 1 << 20
@@ -96,8 +96,8 @@ def test_small_deletions_cost_no_more_than_their_commit(backend, monkeypatch):
     for _ in range(50):
         backend.append("key/a", b"x" * 5000)
     emptied = []
-    usual = sqlite_space._empty_log
-    monkeypatch.setattr(sqlite_space, "_empty_log", lambda db: emptied.append(db) or usual(db))
+    usual = sqlite_space._truncate_wal
+    monkeypatch.setattr(sqlite_space, "_truncate_wal", lambda db: emptied.append(db) or usual(db))
     for number in range(1, 11):
         backend.remove("key/a", [number])
     assert emptied == []
@@ -127,7 +127,7 @@ def test_the_log_stays_short(backend):
 
 def test_the_log_stays_short_beside_readers_without_a_gap(backend, monkeypatch):
     """SQLite itself begins the log anew only when nobody reads from it."""
-    monkeypatch.setattr(sqlite_space, "_LONGEST_LOG", 4 * MEGABYTE)
+    monkeypatch.setattr(sqlite_space, "_MAX_WAL_BYTES", 4 * MEGABYTE)
     backend._space._log_bound = 4 * MEGABYTE
     backend.append("key/a", b"first")
     over = threading.Event()
@@ -163,15 +163,15 @@ def test_the_log_stays_short_beside_readers_without_a_gap(backend, monkeypatch):
 
 
 def test_a_reader_that_stays_does_not_slow_every_write(backend, monkeypatch):
-    monkeypatch.setattr(sqlite_space, "_LONGEST_LOG", 4 * MEGABYTE)
+    monkeypatch.setattr(sqlite_space, "_MAX_WAL_BYTES", 4 * MEGABYTE)
     backend._space._log_bound = 4 * MEGABYTE
     backend.append("key/a", b"first")
     reader = sqlite3.connect(backend.path / "store.db", isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT count(*) FROM entries").fetchone()
     waits = []
-    usual = sqlite_space._empty_log
-    monkeypatch.setattr(sqlite_space, "_empty_log", lambda db: waits.append(db) or usual(db))
+    usual = sqlite_space._truncate_wal
+    monkeypatch.setattr(sqlite_space, "_truncate_wal", lambda db: waits.append(db) or usual(db))
     for _ in range(150):
         backend.append("key/a", os.urandom(90_000))
     assert 0 < len(waits) < 8
@@ -227,7 +227,7 @@ def check_kept(backend, kept):
 @pytest.fixture
 def without_shrinking(monkeypatch):
     """What is deleted stays in the files until it is scrubbed."""
-    monkeypatch.setattr(sqlite_space.Space, "shrink", lambda self: None)
+    monkeypatch.setattr(sqlite_space.SpaceManager, "shrink", lambda self: None)
 
 
 @pytest.mark.usefixtures("without_shrinking")
@@ -248,7 +248,7 @@ def test_scrubbed_bytes_are_in_no_file(backend):
 def test_scrubbing_beside_open_connections(backend):
     """Those of the pool that nobody uses, and those of another process."""
     kept = leak(backend)
-    with backend._connections.reading(), backend._connections.reading():
+    with backend._connections.read_connection(), backend._connections.read_connection():
         pass  # two are in the pool now
     assert len(backend._connections._idle) == 2
     other = subprocess.Popen(
@@ -276,9 +276,9 @@ def test_scrubbing_beside_open_connections(backend):
 
 
 def test_scrubbing_while_somebody_reads_is_refused(backend, monkeypatch):
-    monkeypatch.setattr(sqlite_space, "_SCRUB_PATIENCE", 0.1)
+    monkeypatch.setattr(sqlite_space, "_SCRUB_READER_WAIT", 0.1)
     kept = leak(backend)
-    with backend._connections.reading() as db:
+    with backend._connections.read_connection() as db:
         db.execute("BEGIN")
         db.execute("SELECT count(*) FROM objects").fetchone()
         # It must see the state of now also when others write, so its pages cannot be overwritten.
@@ -301,6 +301,6 @@ def test_a_store_that_is_not_there_needs_no_scrubbing(tmp_path):
 
 
 def test_who_scrubs_says_so(backend, tmp_path):
-    assert isinstance(backend, Scrubs)
-    assert not isinstance(MemoryBackend(), Scrubs)
-    assert not isinstance(FileBackend(tmp_path), Scrubs)
+    assert isinstance(backend, SupportsScrub)
+    assert not isinstance(MemoryBackend(), SupportsScrub)
+    assert not isinstance(FileBackend(tmp_path), SupportsScrub)

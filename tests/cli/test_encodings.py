@@ -10,7 +10,7 @@ import pytest
 
 from agent_checkpoint import Session
 from agent_checkpoint.cli.command_table import COMMANDS
-from agent_checkpoint.formatting import inert, json_text, quoted, safe
+from agent_checkpoint.formatting import escape_text, json_text, one_line, shell_quote
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 KEY = "schlüssel-日本"
@@ -108,7 +108,7 @@ BLANK += ["\ufe00", "\ufe0f", "\U000e0100", "\U000e0041", "\u00ad", "\u2066", "\
 @pytest.mark.parametrize("char", BLANK, ids=ascii)
 def test_a_letter_of_which_nothing_is_seen_is_written_out(char: str) -> None:
     text = f"a{char}b"
-    for shown in (safe(text), inert(text), quoted(text), json_text({"x": text})):
+    for shown in (escape_text(text), one_line(text), shell_quote(text), json_text({"x": text})):
         assert char not in shown
         assert "\\" in shown
     assert json.loads(json_text({"x": text})) == {"x": text}
@@ -116,6 +116,6 @@ def test_a_letter_of_which_nothing_is_seen_is_written_out(char: str) -> None:
 
 def test_what_is_seen_stays() -> None:
     for text in ("größe 日本 ❤\ufe0f", "naïve", "שלום"):
-        assert safe(text) == inert(text) == text
+        assert escape_text(text) == one_line(text) == text
         assert json.loads(json_text([text])) == [text]
-        assert quoted(text) == f"'{text}'"
+        assert shell_quote(text) == f"'{text}'"

@@ -7,7 +7,15 @@ import pytest
 
 from agent_checkpoint import Session
 from agent_checkpoint.cli.hints import in_commands
-from agent_checkpoint.formatting import brief, cut_to, inert, json_text, quoted, safe, width
+from agent_checkpoint.formatting import (
+    display_width,
+    escape_text,
+    json_text,
+    one_line,
+    shell_quote,
+    truncate_to_width,
+    value_summary,
+)
 from agent_checkpoint.present.lanes import Node, drawn
 from tests.cli.world import opened, run, send_mail
 
@@ -104,11 +112,11 @@ def test_a_file_whose_name_is_no_text(tmp_path: Path) -> None:
 
 
 def test_text_is_inert() -> None:
-    assert inert("a\nb\x1b\u202e") == "a\\nb\\x1b\\u202e"
-    assert safe("a\nb\x1b") == "a\nb\\x1b"
-    assert inert("x" * 10, 3) == "xxx… (10 characters)"
-    assert inert(None) == ""
-    assert inert("\U000e0001") == "\\U000e0001"
+    assert one_line("a\nb\x1b\u202e") == "a\\nb\\x1b\\u202e"
+    assert escape_text("a\nb\x1b") == "a\nb\\x1b"
+    assert one_line("x" * 10, 3) == "xxx… (10 characters)"
+    assert one_line(None) == ""
+    assert one_line("\U000e0001") == "\\U000e0001"
 
 
 def test_json_stays_json() -> None:
@@ -121,20 +129,20 @@ def test_json_stays_json() -> None:
 
 
 def test_brief_builds_only_what_it_shows() -> None:
-    assert brief({"a": [1, "x"], "b": None}) == '{"a": [1, "x"], "b": null}'
-    assert len(brief(["y" * 10_000_000] * 1000, 50)) <= 51
-    assert len(brief({str(n): n for n in range(100_000)}, 50)) <= 51
+    assert value_summary({"a": [1, "x"], "b": None}) == '{"a": [1, "x"], "b": null}'
+    assert len(value_summary(["y" * 10_000_000] * 1000, 50)) <= 51
+    assert len(value_summary({str(n): n for n in range(100_000)}, 50)) <= 51
     deep: object = 1
     for _ in range(90):
         deep = [deep]
-    assert brief(deep, 500).count("[") <= 21
+    assert value_summary(deep, 500).count("[") <= 21
 
 
 def test_columns() -> None:
-    assert width("日本") == 4
-    assert cut_to("日本語", 4) == "日…"
-    assert cut_to("abc", 3) == "abc"
-    assert cut_to("abcd", 3) == "ab…"
+    assert display_width("日本") == 4
+    assert truncate_to_width("日本語", 4) == "日…"
+    assert truncate_to_width("abc", 3) == "abc"
+    assert truncate_to_width("abcd", 3) == "ab…"
 
 
 def test_what_is_to_be_typed_can_be_typed() -> None:
@@ -142,7 +150,7 @@ def test_what_is_to_be_typed_can_be_typed() -> None:
 
     for text in ("plain", "with space", "it's", "~home", "$x", EVIL, "*"):
         done = subprocess.run(
-            ["bash", "-c", f"printf %s {quoted(text)}"], capture_output=True, check=True
+            ["bash", "-c", f"printf %s {shell_quote(text)}"], capture_output=True, check=True
         )
         assert done.stdout.decode() == text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.formatting import size
+from agent_checkpoint.formatting import format_size
 from tests.cli.world import opened, run, run_process
 
 
@@ -95,7 +95,7 @@ def test_stats_with_files_show_what_is_shared(tmp_path: Path) -> None:
     assert data["logical_bytes"] == sum(row["logical_bytes"] for row in rows)
     for row in rows:  # two checkpoints with both files, one of them with a little one
         assert 0 <= row["logical_bytes"] - (2 * 250_000 + len("more")) < 1000
-    assert f"one by one, have {size(data['logical_bytes'])}\n" in shown
+    assert f"one by one, have {format_size(data['logical_bytes'])}\n" in shown
     assert "without files" not in shown
 
 

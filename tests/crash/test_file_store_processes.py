@@ -241,11 +241,11 @@ def test_forked_while_a_thread_is_in_a_save(tmp_path):
 
 FORKED_IN_A_LOCK = """
 import fcntl, os, pathlib, sys
-from agent_checkpoint.backends.disk.posix import locked
+from agent_checkpoint.backends.disk.posix import store_lock
 
 lock = pathlib.Path(sys.argv[1])
 read_end, write_end = os.pipe()
-with locked(lock, exclusive=False):
+with store_lock(lock, exclusive=False):
     if os.fork() == 0:
         os.close(write_end)
         os.read(read_end, 1)  # lives on until the parent is gone
@@ -269,8 +269,8 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     """Whoever comes next neither waits nor has to tidy up."""
     source = (
         "import signal, os, sys, pathlib\n"
-        "from agent_checkpoint.backends.disk.posix import locked\n"
-        "with locked(pathlib.Path(sys.argv[1]), exclusive=True):\n"
+        "from agent_checkpoint.backends.disk.posix import store_lock\n"
+        "with store_lock(pathlib.Path(sys.argv[1]), exclusive=True):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     CheckpointManager(backend="file", path=tmp_path).save("Key", {"n": 0})

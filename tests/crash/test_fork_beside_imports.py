@@ -92,7 +92,7 @@ inside = threading.Event()
 got = []
 
 def log():
-    with fork_safety.not_forked():
+    with fork_safety.block_forks():
         inside.set()
         while not gate.changed._waiters:
             time.sleep(0.01)
@@ -173,13 +173,13 @@ def test_every_import_within_a_function_is_behind_the_gate():
 
 
 def ungated(node, within):
-    """Yield the lines of imports in functions that no `with not_forked()` is around."""
+    """Yield the lines of imports in functions that no `with block_forks()` is around."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)) and within:
             yield child.lineno
         elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             yield from ungated(child, True)
-        elif isinstance(child, ast.With) and "not_forked()" in map(
+        elif isinstance(child, ast.With) and "block_forks()" in map(
             ast.unparse, (item.context_expr for item in child.items)
         ):
             continue

@@ -19,8 +19,8 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.agents.session_lock import alone
 from agent_checkpoint.backends.disk import lock_wait
-from agent_checkpoint.backends.disk.lock_wait import holders_of
-from agent_checkpoint.backends.disk.posix import held, locked
+from agent_checkpoint.backends.disk.lock_wait import lock_holders
+from agent_checkpoint.backends.disk.posix import exclusive_lock, store_lock
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
@@ -33,17 +33,17 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agent_checkpoint import FileBackend
-from agent_checkpoint.backends.disk.posix import locked
+from agent_checkpoint.backends.disk.posix import store_lock
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.agents.session_lock import alone
 from agent_checkpoint.workspace.workspace_lock import RootLock
 what, path = sys.argv[1], Path(sys.argv[2])
 if what == "sqlite":
-    lock = SQLiteBackend(path)._connections.alone()
+    lock = SQLiteBackend(path)._connections.write_lock()
 elif what == "transaction":
     lock = SQLiteBackend(path)._connections.transaction()  # and not the lock before it
 elif what in ("file", "deleter"):
-    lock = locked(path / ".lock", exclusive=what == "deleter")
+    lock = store_lock(path / ".lock", exclusive=what == "deleter")
 elif what == "workspace":
     lock = RootLock(path).held(exclusive=True)
 else:
@@ -141,18 +141,18 @@ def test_a_session_of_the_hook_whose_saver_is_stopped(tmp_path):
 def test_a_holder_that_runs_is_waited_for_longer(tmp_path, monkeypatch):
     """A collection of a large store is no reason to fail."""
     looks = threading.Semaphore(0)
-    usual = lock_wait.holders_of
+    usual = lock_wait.lock_holders
 
     def look(*files, **options):
         looks.release()
         return usual(*files, **options)
 
-    monkeypatch.setattr(lock_wait, "_BUSY", 1_000_000)
-    monkeypatch.setattr(lock_wait, "holders_of", look)
+    monkeypatch.setattr(lock_wait, "_RUNNING_FACTOR", 1_000_000)
+    monkeypatch.setattr(lock_wait, "lock_holders", look)
     taken = []
 
     def wait():
-        with held(tmp_path / ".lock", 0.01):
+        with exclusive_lock(tmp_path / ".lock", 0.01):
             taken.append(looks)
 
     thread = threading.Thread(target=wait)
@@ -168,7 +168,7 @@ def test_a_holder_that_runs_is_waited_for_longer(tmp_path, monkeypatch):
 @needs_the_list
 def test_a_holder_that_never_ends_is_named_too(tmp_path):
     lock = tmp_path / ".lock"
-    with held(lock), pytest.raises(StorageError) as caught, held(lock, 0.02):
+    with exclusive_lock(lock), pytest.raises(StorageError) as caught, exclusive_lock(lock, 0.02):
         pass
     assert "another thread of this process" in str(caught.value)
 
@@ -190,7 +190,7 @@ def test_a_lock_that_a_child_has_from_a_process_that_ended(tmp_path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         process.stdout.readline()
         process.wait(60)
-        with pytest.raises(StorageError) as caught, held(lock, SOON):
+        with pytest.raises(StorageError) as caught, exclusive_lock(lock, SOON):
             pass
         process.stdin.close()
     assert f"a process started by process {process.pid}, which has ended" in str(caught.value)
@@ -201,11 +201,11 @@ def test_an_interrupt_ends_the_wait(tmp_path):
         "import pathlib, signal, sys\n"
         # A shell has programs that it starts in the background ignore it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from agent_checkpoint.backends.disk.posix import held\n"
+        "from agent_checkpoint.backends.disk.posix import exclusive_lock\n"
         "print('waits', flush=True)\n"
-        "with held(pathlib.Path(sys.argv[1])): pass\n"
+        "with exclusive_lock(pathlib.Path(sys.argv[1])): pass\n"
     )
-    with held(tmp_path / ".lock"):
+    with exclusive_lock(tmp_path / ".lock"):
         command = [sys.executable, "-c", program, str(tmp_path / ".lock")]
         pipe = subprocess.PIPE
         with subprocess.Popen(command, stdout=pipe, stderr=pipe) as process:
@@ -219,9 +219,9 @@ def test_without_a_list_of_locks_the_holder_has_no_name(tmp_path, monkeypatch):
     monkeypatch.setattr(lock_wait, "_LOCKS", str(tmp_path / "none"))
     lock = tmp_path / ".lock"
     unnamed = pytest.raises(StorageError, match="by another process")
-    with held(lock), unnamed, locked(lock, exclusive=False, seconds=0.02):
+    with exclusive_lock(lock), unnamed, store_lock(lock, exclusive=False, seconds=0.02):
         pass
-    assert holders_of(os.stat(tmp_path)) == []
+    assert lock_holders(os.stat(tmp_path)) == []
 
 
 @pytest.mark.parametrize("wrong", [-1, float("nan"), float("inf"), "1", None, True])

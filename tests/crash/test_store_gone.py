@@ -19,7 +19,7 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.backends.disk.posix import held
+from agent_checkpoint.backends.disk.posix import exclusive_lock
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 
 BACKENDS = {"sqlite": SQLiteBackend, "file": FileBackend}
@@ -175,9 +175,9 @@ def test_nothing_is_committed_if_the_store_goes_within_the_write(backend, change
 
 def test_a_lock_file_that_was_replaced_while_it_was_waited_for_is_taken_anew(tmp_path):
     lock = tmp_path / ".lock"
-    with held(lock):
+    with exclusive_lock(lock):
         lock.unlink()
-        with held(lock) as identity:  # would wait for itself if it were the same file
+        with exclusive_lock(lock) as identity:  # would wait for itself if it were the same file
             found = lock.stat()
             assert identity == (found.st_dev, found.st_ino)
 
@@ -237,7 +237,7 @@ def test_a_log_that_is_removed_within_a_write_acknowledges_nothing(sqlite, ends)
     connections = sqlite._connections
     with (
         pytest.raises(StorageError, match="log") as caught,
-        connections.alone(),
+        connections.write_lock(),
         connections.transaction() as db,
     ):
         db.execute("UPDATE streams SET last = 9")

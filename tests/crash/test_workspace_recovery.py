@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.seal import claim
+from agent_checkpoint.seal import seal_claim
 from agent_checkpoint.workspace.restore import atomic_rename
 from agent_checkpoint.workspace.workspace import Workspace
 from tests.crash.fault_process import OPENS
@@ -336,7 +336,7 @@ def test_a_restore_that_was_never_begun_is_forgotten(place):
     (staging / "files").mkdir(parents=True)
     (staging / "files" / "0").write_bytes(b"staged")
     (staging / "journal.new").write_bytes(b"half a jour")
-    seal = claim(json.dumps(["staging of a restore", str(place.files)]).encode())
+    seal = seal_claim(json.dumps(["staging of a restore", str(place.files)]).encode())
     (staging / "owner").write_text(str(seal))
     assert place.recovered() is None
     check_same(place.seen(), PRESENT)

@@ -34,7 +34,7 @@ def test_older_times_have_a_date() -> None:
     ("number", "said"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (3e15, "3e+03 TB")]
 )
 def test_sizes(number: float, said: str) -> None:
-    assert page_text.size(number) == said
+    assert page_text.format_size(number) == said
 
 
 def test_ids_are_short_beside_their_key() -> None:

@@ -12,7 +12,7 @@ import os
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 CLAUDE, CODEX, GEMINI = "claude-code", "codex", "gemini"
 AGENTS = (CLAUDE, CODEX, GEMINI)
@@ -130,7 +130,7 @@ def read_event(agent: str, text: bytes) -> Event:
     transcript = data.get("transcript_path")
     cwd = _text(data, "cwd")
     if not os.path.isabs(cwd) or "\0" in cwd:
-        raise InvalidInputError(f"The cwd of the event is no absolute path: {show(cwd)}.")
+        raise InvalidInputError(f"The cwd of the event is no absolute path: {short_repr(cwd)}.")
     prompt = data.get("prompt")
     return Event(
         agent if agent in AGENTS else _agent_of(name, data),

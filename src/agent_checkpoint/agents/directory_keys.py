@@ -15,7 +15,7 @@ from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.session_note import Note, read_note
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.formatting import inert, quoted
+from agent_checkpoint.formatting import one_line, shell_quote
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_record import is_foreign as is_foreign_session
@@ -114,9 +114,9 @@ def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
 
 def foreign_words(line: OtherLine) -> str:
     """Return what a person has to know of a line that is not theirs, or is not known to be."""
-    key = quoted(line.key)
+    key = shell_quote(line.key)
     return (
-        f"The key {inert(line.key)} is said to be of this directory, but {line.why}: it is not "
+        f"The key {one_line(line.key)} is said to be of this directory, but {line.why}: it is not "
         f"taken for yours. If it is, `agent-checkpoint save --mine {key}` goes on with it. "
         f"Otherwise `agent-checkpoint restore {key} --into DIR` shows what it holds."
     )

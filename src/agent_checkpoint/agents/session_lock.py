@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from agent_checkpoint.agents.hook.client import open_state
-from agent_checkpoint.backends.disk.lock_wait import holders_of, in_words
+from agent_checkpoint.backends.disk.lock_wait import describe_holders, lock_holders
 from agent_checkpoint.errors import ConflictError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 PATIENCE = 60.0
 _BREATH = 0.02
@@ -76,8 +76,8 @@ def _wait_for(directory: int, name: str, key: str, patience: float) -> int:
             with suppress(FileNotFoundError):
                 files.append(os.stat(name, dir_fd=directory))
             raise ConflictError(
-                f"Nothing was done: {show(key)} is being saved or rewound by "
-                f"{in_words(holders_of(*files))}, for longer "
+                f"Nothing was done: {short_repr(key)} is being saved or rewound by "
+                f"{describe_holders(lock_holders(*files))}, for longer "
                 f"than {patience:g} s. Let that end or go on, then try again."
             )
         time.sleep(_BREATH)

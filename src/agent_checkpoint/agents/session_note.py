@@ -9,8 +9,8 @@ from agent_checkpoint.agents.agent_events import Call, Event
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import IntegrityError, StateError
-from agent_checkpoint.records import Checkpoint, JsonValue, show
-from agent_checkpoint.seal import claim, is_claimed
+from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
+from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.claims import host_of
 from agent_checkpoint.store.store import Store
 
@@ -57,12 +57,12 @@ class Note(NamedTuple):
 
     def sealed(self) -> Note:
         """Return it with the seal of this user; without one, nothing is written to its paths."""
-        return self._replace(seal=claim(self._said()))
+        return self._replace(seal=seal_claim(self._said()))
 
     @property
     def is_ours(self) -> bool:
         """Whether it was this user who wrote it, on this host."""
-        return not self.is_imported and is_claimed(self._said(), self.seal)
+        return not self.is_imported and is_own_claim(self._said(), self.seal)
 
     def _said(self) -> bytes:
         path = None if self.transcript is None else self.transcript["path"]
@@ -110,7 +110,7 @@ def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
             is_imported=checkpoint.token is not None,
         )
     except (StateError, KeyError, TypeError, ValueError) as error:
-        where = show(checkpoint.id, 120)
+        where = short_repr(checkpoint.id, 120)
         raise IntegrityError(f"The checkpoint {where} has a damaged note of a hook.") from error
 
 

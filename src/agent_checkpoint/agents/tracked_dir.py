@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
-from agent_checkpoint.formatting import paths_words
+from agent_checkpoint.formatting import format_paths
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.plan import Plan
@@ -76,7 +76,7 @@ class Line(Workspace):
         self, target: Checkpoint, named: list[str] | None, safety_id: str | None
     ) -> None:
         name = f"@{target.seq}"
-        label = f"to {name}" if named is None else f"{paths_words(named)} from {name}"
+        label = f"to {name}" if named is None else f"{format_paths(named)} from {name}"
         label = f"{RESTORED}{label}".encode("utf-8", "replace").decode()
         before = () if safety_id is None else (safety_id,)
         is_whole = named is None  # also if something is left: steps go on from there

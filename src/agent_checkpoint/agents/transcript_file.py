@@ -16,7 +16,7 @@ from typing import Any
 
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 MOST = 256 << 20
 """The most bytes of a conversation that are saved."""
@@ -52,7 +52,7 @@ class Transcript:
         Raises:
             StorageError: it cannot be read, or is too large.
         """
-        name = show(self.path, 200)
+        name = short_repr(self.path, 200)
         try:
             return self._read(name, again=again)
         except (FileNotFoundError, NotADirectoryError):
@@ -140,10 +140,12 @@ def own_place(path: str) -> str:
     except FileNotFoundError:
         return place
     except (OSError, ValueError) as error:
-        raise StorageError(f"The transcript {show(path, 200)} cannot be used ({error}).") from error
+        raise StorageError(
+            f"The transcript {short_repr(path, 200)} cannot be used ({error})."
+        ) from error
     raise StorageError(
-        f"The transcript {show(place, 200)} is not a file now, but a link or the like, so it is "
-        "not replaced. `--only files` leaves it alone."
+        f"The transcript {short_repr(place, 200)} is not a file now, but a link or the like, so "
+        "it is not replaced. `--only files` leaves it alone."
     )
 
 
@@ -178,7 +180,7 @@ class Replacement:
                 os.fsync(file.fileno())
         except OSError as error:
             self.discard()
-            raise StorageError(f"{show(path, 200)} cannot be written ({error}).") from error
+            raise StorageError(f"{short_repr(path, 200)} cannot be written ({error}).") from error
 
     def put(self) -> str | None:
         """Put it in the place of the transcript; return where the one before is kept.
@@ -201,7 +203,7 @@ class Replacement:
         except OSError as error:
             if kept is not None:
                 _take_back(kept, self._path)
-            where = show(self._path, 200)
+            where = short_repr(self._path, 200)
             raise StorageError(f"{where} cannot be replaced ({error}).") from error
         return kept
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from agent_checkpoint.errors import ConflictError, InvalidInputError
-from agent_checkpoint.records import Entry, ObjectInfo, show
+from agent_checkpoint.records import Entry, ObjectInfo, short_repr
 
 NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
 
@@ -35,7 +35,7 @@ class Backend(ABC):
     compression: str | None = None
     """How a new store packs its objects, `zlib` or `zstd`. None: as the store says; zlib if new."""
 
-    repacks: Repacks | None = None
+    repacks: SupportsRepack | None = None
     """What finds objects by their first byte and replaces them, if the medium can."""
 
     @abstractmethod
@@ -163,17 +163,19 @@ class Backend(ABC):
 def check_newest(stream: str, newest: int, after: int) -> None:
     """Make sure that a stream is where whoever appends believes it is. Raises ConflictError."""
     if after != newest:
-        raise ConflictError(f"The stream {show(stream)} is at entry {newest}, not at {after}.")
+        raise ConflictError(
+            f"The stream {short_repr(stream)} is at entry {newest}, not at {after}."
+        )
 
 
 def check_compression(compression: str | None) -> str | None:
     """Return a compression of a store, or None for whatever it has. Raises InvalidInputError."""
     if compression not in (None, "zlib", "zstd"):
-        raise InvalidInputError(f"compression is 'zlib' or 'zstd', not {show(compression)}.")
+        raise InvalidInputError(f"compression is 'zlib' or 'zstd', not {short_repr(compression)}.")
     return compression
 
 
-class Looked(NamedTuple):
+class ObjectScan(NamedTuple):
     """What `Repacks.find_objects` found."""
 
     found: list[str]
@@ -184,13 +186,13 @@ class Looked(NamedTuple):
     """Plain JSON: where the next look may begin."""
 
 
-class Repacks(Protocol):
+class SupportsRepack(Protocol):
     """A medium that tells the first bytes of objects fast, and stores objects in another packing.
 
     A name is the hash of the plain form of an object, so several packings have the same name.
     """
 
-    def find_objects(self, first: bytes, position: Any = None) -> Looked:
+    def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Find the objects whose stored bytes begin with the byte.
 
         Args:
@@ -211,7 +213,7 @@ class Repacks(Protocol):
 
 
 @runtime_checkable
-class Scrubs(Protocol):
+class SupportsScrub(Protocol):
     """A backend whose medium may still hold the bytes of what was deleted, and can lose them."""
 
     def scrub(self) -> None:
@@ -226,7 +228,7 @@ class Scrubs(Protocol):
 
 
 @runtime_checkable
-class Pinned(Protocol):
+class SupportsReplacementCheck(Protocol):
     """A backend at a path, where another store may be by now, or none."""
 
     def is_replaced(self) -> bool:

@@ -10,10 +10,10 @@ import os
 import sys
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import check_path, os_errors
+from agent_checkpoint.backends.disk.posix import check_path, wrap_os_errors
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.file_ownership import check_own
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 ENVIRONMENT = "AGENT_CHECKPOINT_HOME"
 
@@ -32,8 +32,8 @@ def default_store() -> Path:
         path = check_path(given)
         if not path.is_absolute():
             raise InvalidInputError(
-                f"{ENVIRONMENT} is {show(given)}; it must be an absolute path, or every directory "
-                "would have a store of its own."
+                f"{ENVIRONMENT} is {short_repr(given)}; it must be an absolute path, or every "
+                "directory would have a store of its own."
             )
         return path / "store"
     return _data_directory() / "agent-checkpoint" / "store"
@@ -47,7 +47,7 @@ def data_home() -> Path:
         StorageError: the file system refuses to tell.
     """
     home = default_store().parent
-    with os_errors(f"look at {home}"):
+    with wrap_os_errors(f"look at {home}"):
         check_own(home)
     return home
 

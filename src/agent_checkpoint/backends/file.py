@@ -23,39 +23,39 @@ from typing import Any, ClassVar
 from agent_checkpoint.backends.base import (
     NO_OBJECTS,
     Backend,
-    Looked,
+    ObjectScan,
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS
+from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT
 from agent_checkpoint.backends.disk.pin import Pin
 from agent_checkpoint.backends.disk.posix import (
-    Identity,
-    check_held,
+    FileIdentity,
+    check_lock_file,
+    check_lock_timeout,
     check_path,
-    check_seconds,
     is_regular,
     link_new,
-    locked,
-    make_folder,
-    make_own_directory,
-    os_errors,
+    make_store_directory,
+    make_store_folder,
     read_regular,
     refuse_link,
-    remove_folder,
-    scan,
-    sweep,
+    remove_stream_folder,
+    scan_directory,
+    store_lock,
+    store_url,
+    sweep_temporary_files,
     sync_directory,
-    url_of,
+    wrap_os_errors,
     write_new,
 )
-from agent_checkpoint.backends.disk.space_limits import Limits, is_record
-from agent_checkpoint.backends.file_names import directory_name, is_cut, stream_name
+from agent_checkpoint.backends.disk.space_limits import SpaceLimits, is_small_record
+from agent_checkpoint.backends.file_names import directory_name, is_shortened, stream_name
 from agent_checkpoint.backends.file_sequence import (
     entry_file,
-    keep_number,
+    entry_numbers,
     newest_and_next,
-    numbers,
+    record_number,
 )
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
 from agent_checkpoint.file_ownership import check_own, check_writers
@@ -66,12 +66,12 @@ from agent_checkpoint.records import (
     check_stream,
     is_object_id,
     is_stream,
-    show,
+    short_repr,
 )
 
 _SMALL_FILE = 2048
-_MOST_LISTINGS = 100
-_TICK_NS = 2 * 10**9
+_MAX_LISTINGS = 100
+_CLOCK_TICK_NS = 2 * 10**9
 
 
 class FileBackend(Backend):
@@ -87,7 +87,7 @@ class FileBackend(Backend):
         max_bytes: int | None = None,
         compression: str | None = None,
         shared: bool = False,
-        lock_timeout: float = LOCK_SECONDS,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
         """Use the directory `path`, which is made at the first write, within the `Limits`.
 
@@ -106,7 +106,7 @@ class FileBackend(Backend):
             StorageError: the file system refuses to tell.
         """
         given = check_path(path)
-        with os_errors(f"look at {given}"):
+        with wrap_os_errors(f"look at {given}"):
             self.path = given.absolute()
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
@@ -116,12 +116,12 @@ class FileBackend(Backend):
         if (self.path / "store.db").exists():
             raise InvalidInputError(
                 f'{self.path} is an SQLite store: say backend="sqlite", or '
-                f"{url_of('sqlite', self.path, shared=shared)}."
+                f"{store_url('sqlite', self.path, shared=shared)}."
             )
         self.compression = check_compression(compression)
-        self._limits = Limits(self.path, min_free=min_free, max_bytes=max_bytes)
+        self._limits = SpaceLimits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"
-        self._lock_timeout = check_seconds(lock_timeout)
+        self._lock_timeout = check_lock_timeout(lock_timeout)
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
         self._pin = Pin(self._objects)  # made with the store, and never removed
@@ -129,7 +129,7 @@ class FileBackend(Backend):
     @property
     def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
-        return url_of("file", self.path, shared=self.shared)
+        return store_url("file", self.path, shared=self.shared)
 
     @property
     def repacks(self) -> FileBackend:  # type: ignore[override]
@@ -144,42 +144,46 @@ class FileBackend(Backend):
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
         """Write the objects. Raises InvalidInputError and StorageError."""
         self._limits.check(objects)
-        with os_errors(f"write objects to {self.path}"):
+        with wrap_os_errors(f"write objects to {self.path}"):
             self._prepare()
             with self._locked(exclusive=False) as lock:
                 self._write_objects(objects)
-                self._check(lock)
+                self._check_still_locked(lock)
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
         """Return those of the objects that exist. Raises StorageError."""
         found: dict[str, bytes] = {}
-        self._pin.is_there()
-        with os_errors(f"read objects of {self.path}"):
+        self._pin.exists()
+        with wrap_os_errors(f"read objects of {self.path}"):
             for name in ids:
                 with suppress(FileNotFoundError):
-                    data = read_regular(self._object_file(name)) if self._in_reach(name) else None
+                    data = (
+                        read_regular(self._object_file(name))
+                        if self._is_inside_store(name)
+                        else None
+                    )
                     if data is not None:
                         found[name] = data
         return found
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
         """Return those of the ids that are not stored. Raises StorageError."""
-        self._pin.is_there()
-        with os_errors(f"look for objects in {self.path}"):
+        self._pin.exists()
+        with wrap_os_errors(f"look for objects in {self.path}"):
             return {
                 name
                 for name in ids
-                if not (self._in_reach(name) and is_regular(self._object_file(name)))
+                if not (self._is_inside_store(name) and is_regular(self._object_file(name)))
             }
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over all objects. Raises StorageError."""
-        self._pin.is_there()
-        with os_errors(f"list the objects of {self.path}"):
-            for folder in scan(self._objects):
+        self._pin.exists()
+        with wrap_os_errors(f"list the objects of {self.path}"):
+            for folder in scan_directory(self._objects):
                 if self._objects.is_symlink() or not folder.is_dir(follow_symlinks=False):
                     continue
-                for item in scan(Path(folder.path)):
+                for item in scan_directory(Path(folder.path)):
                     if not is_object_id(item.name) or not item.is_file(follow_symlinks=False):
                         continue
                     with suppress(FileNotFoundError):
@@ -188,48 +192,50 @@ class FileBackend(Backend):
 
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects while nobody writes. Raises StorageError."""
-        with os_errors(f"delete objects of {self.path}"):
-            if not self._pin.is_there():
+        with wrap_os_errors(f"delete objects of {self.path}"):
+            if not self._pin.exists():
                 return
             self._prepare()
             with self._locked(exclusive=True) as lock:
                 doomed = [name for name in ids if is_object_id(name)]
-                self._check(lock)
-                sweep(self._tmp)
+                self._check_still_locked(lock)
+                sweep_temporary_files(self._tmp)
                 for name in doomed:
                     refuse_link(self._object_file(name).parent)
-                    self._check(lock)  # each time: else a saver may be about to need it
+                    self._check_still_locked(
+                        lock
+                    )  # each time: else a saver may be about to need it
                     self._object_file(name).unlink(missing_ok=True)
 
-    def find_objects(self, first: bytes, position: Any = None) -> Looked:
+    def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Find objects by their first byte, in the folders that changed. Raises StorageError."""
         known = position if isinstance(position, dict) else {}
-        looked = Looked([], 0, {})
-        self._pin.is_there()
-        with os_errors(f"look at the objects of {self.path}"):
+        result = ObjectScan([], 0, {})
+        self._pin.exists()
+        with wrap_os_errors(f"look at the objects of {self.path}"):
             if self._objects.is_symlink():
-                return looked
-            for folder in scan(self._objects):
+                return result
+            for folder in scan_directory(self._objects):
                 if not folder.is_dir(follow_symlinks=False):
                     continue
                 changed = folder.stat(follow_symlinks=False).st_mtime_ns
-                # It may change again within the same tick of the clock: then it is looked at again.
-                looked.position[folder.name] = min(changed, time.time_ns() - _TICK_NS)
+                # It may change again within the same tick of the clock: then it is result at again.
+                result.position[folder.name] = min(changed, time.time_ns() - _CLOCK_TICK_NS)
                 before = known.get(folder.name)
                 if before != changed:
                     # A time that was set back does not tell what is newer.
                     is_later = isinstance(before, int) and before < changed
-                    since = int(before or 0) - _TICK_NS if is_later else 0
-                    looked = _look_into(Path(folder.path), first, since, looked)
-        return looked
+                    since = int(before or 0) - _CLOCK_TICK_NS if is_later else 0
+                    result = _scan_folder(Path(folder.path), first, since, result)
+        return result
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
         """Replace objects by renaming, while nobody deletes any. Raises StorageError."""
         self._limits.check(objects)
-        with os_errors(f"replace objects of {self.path}"):
+        with wrap_os_errors(f"replace objects of {self.path}"):
             self._prepare()
             with self._locked(exclusive=True) as lock:
-                self._check(lock)
+                self._check_still_locked(lock)
                 for name, data in objects.items():
                     target = self._object_file(name)
                     refuse_link(target.parent)
@@ -253,9 +259,9 @@ class FileBackend(Backend):
         Raises ConflictError, MissingObjectsError and StorageError.
         """
         folder = self._folder(stream)
-        if not is_record(stream, entry, objects):
+        if not is_small_record(stream, entry, objects):
             self._limits.check(objects, entry)
-        with os_errors(f"append to {show(stream)} in {self.path}"):
+        with wrap_os_errors(f"append to {short_repr(stream)} in {self.path}"):
             self._prepare()
             with self._locked(exclusive=False) as lock:
                 missing = self.missing_objects(requires)
@@ -270,7 +276,7 @@ class FileBackend(Backend):
                 written = write_new(self._tmp, entry)
                 try:
                     # A link needs both names in one store; this is for what was written before.
-                    self._check(lock)
+                    self._check_still_locked(lock)
                     seq = self._link_next(stream, folder, written, after)
                     sync_directory(folder)
                 finally:
@@ -291,15 +297,15 @@ class FileBackend(Backend):
             return []
         folder = self._folder(stream)
         known: dict[int, bytes] = {}
-        self._pin.is_there()
-        with os_errors(f"read {show(stream)} in {self.path}"):
+        self._pin.exists()
+        with wrap_os_errors(f"read {short_repr(stream)} in {self.path}"):
             self._check_own(folder)
             # An entry may be removed between the listing and the reading, and the newer one that
             # it made room for is not in that listing: list again, or the stream could seem empty.
-            for _ in range(_MOST_LISTINGS):
+            for _ in range(_MAX_LISTINGS):
                 found: list[Entry] = []
                 vanished = False
-                for seq in sorted(numbers(folder), reverse=newest_first):
+                for seq in sorted(entry_numbers(folder), reverse=newest_first):
                     if limit is not None and len(found) >= limit:
                         break
                     if (before is None or seq < before) and (after is None or seq > after):
@@ -321,16 +327,16 @@ class FileBackend(Backend):
         if not is_stream(stream):
             return
         folder = self._folder(stream)
-        with os_errors(f"remove entries of {show(stream)} in {self.path}"):
-            self._pin.is_there()
+        with wrap_os_errors(f"remove entries of {short_repr(stream)} in {self.path}"):
+            self._pin.exists()
             refuse_link(folder)
             if not folder.is_dir():
                 return
             self._prepare()
             with self._locked(exclusive=True) as lock:
-                self._check(lock)
-                sweep(self._tmp)
-                present = numbers(folder)
+                self._check_still_locked(lock)
+                sweep_temporary_files(self._tmp)
+                present = entry_numbers(folder)
                 doomed = present & set(seqs)
                 if not doomed:
                     return
@@ -341,21 +347,21 @@ class FileBackend(Backend):
                 if newest == max(present):
                     if older:
                         sync_directory(folder)
-                    keep_number(folder, self._tmp, newest)
+                    record_number(folder, self._tmp, newest)
                 entry_file(folder, newest).unlink(missing_ok=True)
                 sync_directory(folder)
 
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams with entries. Raises StorageError."""
-        self._pin.is_there()
-        with os_errors(f"list the streams of {self.path}"):
+        self._pin.exists()
+        with wrap_os_errors(f"list the streams of {self.path}"):
             self._check_own()
-            for item in scan(self.path):
+            for item in scan_directory(self.path):
                 if not item.is_dir(follow_symlinks=False):
                     continue
                 folder = Path(item.path)
                 name = self._stream_of(folder)
-                if name is not None and name.startswith(prefix) and numbers(folder):
+                if name is not None and name.startswith(prefix) and entry_numbers(folder):
                     yield name
 
     def is_replaced(self) -> bool:
@@ -373,18 +379,18 @@ class FileBackend(Backend):
 
     def _prepare(self) -> None:
         self._check_own(self._objects)
-        self._pin.is_there()
-        make_own_directory(self._tmp)
-        make_own_directory(self._objects)
-        self._pin.is_there()
+        self._pin.exists()
+        make_store_directory(self._tmp)
+        make_store_directory(self._objects)
+        self._pin.exists()
 
-    def _locked(self, *, exclusive: bool) -> AbstractContextManager[Identity]:
-        return locked(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
+    def _locked(self, *, exclusive: bool) -> AbstractContextManager[FileIdentity]:
+        return store_lock(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
 
-    def _check(self, lock: Identity) -> None:
+    def _check_still_locked(self, lock: FileIdentity) -> None:
         """Make sure that the store at the path is this one, and locked. Raises StorageError."""
-        self._pin.is_there()
-        check_held(self._lock_file, lock)
+        self._pin.exists()
+        check_lock_file(self._lock_file, lock)
 
     def _folder(self, stream: str) -> Path:
         return self.path / directory_name(check_stream(stream))
@@ -392,13 +398,13 @@ class FileBackend(Backend):
     def _object_file(self, object_id: str) -> Path:
         return self._objects / check_object_id(object_id)[:2] / object_id
 
-    def _in_reach(self, object_id: str) -> bool:
+    def _is_inside_store(self, object_id: str) -> bool:
         if not is_object_id(object_id) or self._objects.is_symlink():
             return False
         return not self._object_file(object_id).parent.is_symlink()
 
     def _stream_of(self, folder: Path) -> str | None:
-        if not is_cut(folder.name):
+        if not is_shortened(folder.name):
             return stream_name(folder.name)
         try:
             name = (read_regular(folder / "name", _SMALL_FILE) or b"").decode()
@@ -407,8 +413,8 @@ class FileBackend(Backend):
         return name if is_stream(name) and directory_name(name) == folder.name else None
 
     def _make_stream(self, stream: str, folder: Path) -> None:
-        if not is_cut(folder.name):
-            make_own_directory(folder)
+        if not is_shortened(folder.name):
+            make_store_directory(folder)
             return
         refuse_link(folder)
         if folder.is_dir():
@@ -416,13 +422,13 @@ class FileBackend(Backend):
         # The directory appears complete, with its name in it, by one rename. That fails if there
         # is one already; an empty directory would replace the other, under its writer's hands.
         fresh = self._tmp / os.urandom(12).hex()
-        make_folder(fresh)
+        make_store_folder(fresh)
         os.replace(write_new(self._tmp, stream.encode()), fresh / "name")
         sync_directory(fresh)
         try:
             fresh.rename(folder)
         except OSError:
-            remove_folder(fresh)
+            remove_stream_folder(fresh)
             if not folder.is_dir():
                 raise
         sync_directory(self.path)
@@ -431,7 +437,7 @@ class FileBackend(Backend):
         parents = set()
         for name, data in objects.items():
             target = self._object_file(name)
-            make_own_directory(target.parent)
+            make_store_directory(target.parent)
             parents.add(target.parent)
             link_new(self._tmp, data, target)
         for parent in parents:
@@ -449,14 +455,14 @@ class FileBackend(Backend):
             return free
 
 
-def _look_into(folder: Path, first: bytes, since: int, looked: Looked) -> Looked:
+def _scan_folder(folder: Path, first: bytes, since: int, result: ObjectScan) -> ObjectScan:
     """Look at the objects in a folder that were linked there since then, in nanoseconds."""
-    found, total, position = looked
-    for item in scan(folder):
+    found, total, position = result
+    for item in scan_directory(folder):
         with suppress(FileNotFoundError):
             is_new = item.stat(follow_symlinks=False).st_ctime_ns >= since
             if is_new and is_object_id(item.name):
                 total += 1
                 if read_regular(Path(item.path), len(first)) == first:
                     found.append(item.name)
-    return Looked(found, total, position)
+    return ObjectScan(found, total, position)

@@ -28,7 +28,7 @@ def directory_name(stream: str) -> str:
     return f"{plain[:CUT]}~{hashlib.sha256(stream.encode()).hexdigest()[:32]}"
 
 
-def is_cut(name: str) -> bool:
+def is_shortened(name: str) -> bool:
     """Tell whether the directory's stream must be read from its `name` file."""
     return "~" in name
 

@@ -14,10 +14,10 @@ import re
 from pathlib import Path
 
 from agent_checkpoint.backends.disk.posix import (
-    is_full,
-    own_file,
+    is_disk_full,
+    open_single_link,
     read_regular,
-    scan,
+    scan_directory,
     sync_directory,
     write_new,
 )
@@ -34,7 +34,7 @@ def entry_file(folder: Path, seq: int) -> Path:
     return folder / f"{seq}.json"
 
 
-def numbers(folder: Path) -> set[int]:
+def entry_numbers(folder: Path) -> set[int]:
     """Return the numbers of the present entries.
 
     Raises:
@@ -57,7 +57,7 @@ def newest_and_next(folder: Path) -> tuple[int, int]:
     return newest, free
 
 
-def keep_number(folder: Path, tmp: Path, seq: int) -> None:
+def record_number(folder: Path, tmp: Path, seq: int) -> None:
     """Make it durable that a number was given out; on a full disk its entry is removed by that.
 
     Raises:
@@ -69,12 +69,12 @@ def keep_number(folder: Path, tmp: Path, seq: int) -> None:
         os.replace(write_new(tmp, b"%d\n" % seq), folder / "last")
         sync_directory(folder)
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         # Another name needs neither a block nor an inode, and the entry is gone in one step.
         mark = folder / f"{seq}.gone"
         entry_file(folder, seq).rename(mark)
-        with own_file(mark, os.O_WRONLY) as fd:
+        with open_single_link(mark, os.O_WRONLY) as fd:
             os.ftruncate(fd, 0)
         sync_directory(folder)
     else:
@@ -86,7 +86,7 @@ def _numbered(folder: Path) -> dict[int, bool]:
     found: dict[int, bool] = {}
     if folder.is_symlink():
         return found
-    for item in scan(folder):
+    for item in scan_directory(folder):
         match = _NUMBERED_FILE.fullmatch(item.name)
         if match is not None:
             is_entry = match[2] == "json" and item.is_file(follow_symlinks=False)
@@ -95,7 +95,7 @@ def _numbered(folder: Path) -> dict[int, bool]:
 
 
 def _drop_marks(folder: Path, last: int) -> None:
-    for item in list(scan(folder)):
+    for item in list(scan_directory(folder)):
         match = _NUMBERED_FILE.fullmatch(item.name)
         is_mark = match is not None and match[2] == "gone" and int(match[1]) <= last
         if is_mark and item.is_file(follow_symlinks=False):

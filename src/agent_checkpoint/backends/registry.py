@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 ENTRY_POINTS = "agent_checkpoint.backends"
 """Packages register a URL scheme here: the name is the scheme, the value a `(url) -> Backend`."""
@@ -32,15 +32,15 @@ def open_store(
     Raises:
         InvalidInputError: they name none, or contradict each other.
     """
-    said = list(_said(**options))
+    given = list(_given(**options))
     if store is not None and (backend is not None or path is not None):
         raise InvalidInputError("Pass a store URL, or backend= and path=, not both.")
     chosen = store if store is not None else backend
     if isinstance(chosen, Backend):
         if path is not None:
             raise InvalidInputError("A path makes no sense with a Backend instance.")
-        if said:
-            raise InvalidInputError(f"Give {', '.join(said)} to the Backend instance itself.")
+        if given:
+            raise InvalidInputError(f"Give {', '.join(given)} to the Backend instance itself.")
         return chosen
     if chosen is None and path is not None:
         raise InvalidInputError('A path needs a backend: backend="file", path=….')
@@ -49,11 +49,13 @@ def open_store(
     if isinstance(chosen, os.PathLike):
         raise InvalidInputError('For a directory say backend="file", path=….')
     if not isinstance(chosen, str):
-        raise InvalidInputError(f"{show(chosen)} is neither a backend's name, a URL nor a Backend.")
+        raise InvalidInputError(
+            f"{short_repr(chosen)} is neither a backend's name, a URL nor a Backend."
+        )
     if "://" not in chosen and store is None:
         return open_backend(chosen, path, **options)
-    if said:
-        raise InvalidInputError(f"Write {', '.join(said)} into the URL: …?{said[0]}=….")
+    if given:
+        raise InvalidInputError(f"Write {', '.join(given)} into the URL: …?{given[0]}=….")
     return open_url(chosen)
 
 
@@ -80,10 +82,10 @@ def open_named(
 def as_shared(store: str) -> str:
     """Return the URL that opens a store, named by its path or URL, as one that others may write."""
     if "://" not in store:
-        with not_forked():
-            from agent_checkpoint.backends.disk.posix import check_path, url_of
+        with block_forks():
+            from agent_checkpoint.backends.disk.posix import check_path, store_url
 
-        return url_of("sqlite", check_path(store).absolute(), shared=True)
+        return store_url("sqlite", check_path(store).absolute(), shared=True)
     if store.partition("?")[2].split("&").count("shared=1"):
         return store
     return f"{store}{'&' if '?' in store else '?'}shared=1"
@@ -106,7 +108,7 @@ def open_backend(
         path: the directory of a file or SQLite store; SQLite has a default, `default_store`.
         durability: `full` or `fast`, of an SQLite store.
         min_free: how many bytes to leave free on the file system; as for `Limits`.
-        max_bytes: how many bytes all files of the store may have together; any if not said.
+        max_bytes: how many bytes all files of the store may have together; any if not given.
         compression: how a new file or SQLite store packs its objects, `zlib` or `zstd`.
         shared: whether the directory may be another user's, or one that others may write. Entries
             are then sealed under the user's secret, and those without that seal are refused.
@@ -115,29 +117,29 @@ def open_backend(
         InvalidInputError: the name is unknown, a path is missing or makes no sense, the backend
             has no such option, or the directory is not this user's own.
     """
-    options = _said(min_free=min_free, max_bytes=max_bytes, compression=compression, shared=shared)
+    options = _given(min_free=min_free, max_bytes=max_bytes, compression=compression, shared=shared)
     if name == "memory":
         if path is not None:
             raise InvalidInputError("The memory backend takes no path.")
-        _refuse(name, {**_said(durability=durability), **options})
+        _refuse_options(name, {**_given(durability=durability), **options})
         return _open_memory("memory://")
     if name == "file":
-        _refuse(name, _said(durability=durability))
+        _refuse_options(name, _given(durability=durability))
         if path is None:
             raise InvalidInputError('The file backend needs a directory: path="checkpoints".')
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.backends.file import FileBackend
 
         return FileBackend(path, **options)
     if name == "sqlite":
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.backends.default_paths import default_store
             from agent_checkpoint.backends.sqlite import SQLiteBackend
 
         place = default_store() if path is None else path
-        return SQLiteBackend(place, **_said(durability=durability), **options)
+        return SQLiteBackend(place, **_given(durability=durability), **options)
     raise InvalidInputError(
-        f"Unknown backend {show(name)}: use 'memory', 'file', 'sqlite' or a store URL."
+        f"Unknown backend {short_repr(name)}: use 'memory', 'file', 'sqlite' or a store URL."
     )
 
 
@@ -152,7 +154,7 @@ def open_url(url: str) -> Backend:
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidInputError(
-            f"{show(url)} is not a store URL such as file:///path. "
+            f"{short_repr(url)} is not a store URL such as file:///path. "
             'For a directory say backend="file", path=….'
         )
     opener = _BUILT_IN.get(scheme) or _registered(scheme)
@@ -165,14 +167,14 @@ def open_url(url: str) -> Backend:
 
 
 def _open_memory(url: str) -> Backend:
-    with not_forked():
+    with block_forks():
         from agent_checkpoint.backends.memory import MemoryBackend
 
     return MemoryBackend()
 
 
 def _open_directory(url: str) -> Backend:
-    with not_forked():
+    with block_forks():
         from urllib.parse import unquote, urlsplit  # slow to load
 
     scheme = url.partition(":")[0]
@@ -182,7 +184,7 @@ def _open_directory(url: str) -> Backend:
         parts = urlsplit("")
     if parts.netloc not in ("", "localhost") or not parts.path or parts.fragment:
         raise InvalidInputError(
-            f"{show(url)} must be {scheme}:///absolute/path, with %3f and %23 for ? and #."
+            f"{short_repr(url)} must be {scheme}:///absolute/path, with %3f and %23 for ? and #."
         )
     return open_backend(scheme, unquote(parts.path), **_options(parts.query))
 
@@ -194,23 +196,23 @@ def _options(query: str) -> dict[str, Any]:
         option, _, value = item.partition("=")
         if option not in _OPTIONS or option in options:
             raise InvalidInputError(
-                f"{show(item)} is not an option of a store URL, or was given twice. There are "
-                f"{', '.join(_OPTIONS)}; a ? in the path is written %3f."
+                f"{short_repr(item)} is not an option of a store URL, or was given twice. There "
+                f"are {', '.join(_OPTIONS)}; a ? in the path is written %3f."
             )
         try:
             options[option] = _OPTIONS[option](value)
         except (ValueError, KeyError):
             wanted = "0 or 1" if option == "shared" else "a number of bytes"
-            raise InvalidInputError(f"{show(item)} must be {wanted}.") from None
+            raise InvalidInputError(f"{short_repr(item)} must be {wanted}.") from None
     return options
 
 
-def _said(**options: Any) -> dict[str, Any]:
+def _given(**options: Any) -> dict[str, Any]:
     """Return the options that were given; the backend's defaults hold for the others."""
     return {option: value for option, value in options.items() if value is not None}
 
 
-def _refuse(name: str, options: dict[str, Any]) -> None:
+def _refuse_options(name: str, options: dict[str, Any]) -> None:
     if options:
         raise InvalidInputError(f"The {name} backend has no {', '.join(options)}.")
 
@@ -230,7 +232,7 @@ _BUILT_IN: dict[str, Callable[[str], Backend]] = {
 
 
 def _registered(scheme: str) -> Callable[[str], Backend] | None:
-    with not_forked():
+    with block_forks():
         from importlib.metadata import entry_points  # costly, and needed for foreign schemes only
 
     found = entry_points()

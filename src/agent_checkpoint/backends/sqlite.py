@@ -23,46 +23,46 @@ from typing import Any
 from agent_checkpoint.backends.base import (
     NO_OBJECTS,
     Backend,
-    Looked,
+    ObjectScan,
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS
+from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT
 from agent_checkpoint.backends.disk.mounts import network_file_system
 from agent_checkpoint.backends.disk.posix import (
+    check_lock_timeout,
     check_path,
-    check_seconds,
     link_new,
-    make_own_directory,
-    os_errors,
+    make_store_directory,
     read_regular,
     refuse_link,
-    scan,
-    sweep,
+    scan_directory,
+    store_url,
+    sweep_temporary_files,
     sync_directory,
     sync_parents,
-    url_of,
+    wrap_os_errors,
     write_new,
 )
 from agent_checkpoint.backends.disk.reserve import Reserve
-from agent_checkpoint.backends.disk.space_limits import Limits, is_record
+from agent_checkpoint.backends.disk.space_limits import SpaceLimits, is_small_record
 from agent_checkpoint.backends.file_names import FORMAT_FOLDER
 from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
 from agent_checkpoint.backends.sqlite_rows import (
-    HIGHEST,
-    PAGE,
+    MAX_SEQ,
+    PAGE_ROWS,
     add_entry,
     add_objects,
     change_object,
-    entries,
     first_bytes,
     newest_entry,
     object_infos,
     present_objects,
+    read_entries,
     stored_objects,
     stream_names,
 )
-from agent_checkpoint.backends.sqlite_space import Space
+from agent_checkpoint.backends.sqlite_space import SpaceManager
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
 from agent_checkpoint.file_ownership import check_own
 from agent_checkpoint.records import (
@@ -72,10 +72,10 @@ from agent_checkpoint.records import (
     check_stream,
     is_object_id,
     is_stream,
-    show,
+    short_repr,
 )
 
-_SETTLE_BYTES = 256 << 10
+_LIMIT_WAL_EVERY = 256 << 10
 LOOSE_FROM = 100_000
 """Objects of this many bytes and more are files of their own: SQLite would copy them twice."""
 
@@ -92,7 +92,7 @@ class SQLiteBackend(Backend):
         max_bytes: int | None = None,
         compression: str | None = None,
         shared: bool = False,
-        lock_timeout: float = LOCK_SECONDS,
+        lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
         """Use the directory `path`, which is made at the first write.
 
@@ -116,10 +116,14 @@ class SQLiteBackend(Backend):
         self._objects = self.path / "objects"
         own = (self.path, self.path / "store.db", self._objects)
         # No method of this object: connections that lead back to it would outlive it.
-        self._check_own = partial(_check_no_link, own[1]) if shared else partial(check_own, *own)
+        self._check_own = (
+            partial(_refuse_linked_database, own[1]) if shared else partial(check_own, *own)
+        )
         if durability not in DURABILITY:
-            raise InvalidInputError(f"durability is 'full' or 'fast', not {show(durability)}.")
-        with os_errors(f"look at {self.path}"):
+            raise InvalidInputError(
+                f"durability is 'full' or 'fast', not {short_repr(durability)}."
+            )
+        with wrap_os_errors(f"look at {self.path}"):
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
             self._check_own()
@@ -127,7 +131,7 @@ class SQLiteBackend(Backend):
             if not (self.path / "store.db").exists() and (self.path / FORMAT_FOLDER).is_dir():
                 raise InvalidInputError(
                     f'{self.path} is a store of readable files: say backend="file", or '
-                    f"{url_of('file', self.path, shared=shared)}."
+                    f"{store_url('file', self.path, shared=shared)}."
                 )
         network = network_file_system(self.path)
         if network is not None:
@@ -137,7 +141,7 @@ class SQLiteBackend(Backend):
             )
         self.compression = check_compression(compression)
         reserve = Reserve(self.path / ".reserve")
-        self._limits = Limits(
+        self._limits = SpaceLimits(
             self.path, min_free=min_free, max_bytes=max_bytes, reserve=reserve.path
         )
         self._tmp = self.path / ".tmp"
@@ -147,16 +151,16 @@ class SQLiteBackend(Backend):
             durability,
             reserve,
             self._check_own,
-            check_seconds(lock_timeout),
+            check_lock_timeout(lock_timeout),
         )
-        self._space = Space(self._connections)
-        self._is_made = False
-        self._unsettled = _SETTLE_BYTES
+        self._space = SpaceManager(self._connections)
+        self._is_prepared = False
+        self._since_wal_limit = _LIMIT_WAL_EVERY
 
     @property
     def url(self) -> str:  # type: ignore[override]
         """What opens the same store in another process."""
-        return url_of("sqlite", self.path, shared=self.shared)
+        return store_url("sqlite", self.path, shared=self.shared)
 
     @property
     def repacks(self) -> SQLiteBackend:  # type: ignore[override]
@@ -183,13 +187,13 @@ class SQLiteBackend(Backend):
         """Return those of the objects that exist. Raises StorageError."""
         found: dict[str, bytes] = {}
         loose: list[str] = []
-        with self._connections.reading() as db:
+        with self._connections.read_connection() as db:
             for name, data in () if db is None else stored_objects(db, ids):
                 if isinstance(data, bytes):
                     found[name] = data
                 elif data is None:
                     loose.append(name)
-        with os_errors(f"read objects of {self.path}"):
+        with wrap_os_errors(f"read objects of {self.path}"):
             for name in loose:
                 with suppress(FileNotFoundError):
                     data = read_regular(self._loose_file(name))
@@ -200,14 +204,14 @@ class SQLiteBackend(Backend):
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
         """Return those of the ids that are not stored. Raises StorageError."""
         wanted = set(ids)
-        with self._connections.reading() as db:
+        with self._connections.read_connection() as db:
             return wanted if db is None else wanted - present_objects(db, wanted)
 
     def list_objects(self) -> Iterator[ObjectInfo]:
         """Iterate over the objects as they are when each page is read. Raises StorageError."""
         after = 0
         while True:
-            with self._connections.reading() as db:
+            with self._connections.read_connection() as db:
                 page = [] if db is None else object_infos(db, after)
             if not page:
                 return
@@ -217,30 +221,30 @@ class SQLiteBackend(Backend):
 
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects while nobody writes. Raises StorageError."""
-        if not self._connections.is_there():
+        if not self._connections.exists():
             return
-        with self._alone():
+        with self._exclusive():
             doomed = [(bytes.fromhex(name),) for name in ids if is_object_id(name)]
             self._space.delete("DELETE FROM objects WHERE id = ?", doomed)
             self._sweep()
             self._space.shrink()
 
-    def find_objects(self, first: bytes, position: Any = None) -> Looked:
+    def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
         """Find objects by their first byte, of those added later. Raises StorageError."""
         found: list[str] = []
         total = 0
         while True:
-            with self._connections.reading() as db:
+            with self._connections.read_connection() as db:
                 rows, position = ([], None) if db is None else first_bytes(db, position)
             total += len(rows)
-            with os_errors(f"read objects of {self.path}"):
+            with wrap_os_errors(f"read objects of {self.path}"):
                 for name, data in rows:
                     with suppress(FileNotFoundError):
                         byte = read_regular(self._loose_file(name), 1) if data is None else data
                         if byte == first:
                             found.append(name)
-            if len(rows) < PAGE:
-                return Looked(found, total, position)
+            if len(rows) < PAGE_ROWS:
+                return ObjectScan(found, total, position)
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
         """Replace objects in one transaction, a loose file by renaming. Raises StorageError."""
@@ -272,13 +276,13 @@ class SQLiteBackend(Backend):
         Raises ConflictError, MissingObjectsError and StorageError.
         """
         check_stream(stream)
-        small = is_record(stream, entry, objects)
+        small = is_small_record(stream, entry, objects)
         size = len(entry) if small else self._limits.check(objects, entry)
         with self._writing(size):
             try:
                 return self._append(stream, entry, after, objects, requires)
             except StorageError as error:
-                if not (small and error.no_room) or not self._connections.reserve.lend():
+                if not (small and error.no_room) or not self._connections.reserve.release_half():
                     raise
             return self._append(stream, entry, after, objects, requires)
 
@@ -311,10 +315,10 @@ class SQLiteBackend(Backend):
         """Return the chosen entries, a damaged one without its data. Raises StorageError."""
         if not is_stream(stream):
             return []
-        with self._connections.reading() as db:
+        with self._connections.read_connection() as db:
             if db is None:
                 return []
-            return entries(
+            return read_entries(
                 db, stream, before=before, after=after, limit=limit, newest_first=newest_first
             )
 
@@ -322,12 +326,12 @@ class SQLiteBackend(Backend):
         """Remove entries; the stream's last number stays known. Raises StorageError."""
         if not is_stream(stream):
             return
-        if not self._connections.is_there():
+        if not self._connections.exists():
             return
         name = stream.encode()
-        with self._alone():
+        with self._exclusive():
             # Oldest first: if it takes several transactions the head stays the head.
-            doomed = [(name, seq) for seq in sorted(set(seqs)) if 0 < seq < HIGHEST]
+            doomed = [(name, seq) for seq in sorted(set(seqs)) if 0 < seq < MAX_SEQ]
             self._space.delete(
                 "DELETE FROM entries WHERE stream = (SELECT id FROM streams WHERE name = ?) "
                 "AND seq = ?",
@@ -337,14 +341,14 @@ class SQLiteBackend(Backend):
 
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams with entries, as at the call. Raises StorageError."""
-        with self._connections.reading() as db:
+        with self._connections.read_connection() as db:
             return iter([] if db is None else stream_names(db, prefix))
 
     def scrub(self) -> None:
         """Rewrite the database without what was deleted, and sweep. Raises StorageError."""
-        if not self._connections.is_there():
+        if not self._connections.exists():
             return
-        with self._alone():
+        with self._exclusive():
             self._sweep()
             self._space.scrub()
 
@@ -359,32 +363,32 @@ class SQLiteBackend(Backend):
     # -- how it is done --------------------------------------------------------------------------
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with os_errors(f"write to {self.path}"):
-            is_there = self._connections.is_there()
-            if not (self._is_made and is_there):
+    def _exclusive(self) -> Iterator[None]:
+        with wrap_os_errors(f"write to {self.path}"):
+            is_there = self._connections.exists()
+            if not (self._is_prepared and is_there):
                 self._check_own()
                 self._make_directories()
                 if not is_there:
                     sync_parents(self._tmp)
-                self._is_made = True
-            with self._connections.alone():
+                self._is_prepared = True
+            with self._connections.write_lock():
                 yield
 
     def _make_directories(self) -> None:
-        make_own_directory(self._tmp)
-        make_own_directory(self._objects)
+        make_store_directory(self._tmp)
+        make_store_directory(self._objects)
 
     @contextmanager
     def _writing(self, size: int) -> Iterator[None]:
-        with self._alone():
+        with self._exclusive():
             # Now and then: it concerns disks that are nearly full, and takes as long as a commit.
-            self._unsettled += size
-            if self._unsettled >= _SETTLE_BYTES:
-                self._space.settle()
-                self._unsettled = 0
+            self._since_wal_limit += size
+            if self._since_wal_limit >= _LIMIT_WAL_EVERY:
+                self._space.limit_pending()
+                self._since_wal_limit = 0
             yield
-            self._connections.settle_directory()
+            self._connections.sync_directory_once()
 
     def _put(self, db: sqlite3.Connection, objects: Mapping[str, bytes]) -> None:
         now = time.time()
@@ -403,7 +407,7 @@ class SQLiteBackend(Backend):
     def _write_loose(self, name: str, data: bytes) -> Path:
         self._make_directories()
         target = self._loose_file(name)
-        make_own_directory(target.parent)
+        make_store_directory(target.parent)
         link_new(self._tmp, data, target)
         return target.parent
 
@@ -413,18 +417,20 @@ class SQLiteBackend(Backend):
     def _sweep(self) -> None:
         """Delete files that no row names: of deleted objects, and of writers that died."""
         self._make_directories()
-        sweep(self._tmp)
-        for folder in list(scan(self._objects)):
+        sweep_temporary_files(self._tmp)
+        for folder in list(scan_directory(self._objects)):
             if not folder.is_dir(follow_symlinks=False):
                 continue
-            names = [item.name for item in scan(Path(folder.path)) if is_object_id(item.name)]
+            names = [
+                item.name for item in scan_directory(Path(folder.path)) if is_object_id(item.name)
+            ]
             for name in self.missing_objects(names):
                 # Else it may be of somebody who writes right now, and commits next.
-                self._connections.check_alone()
+                self._connections.check_write_lock()
                 os.unlink(os.path.join(folder.path, name))
 
 
-def _check_no_link(database: Path) -> None:
+def _refuse_linked_database(database: Path) -> None:
     """Refuse a database of a shared store that is one of another store, by a link to it.
 
     Raises:

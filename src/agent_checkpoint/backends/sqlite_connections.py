@@ -17,25 +17,25 @@ from threading import get_ident
 from typing import NamedTuple
 from weakref import finalize
 
-from agent_checkpoint.backends.disk.fork_safety import close_before_fork, not_forked
-from agent_checkpoint.backends.disk.lock_wait import holders_of, in_words
+from agent_checkpoint.backends.disk.fork_safety import block_forks, close_before_fork
+from agent_checkpoint.backends.disk.lock_wait import describe_holders, lock_holders
 from agent_checkpoint.backends.disk.pin import Pin
 from agent_checkpoint.backends.disk.posix import (
-    Identity,
-    check_held,
+    FileIdentity,
+    check_lock_file,
+    exclusive_lock,
+    file_identity,
     free_bytes,
-    held,
-    identity_of,
-    in_turn,
-    os_errors,
-    share_with_owners,
+    queued_lock,
+    share_like_folder,
+    shared_lock,
     sync_directory,
-    writers_kept_out,
+    wrap_os_errors,
 )
 from agent_checkpoint.backends.disk.reserve import Reserve
 from agent_checkpoint.backends.sqlite_files import (
     APPLICATION_ID,
-    opening,
+    database_open_lock,
     register,
     unregister,
 )
@@ -50,17 +50,17 @@ SCHEMA = (
     "CREATE TABLE objects (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, "
     "size INTEGER NOT NULL, ts REAL NOT NULL, data BLOB)",
 )
-_WRITES_NOTHING = "DELETE FROM streams WHERE 0"  # but fails where nothing can be written
+_NO_OP_WRITE = "DELETE FROM streams WHERE 0"  # but fails where nothing can be written
 DURABILITY = {"full": "FULL", "fast": "NORMAL"}
 
 PAGE_BYTES = 8192
-LOG_BYTES = 1 << 20
+WAL_BYTES = 1 << 20
 """When the log has this many bytes SQLite moves it into the database, and cuts it to that size."""
 
 _TIMEOUT = 10.0
 _BUSY_PAUSE = 0.05
-_LITTLE = 64 << 10  # bytes free: the disk is as good as full
-_NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
+_ALMOST_FULL = 64 << 10  # bytes free: the disk is as good as full
+_PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
 
 
@@ -72,14 +72,14 @@ class _Connection(sqlite3.Connection):
         unregister(self)
 
 
-class _Opened(NamedTuple):
+class _PooledConnection(NamedTuple):
     """A connection, and which files its log and its shared memory are.
 
     Without shared memory there are none to compare, and a lock of ours does its work.
     """
 
     db: sqlite3.Connection
-    companions: tuple[Identity | None, ...] | None
+    companions: tuple[FileIdentity | None, ...] | None
 
 
 class Connections:
@@ -103,44 +103,44 @@ class Connections:
         self.durability = durability
         # Threads take from the list and give back to it without a lock, which a fork could leave
         # held for ever: both are single steps.
-        self._idle: list[_Opened] = []
+        self._idle: list[_PooledConnection] = []
         self._writer = 0  # the thread that is alone
-        self._of_writer: list[_Opened] = []  # its own, if it cannot share memory
+        self._writer_connections: list[_PooledConnection] = []  # its own, if it cannot share memory
         self._can_share = True
         self._pid = os.getpid()
         self._pin = Pin(database)
         self._companions = (f"{database}-wal", f"{database}-shm")
-        self._lock: Identity | None = None  # of the lock file, while it is held
+        self._lock: FileIdentity | None = None  # of the lock file, while it is held
         self._suspect = False
-        self._is_cut = False
-        self._is_settled = False
+        self._is_log_lost = False
+        self._is_directory_synced = False
         # A store that is dropped without being closed lets go of its files too; not at exit, when
         # a forked child would close its parent's.
         finalize(self, _close_all, self._idle, self._pid).atexit = False
         close_before_fork(self)
 
     @contextmanager
-    def reading(self) -> Iterator[sqlite3.Connection | None]:
+    def read_connection(self) -> Iterator[sqlite3.Connection | None]:
         """Lend a connection; None if there is no database yet. Raises as `translated` does."""
-        if not self.is_there():
+        if not self.exists():
             yield None
             return
-        with self.lent() as db:
+        with self.connection() as db:
             yield db
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Tell whether there is a database.
 
         Raises:
             StorageError: the one that was used before is not at its path any more, or lacks what
                 was in its log.
         """
-        if self._is_cut:
+        if self._is_log_lost:
             raise StorageError(
                 f"The log of {self.database} was removed while it was in use, and the last saves "
                 "are gone with it. Nothing was read or written: open the store anew."
             )
-        return self._pin.is_there()
+        return self._pin.exists()
 
     def is_replaced(self) -> bool:
         """Tell whether the database that was used before is not at its path any more.
@@ -148,14 +148,14 @@ class Connections:
         Raises:
             StorageError: the file system failed.
         """
-        return self._is_cut or self._pin.is_replaced()
+        return self._is_log_lost or self._pin.is_replaced()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def write_lock(self) -> Iterator[None]:
         """Keep every other writer out, of any thread and process, and have a database.
 
         Writers queue at the lock file, which is shared by all processes. At the end the reserve is
-        there again, as far as there is room. Call `is_there` first: else a lock file is made where
+        there again, as far as there is room. Call `exists` first: else a lock file is made where
         the store is gone.
 
         Raises:
@@ -163,8 +163,8 @@ class Connections:
                 for too long.
         """
         with (
-            os_errors(f"write to {self.database}"),
-            in_turn(self.lock_file, self.lock_timeout) as self._lock,
+            wrap_os_errors(f"write to {self.database}"),
+            queued_lock(self.lock_file, self.lock_timeout) as self._lock,
         ):
             self._create()
             self._can_share = True
@@ -173,8 +173,8 @@ class Connections:
                 yield
             finally:
                 self._writer = 0
-                _close_all(self._of_writer, self._pid)
-                self.reserve.keep()
+                _close_all(self._writer_connections, self._pid)
+                self.reserve.refill()
 
     @contextmanager
     def transaction(self, durability: str | None = None) -> Iterator[sqlite3.Connection]:
@@ -191,43 +191,43 @@ class Connections:
         """
         with ExitStack() as stack:
             try:
-                db = stack.enter_context(self._begun(durability or self.durability))
+                db = stack.enter_context(self._begin_transaction(durability or self.durability))
             except StorageError as error:
                 # Without a descriptor to spare SQLite opens what it can read but not write. The
                 # connection is gone now: try with another.
                 if "readonly" not in str(error.__cause__):
                     raise
-                db = stack.enter_context(self._begun(durability or self.durability))
+                db = stack.enter_context(self._begin_transaction(durability or self.durability))
             yield db
 
     @contextmanager
-    def _begun(self, durability: str) -> Iterator[sqlite3.Connection]:
-        with self._lent() as opened, _as_durable(opened.db, durability, self.durability):
-            db = opened.db
+    def _begin_transaction(self, durability: str) -> Iterator[sqlite3.Connection]:
+        with self._checkout() as pooled, _durability(pooled.db, durability, self.durability):
+            db = pooled.db
             _begin(db, self.lock_timeout)
             try:
-                db.execute(_WRITES_NOTHING)
+                db.execute(_NO_OP_WRITE)
                 yield db
                 # Last of all: what is committed must be in the store that is at the path.
-                self._check(opened)
+                self._check(pooled)
                 db.execute("COMMIT")
             except BaseException:
                 with suppress(sqlite3.Error):
                     db.execute("ROLLBACK")
                 raise
 
-    def check_alone(self) -> None:
+    def check_write_lock(self) -> None:
         """Make sure that the store is at the path, and still locked by who is `alone`.
 
         Raises:
             StorageError: it is not, so that somebody else may write to it.
         """
-        self.is_there()
-        with os_errors(f"look at {self.database}"):
+        self.exists()
+        with wrap_os_errors(f"look at {self.database}"):
             if self._lock is not None:
-                check_held(self.lock_file, self._lock)
+                check_lock_file(self.lock_file, self._lock)
 
-    def settle_directory(self) -> None:
+    def sync_directory_once(self) -> None:
         """Make the name of a new log durable; SQLite does so too, but does not tell if it failed.
 
         Called after each commit; it does something after the first.
@@ -235,66 +235,70 @@ class Connections:
         Raises:
             OSError: the file system failed.
         """
-        if not self._is_settled:
+        if not self._is_directory_synced:
             sync_directory(self.database.parent)
-            self._is_settled = True
+            self._is_directory_synced = True
 
     def close(self) -> None:
         """Close what is not lent."""
-        self._is_settled = False
+        self._is_directory_synced = False
         self._after_fork()
         _close_all(self._idle, self._pid)
-        _close_all(self._of_writer, self._pid)
+        _close_all(self._writer_connections, self._pid)
 
     @contextmanager
-    def lent(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection, outside a transaction, to who has asked `is_there` or is `alone`.
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """Lend a connection, outside a transaction, to who has asked `exists` or is `alone`.
 
         Raises as `translated` does.
         """
-        with self._lent() as opened:
-            yield opened.db
+        with self._checkout() as pooled:
+            yield pooled.db
 
     @contextmanager
-    def _lent(self) -> Iterator[_Opened]:
-        with not_forked(), translated(self.database, self._distrust), ExitStack() as locks:
+    def _checkout(self) -> Iterator[_PooledConnection]:
+        with (
+            block_forks(),
+            wrap_sqlite_errors(self.database, self._mark_suspect),
+            ExitStack() as locks,
+        ):
             self._after_fork()
             try:
-                is_writer = self._of_writer and self._writer == get_ident()
-                opened = (self._of_writer if is_writer else self._idle).pop()
+                is_writer = self._writer_connections and self._writer == get_ident()
+                pooled = (self._writer_connections if is_writer else self._idle).pop()
             except IndexError:
-                opened = self._open(locks)
-            if self._is_cut_off(opened):
-                opened = self._renew(opened, locks)
+                pooled = self._open(locks)
+            if self._is_stale(pooled):
+                pooled = self._reconnect(pooled, locks)
             try:
-                yield opened
+                yield pooled
             except sqlite3.Error:
-                opened.db.close()  # whatever state it is in, nobody uses it again
+                pooled.db.close()  # whatever state it is in, nobody uses it again
                 raise
             except BaseException:
-                self._give_back(opened)
+                self._give_back(pooled)
                 raise
-            self._give_back(opened)
+            self._give_back(pooled)
 
-    def _check(self, opened: _Opened) -> None:
+    def _check(self, pooled: _PooledConnection) -> None:
         """Make sure that what is committed will be in the files at the path.
 
         Raises:
             StorageError: it would not, or somebody else may hold the lock.
         """
-        self.check_alone()
-        if self._is_cut_off(opened):
+        self.check_write_lock()
+        if self._is_stale(pooled):
             raise StorageError(
                 f"The log of {self.database} was removed or replaced during a write, so nothing "
                 "was written. Try again.",
                 retryable=True,
             )
 
-    def _is_cut_off(self, opened: _Opened) -> bool:
+    def _is_stale(self, pooled: _PooledConnection) -> bool:
         """Tell whether a connection has other files than those at the path."""
-        return opened.companions not in (None, self._find_companions())
+        return pooled.companions not in (None, self._companion_identities())
 
-    def _renew(self, stale: _Opened, locks: ExitStack) -> _Opened:
+    def _reconnect(self, stale: _PooledConnection, locks: ExitStack) -> _PooledConnection:
         """Return a connection instead of one whose log was removed or replaced.
 
         A program that opens and closes the database by itself, to copy it, drops the locks that
@@ -311,28 +315,28 @@ class Connections:
         fresh = self._open(locks)
         if _progress(fresh.db) < before:
             fresh.db.close()
-            self._is_cut = True
-            self.is_there()
+            self._is_log_lost = True
+            self.exists()
         return fresh
 
-    def _find_companions(self) -> tuple[Identity | None, ...]:
-        with os_errors(f"look at {self.database}"):
-            return tuple(map(identity_of, self._companions))
+    def _companion_identities(self) -> tuple[FileIdentity | None, ...]:
+        with wrap_os_errors(f"look at {self.database}"):
+            return tuple(map(file_identity, self._companions))
 
-    def _give_back(self, opened: _Opened) -> None:
+    def _give_back(self, pooled: _PooledConnection) -> None:
         if self._pid != os.getpid():
-            _abandoned.append(opened.db)  # lent in the parent, and not ours to close
-        elif opened.db.in_transaction:
-            opened.db.close()  # its rollback failed
-        elif opened.companions is None:
+            _abandoned.append(pooled.db)  # lent in the parent, and not ours to close
+        elif pooled.db.in_transaction:
+            pooled.db.close()  # its rollback failed
+        elif pooled.companions is None:
             if self._writer == get_ident():
-                self._of_writer.append(opened)
+                self._writer_connections.append(pooled)
             else:
-                opened.db.close()
+                pooled.db.close()
         else:
-            self._idle.append(opened)
+            self._idle.append(pooled)
 
-    def _distrust(self) -> None:
+    def _mark_suspect(self) -> None:
         # After an I/O error the pages in memory may not be those on the disk: start afresh, and
         # look at the whole database before it is used again.
         self._suspect = True
@@ -342,11 +346,11 @@ class Connections:
         if self._pid != os.getpid():
             # Closing a parent's connection here would drop the parent's locks.
             _close_all(self._idle, self._pid)
-            _close_all(self._of_writer, self._pid)
+            _close_all(self._writer_connections, self._pid)
             self._writer = 0
             self._pid = os.getpid()
 
-    def _open(self, locks: ExitStack) -> _Opened:
+    def _open(self, locks: ExitStack) -> _PooledConnection:
         """Open the database; what must be locked while it is used goes to `locks`.
 
         Even to read, SQLite makes two files: the log, and the memory that its processes share.
@@ -358,39 +362,39 @@ class Connections:
             try:
                 return self._connect()
             except sqlite3.OperationalError as error:
-                self._pin.is_there()
+                self._pin.exists()
                 if "locked" in str(error):
                     raise
         if is_writer:
             self._can_share = False  # also not when a deletion has made room: it would take of that
-            return self._open_for_writer()
-        locks.enter_context(os_errors(f"read {self.database}"))
+            return self._open_exclusive()
+        locks.enter_context(wrap_os_errors(f"read {self.database}"))
         with ExitStack() as lock:
-            lock.enter_context(writers_kept_out(self.lock_file, self.lock_timeout))
+            lock.enter_context(shared_lock(self.lock_file, self.lock_timeout))
             # Without a log all is in the database, and nobody else changes that now.
             if not self._log_bytes():
-                opened = self._connect("mode=ro&immutable=1", shared=False)
+                pooled = self._connect("mode=ro&immutable=1", shared=False)
                 locks.push(lock.pop_all())
-                return opened
+                return pooled
         try:
-            locks.enter_context(held(self.lock_file, self.lock_timeout))
+            locks.enter_context(exclusive_lock(self.lock_file, self.lock_timeout))
         except OSError as error:
-            if error.errno not in _NO_RIGHT:
+            if error.errno not in _PERMISSION_ERRNOS:
                 raise
             raise StorageError(
                 f"Cannot read {self.database}: a program that died has left a log, "
                 f"{self.database.name}-wal, which cannot be read without the right to write here "
                 f"({error.strerror}). Copy the directory to where you can write, and open the copy."
             ) from error
-        locks.callback(self.reserve.keep)  # when it is closed the log goes, and its blocks
-        return self._open_for_writer()
+        locks.callback(self.reserve.refill)  # when it is closed the log goes, and its blocks
+        return self._open_exclusive()
 
-    def _open_for_writer(self) -> _Opened:
+    def _open_exclusive(self) -> _PooledConnection:
         """Open the database so that nobody else can: what would be shared is in this process."""
         try:
             return self._connect("mode=rw", shared=False)
         except sqlite3.OperationalError:
-            self.reserve.give_up()  # there was no inode for the log
+            self.reserve.release()  # there was no inode for the log
             return self._connect("mode=rw", shared=False)
 
     def _log_bytes(self) -> int:
@@ -399,8 +403,8 @@ class Connections:
         except FileNotFoundError:
             return 0
 
-    def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _Opened:
-        with os_errors(f"look at {self.database}"):
+    def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _PooledConnection:
+        with wrap_os_errors(f"look at {self.database}"):
             self._check_own()
             # SQLite waits for the other end of a pipe, and follows a link out of the store.
             for name in ("", "-wal", "-shm", "-journal"):
@@ -409,8 +413,8 @@ class Connections:
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.lstat(path).st_mode):
                         raise OSError(f"{path} is not a regular file; remove it")
-        self.is_there()
-        with opening():
+        self.exists()
+        with database_open_lock():
             db = sqlite3.connect(
                 _uri(self.database, how),
                 uri=True,
@@ -430,21 +434,21 @@ class Connections:
                 _check_pages(db, self.database)
                 self._suspect = False
             db.execute(f"PRAGMA synchronous={DURABILITY[self.durability]}")
-            db.execute(f"PRAGMA wal_autocheckpoint={LOG_BYTES // PAGE_BYTES}")
-            db.execute(f"PRAGMA journal_size_limit={LOG_BYTES}")
+            db.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // PAGE_BYTES}")
+            db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
             # Overwrites what is deleted where that costs nothing; ON would write every page that
             # becomes free, which a full disk has no room for. Some SQLites have it on by default.
             db.execute("PRAGMA secure_delete=FAST")
             # A flipped bit can make text of a blob; whoever reads checks the bytes.
             db.text_factory = bytes
-            return _Opened(db, self._found_companions(db) if shared else None)
+            return _PooledConnection(db, self._checked_companions(db) if shared else None)
         except BaseException:
             db.close()
             raise
 
-    def _found_companions(self, db: sqlite3.Connection) -> tuple[Identity | None, ...]:
-        self._pin.is_there()  # before and after: so it is this database that was opened
-        found = self._find_companions()
+    def _checked_companions(self, db: sqlite3.Connection) -> tuple[FileIdentity | None, ...]:
+        self._pin.exists()  # before and after: so it is this database that was pooled
+        found = self._companion_identities()
         if os.stat(self._companions[0]).st_size == 0:
             # What processes share of a log that was removed may speak of frames that a new one
             # does not have. SQLite takes its word; moving them shows whether they are there.
@@ -452,7 +456,7 @@ class Connections:
         return found
 
     def _create(self) -> None:
-        if self.is_there():
+        if self.exists():
             return
         fresh = self.database.with_name("new.db")
         # What a maker that died left. SQLite drops a log beside an empty file, but we need not ask.
@@ -460,10 +464,10 @@ class Connections:
             fresh.with_name(fresh.name + end).unlink(missing_ok=True)
         fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            share_with_owners(fd, fresh.parent)
+            share_like_folder(fd, fresh.parent)
         finally:
             os.close(fd)
-        with not_forked(), translated(self.database, self._distrust):
+        with block_forks(), wrap_sqlite_errors(self.database, self._mark_suspect):
             db = sqlite3.connect(fresh, isolation_level=None)
             try:
                 db.execute(f"PRAGMA page_size={PAGE_BYTES}")
@@ -480,11 +484,11 @@ class Connections:
         # The database appears complete, with its schema, by one rename.
         fresh.rename(self.database)
         sync_directory(self.database.parent)
-        self.is_there()
+        self.exists()
 
 
 @contextmanager
-def _as_durable(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
+def _durability(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
     if how == usual:
         yield
         return
@@ -499,8 +503,8 @@ def _uri(database: Path, how: str) -> str:
     return f"file:{path}?{how}"
 
 
-def _close_all(idle: list[_Opened], pid: int) -> None:
-    """Close the connections that process `pid` opened; in a child of it, only forget them."""
+def _close_all(idle: list[_PooledConnection], pid: int) -> None:
+    """Close the connections that process `pid` pooled; in a child of it, only forget them."""
     with suppress(IndexError):  # until none is left
         while True:
             db = idle.pop().db
@@ -511,7 +515,7 @@ def _close_all(idle: list[_Opened], pid: int) -> None:
 
 
 @contextmanager
-def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None]:
+def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Iterator[None]:
     """Turn sqlite3's errors in the block into ours.
 
     Raises:
@@ -529,31 +533,34 @@ def translated(database: Path, on_io_error: Callable[[], None]) -> Iterator[None
         if "I/O" in text:
             on_io_error()
         busy = "locked" in text or "busy" in text
-        no_room = not busy and _says_full(text, database)
+        no_room = not busy and _is_disk_full(text, database)
         advice = ""
         if no_room:
             text = text if "full" in text else f"{text}, the disk is full"
             advice = "Free some space; what was saved before is intact."
         if busy:
-            advice = f"It is in use by {_users(database)}. Let that end or go on, then try again."
+            advice = (
+                f"It is in use by {_database_users(database)}. Let that end or go on, then try "
+                "again."
+            )
         raise StorageError(
             f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy, no_room=no_room
         ) from error
 
 
-def _users(database: Path) -> str:
+def _database_users(database: Path) -> str:
     """Return in words who keeps others from writing to a database, or from opening it."""
     files = []
     for end in ("", "-shm"):
         with suppress(OSError):
             files.append(os.stat(f"{database}{end}"))
-    return in_words(holders_of(*files, writing=True))
+    return describe_holders(lock_holders(*files, writing=True))
 
 
-def _says_full(text: str, database: Path) -> bool:
+def _is_disk_full(text: str, database: Path) -> bool:
     # With no room for the log's first bytes SQLite speaks of an I/O error, or cannot open a file.
     with suppress(OSError):
-        return "full" in text or free_bytes(database) <= _LITTLE
+        return "full" in text or free_bytes(database) <= _ALMOST_FULL
     return False
 
 

@@ -19,7 +19,7 @@ APPLICATION_ID = 0x41434B50  # "ACKP"
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION_ID_AT = 68
 _HEADER_BYTES = 100
-_GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 # Garbage collection can close a connection while its thread holds the lock.
 _lock = RLock()
@@ -28,7 +28,7 @@ _open: dict[int, tuple[int, int]] = {}
 
 
 @contextmanager
-def opening() -> Iterator[None]:
+def database_open_lock() -> Iterator[None]:
     """Let no thread look into a database during the block, which opens one and registers it."""
     with _lock:
         yield
@@ -60,7 +60,7 @@ def is_store_database(directory: int, path: bytes) -> bool:
         if identity is None or identity in _open.copy().values():
             return identity is not None
         try:
-            fd = os.open(path, _GUARDED, dir_fd=directory)
+            fd = os.open(path, _SAFE_FLAGS, dir_fd=directory)
         except OSError:
             return False
         try:

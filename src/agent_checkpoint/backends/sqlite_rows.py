@@ -14,13 +14,13 @@ from itertools import chain
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Entry, ObjectInfo, is_object_id, show
+from agent_checkpoint.records import Entry, ObjectInfo, is_object_id, short_repr
 
-HIGHEST = 2**63 - 1
+MAX_SEQ = 2**63 - 1
 
 _BATCH = 500  # ids in one statement
 _ROWS = 128  # rows in one statement; older SQLites take 999 values
-PAGE = 10_000
+PAGE_ROWS = 10_000
 """Objects that are listed in one statement."""
 
 
@@ -39,8 +39,10 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
         )
     else:
         number, last = row
-        if type(last) is not int or not 0 < last < HIGHEST - 1:
-            raise IntegrityError(f"The stream {show(stream)} is damaged: its last number is lost.")
+        if type(last) is not int or not 0 < last < MAX_SEQ - 1:
+            raise IntegrityError(
+                f"The stream {short_repr(stream)} is damaged: its last number is lost."
+            )
         seq = last + 1
         db.execute("UPDATE streams SET last = ? WHERE id = ?", (seq, number))
     db.execute(
@@ -99,7 +101,7 @@ def _first_bytes(db: sqlite3.Connection, begin: int) -> list[Any]:
     return db.execute(
         "SELECT number, id, ts, substr(data, 1, 1) FROM objects WHERE number >= ? "
         "AND typeof(id) = 'blob' AND length(id) = 32 ORDER BY number LIMIT ?",
-        (begin, PAGE + 1),
+        (begin, PAGE_ROWS + 1),
     ).fetchall()
 
 
@@ -112,7 +114,7 @@ def newest_entry(db: sqlite3.Connection, stream: str) -> int:
     return found or 0
 
 
-def entries(
+def read_entries(
     db: sqlite3.Connection,
     stream: str,
     *,
@@ -130,7 +132,7 @@ def entries(
         (
             name,
             -1 if after is None else _clamp(after),
-            HIGHEST if before is None else _clamp(before),
+            MAX_SEQ if before is None else _clamp(before),
             -1 if limit is None else max(0, limit),
         ),
     )
@@ -156,7 +158,7 @@ def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectIn
         # A damaged row may hold anything: as numbers its size and time are at least numbers.
         "SELECT number, id, CAST(size AS INTEGER), CAST(ts AS REAL) FROM objects "
         "WHERE number > ? AND length(id) = 32 ORDER BY number LIMIT ?",
-        (after, PAGE),
+        (after, PAGE_ROWS),
     )
     return [(number, ObjectInfo(bytes(name).hex(), size, ts)) for number, name, size, ts in rows]
 
@@ -201,4 +203,4 @@ def _checked(of_name: int, seq: object, mark: object, data: object) -> bytes:
 
 
 def _clamp(seq: int) -> int:
-    return max(-1, min(seq, HIGHEST))
+    return max(-1, min(seq, MAX_SEQ))

@@ -13,27 +13,29 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from agent_checkpoint.backends.disk.posix import free_bytes
-from agent_checkpoint.backends.sqlite_connections import LOG_BYTES, PAGE_BYTES, Connections
+from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, Connections
 from agent_checkpoint.errors import StorageError
 
-_WORTH_IT = 128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs,
-_SHARE = 4  # unless they are a quarter of all
-_FIRST_STEP, _LONGEST_STEP = 32, 4096  # pages moved in one transaction
+_MIN_FREE_PAGES = (
+    128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs,
+)
+_MIN_FREE_SHARE = 4  # unless they are a quarter of all
+_FIRST_STEP, _MAX_STEP = 32, 4096  # pages moved in one transaction
 _SHRINK_SECONDS = 2.0
-_PATIENCE = 0.2  # seconds to wait for those who read
-_SCRUB_PATIENCE = 5.0
-_LONGEST_LOG = 4 * LOG_BYTES
-_TIGHT = 4 << 20  # bytes free on the disk: then every page counts, and also what the log takes
-_MOST_PENDING = 1 << 20  # bytes by which the database has still to grow; half of the reserve
+_READER_WAIT = 0.2  # seconds to wait for those who read
+_SCRUB_READER_WAIT = 5.0
+_MAX_WAL_BYTES = 4 * WAL_BYTES
+_LOW_SPACE = 4 << 20  # bytes free on the disk: then every page counts, and also what the log takes
+_MAX_PENDING = 1 << 20  # bytes by which the database has still to grow; half of the reserve
 
 
-class Space:
+class SpaceManager:
     """Gives back what was deleted, and deletes also where there is no room to write."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
-        self._log = connections.database.with_name(connections.database.name + "-wal")
-        self._log_bound = _LONGEST_LOG
+        self._wal = connections.database.with_name(connections.database.name + "-wal")
+        self._wal_limit = _MAX_WAL_BYTES
 
     def delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Run a deleting statement for all rows, in one transaction.
@@ -52,11 +54,15 @@ class Space:
                 raise
         else:
             return
-        self._connections.reserve.give_up()
+        self._connections.reserve.release()
         done = 0
         while done < len(rows):
-            with suppress(StorageError), self._connections.lent() as db, _waiting(db, _PATIENCE):
-                _empty_log(db)
+            with (
+                suppress(StorageError),
+                self._connections.connection() as db,
+                _busy_timeout(db, _READER_WAIT),
+            ):
+                _truncate_wal(db)
             try:
                 self._delete(statement, rows[done : done + size])
             except StorageError as error:
@@ -75,14 +81,14 @@ class Space:
             IntegrityError: the database is damaged.
         """
         try:
-            self._give_back()
+            self._vacuum_free_pages()
         except StorageError as error:
             if error.no_room:
-                self._connections.reserve.give_up()
+                self._connections.reserve.release()
                 with suppress(StorageError):
-                    self._give_back()
+                    self._vacuum_free_pages()
 
-    def settle(self) -> None:
+    def limit_pending(self) -> None:
         """Keep the log and what is pending in it within bounds; called before each commit.
 
         What is new grows the database only when the log is moved into it. There may be room for
@@ -93,22 +99,24 @@ class Space:
             StorageError: the medium failed, or is full.
             IntegrityError: the database is damaged.
         """
-        with self._connections.lent() as db:
+        with self._connections.connection() as db:
             (pages,) = db.execute("PRAGMA page_count").fetchone()
             size = self._connections.database.stat().st_size
-            if pages * PAGE_BYTES - size > _MOST_PENDING:
+            if pages * PAGE_BYTES - size > _MAX_PENDING:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            self._bound_log(db)
+            self._limit_wal(db)
 
-    def _bound_log(self, db: sqlite3.Connection) -> None:
+    def _limit_wal(self, db: sqlite3.Connection) -> None:
         # SQLite begins the log anew only when nobody reads from it. Where readers overlap without
         # a gap that is never; waiting a moment for those of now makes it so.
-        size = self._log.stat().st_size if self._log.exists() else 0
-        if size > self._log_bound:
-            self._log_bound = size + _LONGEST_LOG  # if it is busy do not wait again at every write
-            with _waiting(db, _PATIENCE):
-                if _empty_log(db):
-                    self._log_bound = _LONGEST_LOG
+        size = self._wal.stat().st_size if self._wal.exists() else 0
+        if size > self._wal_limit:
+            self._wal_limit = (
+                size + _MAX_WAL_BYTES
+            )  # if it is busy do not wait again at every write
+            with _busy_timeout(db, _READER_WAIT):
+                if _truncate_wal(db):
+                    self._wal_limit = _MAX_WAL_BYTES
 
     def scrub(self) -> None:
         """Write the database anew without what was deleted, and empty the log.
@@ -117,7 +125,7 @@ class Space:
             StorageError: somebody reads, there is no room for a copy, or the medium failed.
         """
         database = self._connections.database
-        self._connections.reserve.give_up()  # the copy of a small store may find room in it
+        self._connections.reserve.release()  # the copy of a small store may find room in it
         try:
             done = self._rewrite()
         except StorageError as error:
@@ -137,28 +145,28 @@ class Space:
             )
 
     def _rewrite(self) -> bool:
-        with self._connections.lent() as db, _waiting(db, _SCRUB_PATIENCE):
-            if not _empty_log(db):  # before the work: who reads now would make it useless
+        with self._connections.connection() as db, _busy_timeout(db, _SCRUB_READER_WAIT):
+            if not _truncate_wal(db):  # before the work: who reads now would make it useless
                 return False
             db.execute("PRAGMA secure_delete=ON")
             db.execute("VACUUM")
             db.execute("PRAGMA secure_delete=FAST")
-            return _empty_log(db)
+            return _truncate_wal(db)
 
-    def _give_back(self) -> None:
+    def _vacuum_free_pages(self) -> None:
         end = time.monotonic() + _SHRINK_SECONDS
-        with self._connections.lent() as db:
-            tight = free_bytes(self._connections.database) < _TIGHT
+        with self._connections.connection() as db:
+            tight = free_bytes(self._connections.database) < _LOW_SPACE
             (pages,) = db.execute("PRAGMA page_count").fetchone()
-            if _free_pages(db) < min(_WORTH_IT, 1 + pages // _SHARE) and not tight:
+            if _free_pages(db) < min(_MIN_FREE_PAGES, 1 + pages // _MIN_FREE_SHARE) and not tight:
                 return
-            with _waiting(db, _PATIENCE):
+            with _busy_timeout(db, _READER_WAIT):
                 step = _FIRST_STEP
                 # The log is emptied between the steps: on a full disk each makes room for the next.
-                while _empty_log(db) and _free_pages(db) and time.monotonic() < end:
+                while _truncate_wal(db) and _free_pages(db) and time.monotonic() < end:
                     # Not `execute`, which takes only the first step of it, a single page.
                     db.executescript(f"PRAGMA incremental_vacuum({step})")
-                    step = min(2 * step, _LONGEST_STEP)
+                    step = min(2 * step, _MAX_STEP)
 
     def _delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         # Always durable: files of what is deleted go next, and must not go alone.
@@ -167,7 +175,7 @@ class Space:
 
 
 @contextmanager
-def _waiting(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
+def _busy_timeout(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
     """Wait for others as long as this within the block; after an error nobody uses `db` again."""
     (usual,) = db.execute("PRAGMA busy_timeout").fetchone()
     db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
@@ -175,7 +183,7 @@ def _waiting(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
     db.execute(f"PRAGMA busy_timeout={usual}")
 
 
-def _empty_log(db: sqlite3.Connection) -> bool:
+def _truncate_wal(db: sqlite3.Connection) -> bool:
     """Move the log into the database and cut it to nothing; tell whether nobody was in the way."""
     (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy

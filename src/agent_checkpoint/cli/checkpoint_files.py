@@ -7,11 +7,11 @@ from argparse import Namespace
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import files_belong_to
-from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
 from agent_checkpoint.cli.paths import Paths, holds
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, LINK, Item
@@ -33,7 +33,7 @@ def show_files(args: Namespace, places: Places, store: Store, checkpoint: Checkp
     """
     tree = tree_in(store, checkpoint)
     if tree is None:
-        raise NotFoundError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
+        raise NotFoundError(f"The checkpoint {short_repr(checkpoint.id, 120)} has no files.")
     paths = Paths(files_belong_to(store, checkpoint, places.directory), places.directory)
     chosen = None if args.path is None else paths.typed([args.path])
     path = "" if chosen is None else chosen[0]
@@ -53,11 +53,11 @@ def _list(tree: Tree, path: str, paths: Paths) -> Answer:
         shown = out.limit(_SHOWN)
         wide = max((len(str(row["size"])) for row in told[:shown]), default=0)
         for row in told[:shown]:
-            link = f" -> {inert(row['target'])}" if row["type"] == "link" else ""
-            name = inert(paths.shown(row["path"]))
+            link = f" -> {one_line(row['target'])}" if row["type"] == "link" else ""
+            name = one_line(paths.shown(row["path"]))
             out.line(f"{row['mode']}  {row['size']:>{wide}}  {name}{link}")
         if len(told) > shown:
-            left = count(len(told) - shown, "file")
+            left = format_count(len(told) - shown, "file")
             out.line(f"and {left} more: | less shows them all", style="dim")
 
     return Answer(rows, tell)
@@ -77,13 +77,14 @@ def _row(path: str, item: Item) -> dict[str, Any]:
 def _content(tree: Tree, item: Item, said: str, out: Out) -> Answer:
     if item.type == LINK:
         target = os.fsdecode(item.target)
-        return Answer(target, lambda out: out.line(inert(target)))
+        return Answer(target, lambda out: out.line(one_line(target)))
     data = pieces(tree, item)
     if out.is_terminal:
         begin = next(data, b"")
         if b"\0" in begin[:_PROBE]:
             raise InvalidInputError(
-                f"{show(said, 200)} is no text ({size(item.size)}): send it elsewhere, by > FILE."
+                f"{short_repr(said, 200)} is no text ({format_size(item.size)}): send it "
+                "elsewhere, by > FILE."
             )
         text = b"".join([begin, *data]).decode("utf-8", "replace")
         return Answer(None, lambda out: out.line(text.removesuffix("\n")))

@@ -26,7 +26,7 @@ from typing import Any
 
 from agent_checkpoint.cli.run_recorder import Output
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 _PIECE = 1 << 16
 _LAST_WORDS = 0.5
@@ -153,7 +153,7 @@ class Running:
         try:
             return subprocess.Popen(self._command, cwd=self._place, **options)
         except (OSError, ValueError) as error:
-            command = show(shlex.join(self._command), 120)
+            command = short_repr(shlex.join(self._command), 120)
             why = error.strerror if isinstance(error, OSError) else error
             is_missing = isinstance(error, FileNotFoundError)
             raise CannotStartError(f"{command} cannot be run ({why}).", is_missing) from None

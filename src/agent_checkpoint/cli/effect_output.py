@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agent_checkpoint.cli.output import inert, when
+from agent_checkpoint.cli.output import format_time, one_line
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.ledger.ledger import Effect, Ledger, Request
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
@@ -17,7 +17,7 @@ _NAMED = 8
 
 def effect_words(effect: Effect) -> str:
     """Return an effect in one line."""
-    return f"{inert(effect.words, 200)} ({effect.kind}, {when(effect.ts)})"
+    return f"{one_line(effect.words, 200)} ({effect.kind}, {format_time(effect.ts)})"
 
 
 def effect_data(effect: Effect) -> dict[str, Any]:
@@ -82,5 +82,7 @@ def named(text: str, names: Iterable[str], noun: str) -> str:
         return found[0]
     if found:
         some = ", ".join(sorted(found)[:_NAMED]) + (", …" if len(found) > _NAMED else "")
-        raise InvalidInputError(f"{show(text)} is the beginning of {len(found)} {noun}s: {some}.")
-    raise NotFoundError(f"There is no {noun} {show(text)} in this store.")
+        raise InvalidInputError(
+            f"{short_repr(text)} is the beginning of {len(found)} {noun}s: {some}."
+        )
+    raise NotFoundError(f"There is no {noun} {short_repr(text)} in this store.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agent_checkpoint.formatting import quoted
+from agent_checkpoint.formatting import shell_quote
 
 _COMMAND = "agent-checkpoint"
 _WORDS: tuple[tuple[str, str], ...] = (
@@ -73,4 +73,4 @@ def in_commands(message: str, store: str | None = None, *, can_force: bool = Fal
 
 
 def _begin(store: str) -> str:
-    return f"{_COMMAND} --store {quoted(store)}"
+    return f"{_COMMAND} --store {shell_quote(store)}"

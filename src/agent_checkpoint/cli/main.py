@@ -111,10 +111,10 @@ def _run(chosen: argparse.Namespace) -> int:
 
 def _complain(chosen: argparse.Namespace, message: str) -> None:
     from agent_checkpoint.cli.hints import in_commands
-    from agent_checkpoint.formatting import safe
+    from agent_checkpoint.formatting import escape_text
 
     message = in_commands(message, chosen.store, can_force=hasattr(chosen, "force"))
-    text = f"{NAME}: {safe(message)}\n"
+    text = f"{NAME}: {escape_text(message)}\n"
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
 

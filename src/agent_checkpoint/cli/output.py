@@ -13,9 +13,28 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
 from agent_checkpoint.cli.hints import typed
-from agent_checkpoint.formatting import count, cut_to, inert, json_text, safe, size, when, width
+from agent_checkpoint.formatting import (
+    display_width,
+    escape_text,
+    format_count,
+    format_size,
+    format_time,
+    json_text,
+    one_line,
+    truncate_to_width,
+)
 
-__all__ = ["Answer", "Out", "Tell", "count", "inert", "safe", "size", "when", "width"]
+__all__ = [
+    "Answer",
+    "Out",
+    "Tell",
+    "display_width",
+    "escape_text",
+    "format_count",
+    "format_size",
+    "format_time",
+    "one_line",
+]
 
 Tell = Callable[[int, str], None]
 """Called with how much is done, and what to say about it."""
@@ -71,7 +90,7 @@ class Out:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """Write a line, or some: `style` is one of rich's, and ignored without it."""
-        text = safe(text)
+        text = escape_text(text)
         if style and text and self._console is not None:
             text = "\n".join(self._styled(line, style) for line in text.split("\n"))
         self._stream.write(text + "\n")
@@ -102,16 +121,16 @@ class Out:
         room = self.columns
         done = []
         for text, style in pieces:
-            text = safe(text)
+            text = escape_text(text)
             if room is not None:
-                text = cut_to(text, room) if room > 0 else ""
-                room -= width(text)
+                text = truncate_to_width(text, room) if room > 0 else ""
+                room -= display_width(text)
             done.append(self._styled(text, style) if style and text else text)
         self._stream.write("".join(done).rstrip(" ") + "\n")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Write rows in columns; numbers stand to the right."""
-        cells = [[inert(item) for item in row] for row in rows]
+        cells = [[one_line(item) for item in row] for row in rows]
         right = [
             bool(cells) and all(_is_number(row[column]) for row in cells)
             for column in range(len(heads))
@@ -120,7 +139,8 @@ class Out:
             self._rich_table(heads, cells, right)
             return
         widths = [
-            max(width(row[column]) for row in [list(heads), *cells]) for column in range(len(heads))
+            max(display_width(row[column]) for row in [list(heads), *cells])
+            for column in range(len(heads))
         ]
         for row in [list(heads), *cells]:
             padded = [_padded(*item) for item in zip(row, widths, right)]
@@ -135,7 +155,7 @@ class Out:
         if not (self.is_terminal and _is_terminal(sys.stdin)):
             return False
         self.has_asked = True
-        self._stream.write(f"{safe(question)} [y/N] ")
+        self._stream.write(f"{escape_text(question)} [y/N] ")
         self._stream.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -168,7 +188,7 @@ class Out:
                 bar.update(task, total=total())
             # Markup is taken out: what is said may have a path in it.
             yield lambda done, said: bar.update(
-                task, completed=done, description=f"{words}: {inert(said)}".replace("[", "\\[")
+                task, completed=done, description=f"{words}: {one_line(said)}".replace("[", "\\[")
             )
 
     def flush(self) -> None:
@@ -207,8 +227,8 @@ def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
 
     def show(text: str) -> None:
         nonlocal shown
-        text = cut_to(inert(text), columns - 1)
-        space = " " * max(0, width(shown) - width(text))
+        text = truncate_to_width(one_line(text), columns - 1)
+        space = " " * max(0, display_width(shown) - display_width(text))
         sys.stderr.write(f"\r{text}{space}\r")
         sys.stderr.flush()
         shown = text
@@ -221,7 +241,7 @@ def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
 
 
 def _padded(cell: str, room: int, right: bool) -> str:
-    space = " " * (room - width(cell))
+    space = " " * (room - display_width(cell))
     return space + cell if right else cell + space
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_checkpoint.errors import NotFoundError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_reader import find
 from agent_checkpoint.workspace.tree_names import within
@@ -60,9 +60,12 @@ class Paths:
         """Return the error for a path that is nowhere, with the one that may have been meant."""
         hint = ""
         if tree is not None and self._base != self._root and holds(tree, os.path.normpath(said)):
-            hint = f" Paths are relative to where you are: {show(self.shown(said), 200)} is there."
-        name = f"{show(checkpoint.id, 120)} (@{checkpoint.seq})"
-        return NotFoundError(f"There is no {show(path, 200)} in the checkpoint {name}.{hint}")
+            hint = (
+                f" Paths are relative to where you are: {short_repr(self.shown(said), 200)} is "
+                "there."
+            )
+        name = f"{short_repr(checkpoint.id, 120)} (@{checkpoint.seq})"
+        return NotFoundError(f"There is no {short_repr(path, 200)} in the checkpoint {name}.{hint}")
 
 
 def holds(tree: Tree, path: str) -> bool:

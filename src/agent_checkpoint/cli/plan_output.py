@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from agent_checkpoint.cli.output import Out, count, inert
+from agent_checkpoint.cli.output import Out, format_count, one_line
 from agent_checkpoint.cli.paths import Paths, without_git
 from agent_checkpoint.workspace.restore.plan import Plan
 
@@ -31,16 +31,16 @@ def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -
     ):
         named, of_git = without_git(changed)
         for path in named[:shown]:
-            out.line(f"  {words} {inert(paths.shown(path))}", style=style)
+            out.line(f"  {words} {one_line(paths.shown(path))}", style=style)
         if len(named) > shown:
             out.line(f"  {words} {len(named) - shown:,} more", style=style)
         for path, number in of_git.items():
-            inside = count(number, "file")
-            out.line(f"  {words} {inert(paths.shown(path))} ({inside})", style=style)
+            inside = format_count(number, "file")
+            out.line(f"  {words} {one_line(paths.shown(path))} ({inside})", style=style)
     _show_left(out, plan, paths)
     show_meanwhile(out, plan, paths)
     for line in plan.git[:shown]:
-        out.line(f"  git: {inert(line)}", style="yellow")
+        out.line(f"  git: {one_line(line)}", style="yellow")
     unseen = len(plan.unseen)
     if unseen:
         was, them = ("was", "it") if unseen == 1 else ("were", "them")
@@ -61,7 +61,7 @@ def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
         ("is run or read by git", plan.git_files),
     ):
         for path in found:
-            out.line(f"  {words}: {inert(paths.shown(path))}", style="bold red")
+            out.line(f"  {words}: {one_line(paths.shown(path))}", style="bold red")
 
 
 def show_since(out: Out, before: Plan | None, done: Plan | None, paths: Paths) -> None:
@@ -76,10 +76,10 @@ def show_since(out: Out, before: Plan | None, done: Plan | None, paths: Paths) -
 def show_meanwhile(out: Out, plan: Plan, paths: Paths) -> None:
     """Show what became of versions that others wrote, or may still write, during a restore."""
     for path, where in plan.kept.items():
-        what = f"a version of {inert(paths.shown(path))} was written meanwhile"
-        out.line(f"  {what}: it is kept as {inert(paths.shown(where))}", style="yellow")
+        what = f"a version of {one_line(paths.shown(path))} was written meanwhile"
+        out.line(f"  {what}: it is kept as {one_line(paths.shown(where))}", style="yellow")
     for path in plan.open[: out.limit(_SHOWN)]:
-        what = f"another process has {inert(paths.shown(path))} open"
+        what = f"another process has {one_line(paths.shown(path))} open"
         out.line(f"  {what}: what it still writes goes to the old file", style="yellow")
 
 
@@ -87,8 +87,8 @@ def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
     shown = out.limit(_SHOWN)
     named, _ = without_git(list(plan.leave))
     for path in named[:shown]:
-        why = inert(plan.leave[path])
-        out.line(f"  leave {inert(paths.shown(path))}: {why}", style="yellow")
+        why = one_line(plan.leave[path])
+        out.line(f"  leave {one_line(paths.shown(path))}: {why}", style="yellow")
     if len(named) > shown:
         out.line(f"  leave {len(named) - shown:,} more", style="yellow")
     # Directories stay for what is left in them: that goes without saying.
@@ -97,8 +97,8 @@ def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
     for why in dict.fromkeys(inside.values()):
         _, of_git = without_git([path for path, said in inside.items() if said == why])
         for path, number in of_git.items():
-            what = f"{inert(paths.shown(path))} ({count(number, 'file')})"
-            out.line(f"  leave {what}: {inert(why)}", style="yellow")
+            what = f"{one_line(paths.shown(path))} ({format_count(number, 'file')})"
+            out.line(f"  leave {what}: {one_line(why)}", style="yellow")
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, Repacks
-from agent_checkpoint.cli.output import Out, Tell, count
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, SupportsRepack
+from agent_checkpoint.cli.output import Out, Tell, format_count
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Entry, ObjectInfo
@@ -38,7 +38,7 @@ class TellingBackend(Backend):
         return self._inner.compression
 
     @property
-    def repacks(self) -> Repacks | None:  # type: ignore[override]
+    def repacks(self) -> SupportsRepack | None:  # type: ignore[override]
         """What finds and replaces objects, if anything does."""
         return self._inner.repacks
 
@@ -113,7 +113,10 @@ class TellingBackend(Backend):
         now = time.monotonic()
         if checkpoints + objects and now - self._told >= _PAUSE:
             self._told = now
-            read = f"{count(self._checkpoints, 'checkpoint')}, {count(self._objects, 'object')}"
+            read = (
+                f"{format_count(self._checkpoints, 'checkpoint')}, "
+                f"{format_count(self._objects, 'object')}"
+            )
             self._tell(self._objects, read)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.output import Answer, Out, inert
+from agent_checkpoint.cli.output import Answer, Out, one_line
 from agent_checkpoint.errors import ConflictError
 
 _NOTHING_DONE = "Nothing was done."
@@ -37,7 +37,7 @@ def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> 
 
 def again(args: Namespace, error: ConflictError) -> None:
     """Say that something else would be done than was agreed to: it is asked once more."""
-    args.out.line(inert(str(error)), style="yellow")
+    args.out.line(one_line(str(error)), style="yellow")
 
 
 def refused(data: Any) -> Answer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 
 if TYPE_CHECKING:
     from agent_checkpoint.backends.base import Backend
@@ -83,7 +83,7 @@ class Places:
         if said is not None:
             return self._named(manager, said, sessions)
         from agent_checkpoint.agents.directory_keys import foreign_lines, foreign_words, owned_by
-        from agent_checkpoint.formatting import inert
+        from agent_checkpoint.formatting import one_line
 
         here = self.directory
         around = [here, *here.parents]
@@ -94,17 +94,17 @@ class Places:
                     return owned.key
         if sessions:
             raise NotFoundError(
-                f"No session works in {inert(here)}. Name one: `agent-checkpoint tasks --all` "
+                f"No session works in {one_line(here)}. Name one: `agent-checkpoint tasks --all` "
                 "lists them."
             )
         others = foreign_lines(manager.store, here)
         if others:
             raise NotFoundError(
-                f"{inert(here)} has no checkpoints of yours. {foreign_words(others[0])}"
+                f"{one_line(here)} has no checkpoints of yours. {foreign_words(others[0])}"
             )
         raise NotFoundError(
-            f"Nothing was saved of {inert(here)} yet: `agent-checkpoint save` does. Or name a key: "
-            "`agent-checkpoint keys` lists them."
+            f"Nothing was saved of {one_line(here)} yet: `agent-checkpoint save` does. Or name a "
+            "key: `agent-checkpoint keys` lists them."
         )
 
     def _named(self, manager: CheckpointManager, said: str, sessions: bool) -> str:
@@ -117,8 +117,8 @@ class Places:
             head = manager.store.head(said)
             if head is not None and SESSION_PART not in head.parts:
                 raise InvalidInputError(
-                    f"{show(said)} is no session. `agent-checkpoint restore` takes files back, and "
-                    "`agent-checkpoint fork` goes on from a checkpoint."
+                    f"{short_repr(said)} is no session. `agent-checkpoint restore` takes files "
+                    "back, and `agent-checkpoint fork` goes on from a checkpoint."
                 )
         return said
 
@@ -186,7 +186,7 @@ def _check_exists(backend: Backend) -> None:
         return  # elsewhere, or in memory: that is for the backend to say
     mark = place / "store.db" if isinstance(backend, SQLiteBackend) else place
     if not mark.exists():
-        raise NotFoundError(f"There is no store at {show(str(place), 200)}.")
+        raise NotFoundError(f"There is no store at {short_repr(str(place), 200)}.")
 
 
 def existing_directory(text: str | None, base: Path) -> Path:
@@ -197,7 +197,7 @@ def existing_directory(text: str | None, base: Path) -> Path:
     """
     place = Path(os.path.realpath(base / text)) if text else base
     if place.is_file():
-        raise InvalidInputError(f"{show(str(place), 200)} is a file: name a directory.")
+        raise InvalidInputError(f"{short_repr(str(place), 200)} is a file: name a directory.")
     if not place.is_dir():
-        raise InvalidInputError(f"There is no directory {show(str(place), 200)}.")
+        raise InvalidInputError(f"There is no directory {short_repr(str(place), 200)}.")
     return place

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import StateError
 
 Undo = Callable[[], object]
@@ -64,7 +64,7 @@ def _set(target: Any, name: str, value: Any, path: str) -> Undo:
     try:
         setattr(target, name, value)
     except Exception as error:
-        raise StateError(f"{path} cannot be assigned ({cause(error)}).") from error
+        raise StateError(f"{path} cannot be assigned ({cause_text(error)}).") from error
     if not had or (name in own and not was_own):  # it may have hidden a default of the class
         return lambda: delattr(target, name)
     return lambda: setattr(target, name, before)
@@ -75,7 +75,7 @@ def _delete(target: Any, name: str, path: str) -> Undo:
     try:
         delattr(target, name)
     except Exception as error:
-        raise StateError(f"{path} cannot be removed ({cause(error)}).") from error
+        raise StateError(f"{path} cannot be removed ({cause_text(error)}).") from error
     return lambda: setattr(target, name, before)
 
 
@@ -85,7 +85,7 @@ def _load(target: Any, load: Callable[[], object], path: str) -> Undo:
         before = copy.deepcopy(target.state_dict())  # some return their live values
     except Exception as error:
         raise StateError(
-            f"{path} cannot be loaded: its present state cannot be kept ({cause(error)})."
+            f"{path} cannot be loaded: its present state cannot be kept ({cause_text(error)})."
         ) from error
 
     def take_back() -> None:
@@ -102,7 +102,7 @@ def _load(target: Any, load: Callable[[], object], path: str) -> Undo:
             take_back()
         if isinstance(error, StateError) or not isinstance(error, Exception):
             raise
-        raise StateError(f"{path} refuses the state ({cause(error)}).") from error
+        raise StateError(f"{path} refuses the state ({cause_text(error)}).") from error
     return take_back
 
 

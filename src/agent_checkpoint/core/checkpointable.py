@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from agent_checkpoint.core.class_names import ask_class, name_of, register_class
-from agent_checkpoint.core.path_errors import Trouble, cause, troubles
+from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text
 from agent_checkpoint.core.stateful import META, VERSION_FORM, LoadResult, is_stateful
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 Self = TypeVar("Self", bound="Checkpointable")
 
@@ -36,7 +36,7 @@ class Checkpointable:
         from agent_checkpoint.core.codec.encode import own_state
         from agent_checkpoint.core.copying import snapshot
 
-        with troubles("agent", self):
+        with as_state_error("agent", self):
             # Not what an overriding state_dict() says: that may be who is asking, by super().
             state: dict[str, Any] = snapshot(own_state(self))
             return state
@@ -67,7 +67,7 @@ class Checkpointable:
         """
         from agent_checkpoint.core.copying import cloned
 
-        with troubles("agent", self):
+        with as_state_error("agent", self):
             twin = cloned(self)
         if overrides(self, "state_dict") or overrides(self, "load_state_dict"):
             twin.load_state_dict(self.state_dict())
@@ -86,7 +86,7 @@ class Checkpointable:
         from agent_checkpoint.core.state_diff import diff_states
 
         if not is_stateful(other):
-            raise InvalidInputError(f"diff compares with a Stateful, not {show(other)}.")
+            raise InvalidInputError(f"diff compares with a Stateful, not {short_repr(other)}.")
         return diff_states(self.state_dict(), other.state_dict(), deep=deep)
 
     # -- hooks -----------------------------------------------------------------------------------
@@ -129,25 +129,25 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
     """Return the captured attributes of an object as they are, not copied.
 
     Raises:
-        Trouble: the class pins a field that the object does not have, or a reserved name.
+        PathError: the class pins a field that the object does not have, or a reserved name.
     """
     fields: dict[str, Any] = {}
     names = value._checkpoint_fields()
     if not isinstance(names, Iterable) or isinstance(names, str):
-        raise Trouble(f"pins its fields with {show(names)}, not with a list of names.")
+        raise PathError(f"pins its fields with {short_repr(names)}, not with a list of names.")
     for name in names:
         if not isinstance(name, str):
-            raise Trouble(f"pins the field {show(name)}, which is no text.")
+            raise PathError(f"pins the field {short_repr(name)}, which is no text.")
         if name in META:
-            raise Trouble("cannot be captured: the name is reserved.").at(f".{name}")
+            raise PathError("cannot be captured: the name is reserved.").at(f".{name}")
         try:
             fields[name] = getattr(value, name)
         except AttributeError:
-            raise Trouble(
+            raise PathError(
                 f"does not exist, but {type(value).__name__}._checkpoint_fields() pins it."
             ).at(f".{name}") from None
         except Exception as error:
-            raise Trouble(f"cannot be read ({cause(error)}).").at(f".{name}") from error
+            raise PathError(f"cannot be read ({cause_text(error)}).").at(f".{name}") from error
     return fields
 
 
@@ -155,7 +155,7 @@ def version_of(value: Checkpointable | type) -> str:
     """Return the version that an object, or a class, says it has.
 
     Raises:
-        Trouble: it is not dotted numbers, or the class cannot say without an instance.
+        PathError: it is not dotted numbers, or the class cannot say without an instance.
     """
     if not isinstance(value, type):
         version = value._checkpoint_version()
@@ -163,14 +163,14 @@ def version_of(value: Checkpointable | type) -> str:
         try:
             version = ask_class(value, "_checkpoint_version")
         except AttributeError as error:
-            raise Trouble(
+            raise PathError(
                 f"cannot be rebuilt: {value.__qualname__}._checkpoint_version() must do without "
                 f"an instance ({error})."
             ) from error
     if VERSION_FORM.fullmatch(str(version)) is None:
-        raise Trouble(
-            f"has the version {show(version)}: _checkpoint_version() must return dotted numbers "
-            "such as '2.0'."
+        raise PathError(
+            f"has the version {short_repr(version)}: _checkpoint_version() must return dotted "
+            "numbers such as '2.0'."
         )
     return str(version)
 

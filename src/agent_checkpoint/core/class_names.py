@@ -13,7 +13,7 @@ from typing import Any
 from weakref import ref
 
 from agent_checkpoint.errors import InvalidInputError, StateError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 _lock = threading.Lock()
 _classes: dict[str, list[ref[type]]] = {}  # in order of definition
@@ -29,10 +29,10 @@ def register_alias(old: str, new: str) -> None:
     """
     for name in (old, new):
         if not isinstance(name, str) or not name:
-            raise InvalidInputError(f"A class name is non-empty text, not {show(name)}.")
+            raise InvalidInputError(f"A class name is non-empty text, not {short_repr(name)}.")
     with _lock:
         if _follow(new) == old:
-            raise InvalidInputError(f"The alias {show(old)} would lead back to itself.")
+            raise InvalidInputError(f"The alias {short_repr(old)} would lead back to itself.")
         _aliases[old] = new
 
 
@@ -66,13 +66,13 @@ def find_class(name: str) -> Any:
             _ambiguous.add(name)  # to collect takes long, and would find no more the next time
     if not found:
         raise StateError(
-            f"is of the class {show(name)}, which is not defined here. Import the module that "
-            "defines it, or register_alias() its new name."
+            f"is of the class {short_repr(name)}, which is not defined here. Import the module "
+            "that defines it, or register_alias() its new name."
         )
     if len(found) > 1:
         places = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in found))
         raise StateError(
-            f"is of the class {show(name)}, which several have as their name ({places}). "
+            f"is of the class {short_repr(name)}, which several have as their name ({places}). "
             "Give them a _checkpoint_name() of their own."
         )
     return found[0]

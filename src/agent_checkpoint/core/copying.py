@@ -15,8 +15,15 @@ from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
 from agent_checkpoint.core.codec.encode import state_of
 from agent_checkpoint.core.codec.scalars import LEAVES
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.path_errors import MAX_DEPTH, TooDeep, Trouble, blame, cause, key_piece
-from agent_checkpoint.core.stateful import StateDict, is_stateful_part, stores_itself
+from agent_checkpoint.core.path_errors import (
+    MAX_DEPTH,
+    PathError,
+    TooDeepError,
+    cause_text,
+    failing_path,
+    key_segment,
+)
+from agent_checkpoint.core.stateful import StateDict, is_stateful_part, writes_own_objects
 from agent_checkpoint.store.objects.references import ObjectRef
 
 _SEQUENCES = frozenset({list, tuple, deque, Log})
@@ -34,27 +41,27 @@ def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
     """Return a deep copy in which nested Checkpointables are their states.
 
     Raises:
-        Trouble: a part cannot be copied, is too deep, or is an object where none can be a state.
+        PathError: a part cannot be copied, is too deep, or is an object where none can be a state.
     """
     if isinstance(value, Checkpointable):
         value = state_of(value)
-    elif stores_itself(value) and type(value) is not Log:
+    elif writes_own_objects(value) and type(value) is not Log:
         return value.state_dict()
     return _copy(value, depth, snapshot)
 
 
-def rebuilt(
-    value: Any, rebuild: Callable[[StateDict | ObjectRef, Any], Any], anchor: Any = None
+def rebuild_nested(
+    value: Any, rebuild: Callable[[StateDict | ObjectRef, Any], Any], live: Any = None
 ) -> Any:
     """Return a deep copy in which nested states are objects again.
 
     Args:
         value: a value that may hold states.
-        rebuild: makes an object of a state; it is also given what stands in its place in `anchor`.
-        anchor: the containers that the value was captured from, with the live objects in them.
+        rebuild: makes an object of a state; it is also given what stands in its place in `live`.
+        live: the containers that the value was captured from, with the live objects in them.
 
     Raises:
-        Trouble: a part cannot be copied, or a state cannot be made an object.
+        PathError: a part cannot be copied, or a state cannot be made an object.
     """
 
     def descend(item: Any, depth: int, live: Any) -> Any:
@@ -62,7 +69,7 @@ def rebuilt(
             return rebuild(item, live)
         return _copy(item, depth, descend, live)
 
-    return descend(value, 0, anchor)
+    return descend(value, 0, live)
 
 
 def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
@@ -71,7 +78,7 @@ def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
     Nested Checkpointables are cloned too, and one that stands in two places is one clone.
 
     Raises:
-        Trouble: a field cannot be copied or assigned.
+        PathError: a field cannot be copied or assigned.
     """
     known = {} if memo is None else memo
     if id(value) in known:
@@ -87,12 +94,12 @@ def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
     for name, item in read_fields(value).items():
         try:
             setattr(twin, name, descend(item, 0, None))
-        except Trouble as trouble:
-            raise trouble.at(f".{name}") from trouble.__cause__
+        except PathError as error:
+            raise error.at(f".{name}") from error.__cause__
         except RecursionError:
             raise
         except Exception as error:
-            raise Trouble(f"cannot be assigned ({cause(error)}).").at(f".{name}") from error
+            raise PathError(f"cannot be assigned ({cause_text(error)}).").at(f".{name}") from error
     return twin
 
 
@@ -100,7 +107,7 @@ def copied(value: Any) -> Any:
     """Return a deep copy in which nested Checkpointables are clones.
 
     Raises:
-        Trouble: a part cannot be copied or is too deep.
+        PathError: a part cannot be copied or is too deep.
     """
     known: dict[int, Any] = {}
 
@@ -112,7 +119,7 @@ def copied(value: Any) -> Any:
     return descend(value, 0, None)
 
 
-def outline(value: Any, keep: Callable[[Any], Any]) -> Any:
+def live_outline(value: Any, keep: Callable[[Any], Any]) -> Any:
     """Return the containers of a value with nothing in them but `keep(part)` for live parts.
 
     Live parts are Checkpointables and other Statefuls. None if there are none.
@@ -120,43 +127,43 @@ def outline(value: Any, keep: Callable[[Any], Any]) -> Any:
     if isinstance(value, Checkpointable) or is_stateful_part(value):
         return keep(value)
     if type(value) in _SEQUENCES:  # a Log is a Stateful, and was kept above
-        items = [outline(item, keep) for item in value]
+        items = [live_outline(item, keep) for item in value]
         return items if any(item is not None for item in items) else None
     if type(value) in _MAPPINGS:
-        members = {key: outline(item, keep) for key, item in value.items()}
+        members = {key: live_outline(item, keep) for key, item in value.items()}
         return members if any(item is not None for item in members.values()) else None
     return None
 
 
-def _copy(value: Any, depth: int, descend: Descend, anchor: Any = None) -> Any:
+def _copy(value: Any, depth: int, descend: Descend, live: Any = None) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return value
     if depth > MAX_DEPTH:
-        raise TooDeep
+        raise TooDeepError
     if kind in _SEQUENCES:
-        return _sequence(value, depth, descend, anchor)
+        return _sequence(value, depth, descend, live)
     if kind in _MAPPINGS:
-        return _mapping(value, depth, descend, anchor)
+        return _mapping(value, depth, descend, live)
     try:
         return copy.deepcopy(value)
     except Exception as error:
-        trouble = Trouble(
-            f"cannot be copied ({cause(error)}). Keep it in an attribute with a leading "
+        path_error = PathError(
+            f"cannot be copied ({cause_text(error)}). Keep it in an attribute with a leading "
             "underscore, or leave it out of _checkpoint_fields()."
         )
-        trouble.pieces = blame(value, copy.deepcopy)
-        raise trouble from error
+        path_error.segments = failing_path(value, copy.deepcopy)
+        raise path_error from error
 
 
-def _sequence(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
-    live = anchor if isinstance(anchor, list) and len(anchor) == len(value) else repeat(None)
+def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:
+    live = live if isinstance(live, list) and len(live) == len(value) else repeat(None)
     done: list[Any] = []
     try:
         for item, part in zip(value, live):
             done.append(descend(item, depth + 1, part))
-    except Trouble as trouble:
-        raise trouble.at(f"[{len(done)}]") from trouble.__cause__
+    except PathError as error:
+        raise error.at(f"[{len(done)}]") from error.__cause__
     if type(value) is list:
         return done
     if type(value) is Log:
@@ -164,8 +171,8 @@ def _sequence(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
     return tuple(done) if type(value) is tuple else deque(done, value.maxlen)
 
 
-def _mapping(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
-    live = anchor if isinstance(anchor, dict) else {}
+def _mapping(value: Any, depth: int, descend: Descend, live: Any) -> Any:
+    live = live if isinstance(live, dict) else {}
     done: dict[Any, Any]
     if type(value) is StateDict:
         done = StateDict(types=value.types)
@@ -178,6 +185,6 @@ def _mapping(value: Any, depth: int, descend: Descend, anchor: Any) -> Any:
     for key, item in value.items():
         try:
             done[key] = descend(item, depth + 1, live.get(key))
-        except Trouble as trouble:
-            raise trouble.at(key_piece(key)) from trouble.__cause__
+        except PathError as error:
+            raise error.at(key_segment(key)) from error.__cause__
     return done

@@ -14,10 +14,10 @@ from typing import Any
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.core.codec.encode import encode
-from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import InvalidInputError, StateError, StateMismatchError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.object_format import RECORD, make_object
 from agent_checkpoint.store.objects.reader import fetch_objects
 from agent_checkpoint.store.objects.references import ObjectRef
@@ -55,7 +55,7 @@ class External:
             InvalidInputError: it has no name.
         """
         if not isinstance(name, str) or not name:
-            raise InvalidInputError(f"An External is named by text, not {show(name)}.")
+            raise InvalidInputError(f"An External is named by text, not {short_repr(name)}.")
         self.name = name
         self._take = take
         self._restore = restore
@@ -91,7 +91,7 @@ class External:
             with suppress(Exception):  # the first error is the one that tells
                 self._restore(before)
             raise StateError(
-                f"The snapshot of {self.name!r} cannot be restored ({cause(error)})."
+                f"The snapshot of {self.name!r} cannot be restored ({cause_text(error)})."
             ) from error
         return before
 
@@ -120,7 +120,7 @@ class External:
             return (self._take(),)
         except Exception as error:
             raise StateError(
-                f"No snapshot of {self.name!r} could be taken ({cause(error)})."
+                f"No snapshot of {self.name!r} could be taken ({cause_text(error)})."
             ) from error
 
     def _packed(self, handle: Any) -> tuple[str, bytes]:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from agent_checkpoint.core.checkpointable import Checkpointable
-from agent_checkpoint.core.copying import outline
+from agent_checkpoint.core.copying import live_outline
 
 _NOTHING: Mapping[Any, Any] = {}
 
 
-class Anchors:
+class LiveObjects:
     """For each object with a state: its fields as they were, with only the live parts in them."""
 
     def __init__(self, subjects: Iterable[Any]) -> None:
@@ -38,6 +38,6 @@ class Anchors:
             fields = part if isinstance(part, dict) else {}
         # The part is kept too, so that its id is not used again; and before what is below it.
         self._known[id(part)] = (part, _NOTHING)
-        below = {name: outline(value, self._keep) for name, value in fields.items()}
+        below = {name: live_outline(value, self._keep) for name, value in fields.items()}
         self._known[id(part)] = (part, below)
         return part

@@ -21,11 +21,11 @@ from agent_checkpoint.core.checkpointable import (
 from agent_checkpoint.core.class_names import canonical, find_class, name_of
 from agent_checkpoint.core.codec.decode import Decoded
 from agent_checkpoint.core.codec.type_hints import hinted_types
-from agent_checkpoint.core.copying import rebuilt, snapshot
-from agent_checkpoint.core.live_objects import Anchors
+from agent_checkpoint.core.copying import rebuild_nested, snapshot
+from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.migrations import migrate
-from agent_checkpoint.core.path_errors import Trouble, cause, key_piece, troubles
+from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text, key_segment
 from agent_checkpoint.core.stateful import (
     CLASS,
     META,
@@ -33,10 +33,10 @@ from agent_checkpoint.core.stateful import (
     StateDict,
     is_stateful,
     is_stateful_part,
-    stores_itself,
+    writes_own_objects,
 )
 from agent_checkpoint.errors import StateError, StateMismatchError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.references import ObjectRef
 
 
@@ -51,7 +51,10 @@ def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> Load
 
 
 def load_parts(
-    parts: Mapping[str, tuple[Any, Decoded]], *, strict: bool, anchors: Anchors | None = None
+    parts: Mapping[str, tuple[Any, Decoded]],
+    *,
+    strict: bool,
+    live_objects: LiveObjects | None = None,
 ) -> dict[str, Any]:
     """Load several states, each into its target, all of them or none.
 
@@ -59,7 +62,7 @@ def load_parts(
         parts: for each name the target, a Stateful or a dict to be filled, and its state, which
             is then the target's own.
         strict: refuse states that lack fields or have unexpected ones.
-        anchors: the live objects that the states were captured from: they are used again, and
+        live_objects: the live objects that the states were captured from: they are used again, and
             attributes that were not there then are removed.
 
     Returns:
@@ -68,7 +71,7 @@ def load_parts(
     Raises:
         StateError: as `Checkpointable.load_state_dict` does; the path begins with the name.
     """
-    plan = _Plan(anchors, owns_states=True)
+    plan = _Plan(live_objects, owns_states=True)
     results: dict[str, Any] = {}
     for name, (target, decoded) in parts.items():
         state = decoded.value
@@ -76,7 +79,7 @@ def load_parts(
             results[name] = plan.root(target, state, name)
         elif isinstance(target, Log) and isinstance(state, Log):
             results[name] = plan.log(target, decoded, name)
-        elif stores_itself(target) and isinstance(state, ObjectRef):
+        elif writes_own_objects(target) and isinstance(state, ObjectRef):
             plan.steps.do(_restore(target, state, results, name))
         elif is_stateful(target):
             plan.steps.load(target, _call(target, state, strict, results, name), name)
@@ -101,26 +104,26 @@ def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> 
         types: the classes in the type hints of the class being loaded.
 
     Raises:
-        Trouble: its class is not known here, or refuses the state.
+        PathError: its class is not known here, or refuses the state.
     """
     name = state.get(CLASS)
     if not isinstance(name, str):
-        raise Trouble(
+        raise PathError(
             "is the state of an object that cannot be made anew. Set the attribute to such an "
             "object before loading."
         )
     try:
         cls = class_of_state(name, types or {})
     except StateError as error:
-        raise Trouble(str(error)) from None
+        raise PathError(str(error)) from None
     present = migrate(state, class_name=name_of(cls), version=version_of(cls))
     present = StateDict({**present, CLASS: name_of(cls)}, types=hinted_types(cls))
     try:
         return cls._checkpoint_new(present)
     except StateError as error:
-        raise Trouble(f"cannot be rebuilt: {error}", type(error)) from error
+        raise PathError(f"cannot be rebuilt: {error}", type(error)) from error
     except Exception as error:
-        raise Trouble(f"cannot be rebuilt as {cls.__name__} ({cause(error)}).") from error
+        raise PathError(f"cannot be rebuilt as {cls.__name__} ({cause_text(error)}).") from error
 
 
 def class_of_state(name: str, types: Mapping[str, type]) -> type[Checkpointable]:
@@ -162,14 +165,16 @@ def _restore(
 class _Plan:
     """Everything that a load will do, checked and built; nothing is done before `steps.make()`."""
 
-    def __init__(self, anchors: Anchors | None = None, *, owns_states: bool = False) -> None:
-        self.anchors = anchors
+    def __init__(
+        self, live_objects: LiveObjects | None = None, *, owns_states: bool = False
+    ) -> None:
+        self.live_objects = live_objects
         self.owns_states = owns_states
         self.steps = Assignments()
 
     def root(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
         """Plan to load a state into an object; `path` names it in messages."""
-        with troubles(path, state):
+        with as_state_error(path, state):
             return self._object(target, state, path)
 
     def fill(
@@ -177,17 +182,17 @@ class _Plan:
     ) -> LoadResult:
         """Plan to replace what a plain dict holds; objects in it are loaded in place."""
         members: dict[str, Any] = {}
-        with troubles(path, state):
+        with as_state_error(path, state):
             for name, value in state.items():
                 try:
                     live = self._live(target, name, target.get(name))
                     members[name] = (
                         value
                         if name in fresh
-                        else self._value(value, live, {}, path + key_piece(name))
+                        else self._value(value, live, {}, path + key_segment(name))
                     )
-                except Trouble as trouble:
-                    raise trouble.at(key_piece(name)) from trouble.__cause__
+                except PathError as error:
+                    raise error.at(key_segment(name)) from error.__cause__
         self.steps.fill(target, members)
         return LoadResult([], [])
 
@@ -195,7 +200,7 @@ class _Plan:
         """Plan to give a log the items of another."""
         value = decoded.value
         if decoded.has_states:
-            with troubles(path, value):
+            with as_state_error(path, value):
                 value = self._value(value, None, {}, path)
         self._refill(target, value)
         return LoadResult([], [])
@@ -212,22 +217,22 @@ class _Plan:
         # it unless the class pins its fields. Unknown names in a hand-made state are reported only.
         open_ended = CLASS in state and not overrides(target, "_checkpoint_fields")
         result = LoadResult([name for name in present if name not in fields], [])
-        if self.anchors is not None and open_ended:
+        if self.live_objects is not None and open_ended:
             for name in result.missing_keys:
                 self.steps.delete(target, name, f"{path}.{name}")
         for name, value in fields.items():
             if name in META:
                 continue
             if not isinstance(name, str):
-                raise Trouble(f"has a field whose name is no text: {show(name)}.")
+                raise PathError(f"has a field whose name is no text: {short_repr(name)}.")
             if name not in present:
                 result.unexpected_keys.append(name)
                 if not open_ended or not _may_be_captured(target, name):
                     continue
             try:
                 nested = self._field(target, name, value, f"{path}.{name}", name in fresh)
-            except Trouble as trouble:
-                raise trouble.at(f".{name}") from trouble.__cause__
+            except PathError as error:
+                raise error.at(f".{name}") from error.__cause__
             for ours, theirs in zip(result, nested):
                 ours.extend(f"{name}.{below}" for below in theirs)
         return result
@@ -239,7 +244,7 @@ class _Plan:
         live = self._live(target, name, present)
         if isinstance(value, StateDict) and live is present and _takes(live, value):
             return self._in_place(live, value, path)
-        if isinstance(value, ObjectRef) and stores_itself(live):
+        if isinstance(value, ObjectRef) and writes_own_objects(live):
             self.steps.do(_restore(live, value, {}, name))
             return LoadResult([], [])
         if not is_fresh:
@@ -257,14 +262,14 @@ class _Plan:
         return live
 
     def _live(self, owner: Any, name: Any, present: Any) -> Any:
-        if self.anchors is None:
+        if self.live_objects is None:
             return present if is_stateful_part(present) else None
-        return self.anchors.of(owner).get(name)
+        return self.live_objects.of(owner).get(name)
 
     def _value(self, value: Any, live: Any, types: Mapping[str, type], path: str) -> Any:
         def rebuild(state: StateDict | ObjectRef, part: Any) -> Any:
             if isinstance(state, ObjectRef):
-                if not stores_itself(part):
+                if not writes_own_objects(part):
                     return state
                 self.steps.do(_restore(part, state, {}, path))
                 return part
@@ -273,7 +278,7 @@ class _Plan:
             self._in_place(part, state, path)
             return part
 
-        return rebuilt(value, rebuild, live)
+        return rebuild_nested(value, rebuild, live)
 
     def _in_place(self, part: Any, value: StateDict, path: str) -> LoadResult:
         if isinstance(part, Checkpointable) and not overrides(part, "load_state_dict"):
@@ -295,12 +300,13 @@ def _may_be_captured(target: Checkpointable, name: str) -> bool:
 def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
     name = class_name(target)
     if not isinstance(state, dict):
-        raise Trouble(f"needs a state, a dict, not {type(state).__name__}.", StateMismatchError)
+        raise PathError(f"needs a state, a dict, not {type(state).__name__}.", StateMismatchError)
     saved = state.get(CLASS, name)
     if not isinstance(saved, str) or canonical(saved) != name:
-        raise Trouble(
-            f"is of the class {name}, and the state of the class {show(saved)}. Load it into an "
-            f"object of its class, or register_alias({show(saved)}, {name!r}) if it was renamed.",
+        raise PathError(
+            f"is of the class {name}, and the state of the class {short_repr(saved)}. Load it "
+            f"into an object of its class, or register_alias({short_repr(saved)}, {name!r}) if "
+            "it was renamed.",
             StateMismatchError,
         )
     return state

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
-from agent_checkpoint.core.path_errors import troubles
+from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, StoredList
 from agent_checkpoint.store.objects.splitting import IN_ENTRY, OutOfLineValue, add_item, put_list
 from agent_checkpoint.store.objects.writer import Writer
@@ -65,7 +65,7 @@ class Log(Sequence[T]):
         """
         if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._items):
             raise InvalidInputError(
-                f"A log of {len(self._items)} items cannot be cut back to {show(n)}."
+                f"A log of {len(self._items)} items cannot be cut back to {short_repr(n)}."
             )
         if n < len(self._items):
             self._cut(n)
@@ -75,8 +75,8 @@ class Log(Sequence[T]):
         last = len(self._items) - 1
         if isinstance(index, slice) or not self._items or index not in (-1, last):
             raise InvalidInputError(
-                f"Only the last item of a log can be replaced, not {show(index)}: cut it back with "
-                "truncate(n) and append."
+                f"Only the last item of a log can be replaced, not {short_repr(index)}: cut it "
+                "back with truncate(n) and append."
             )
         fresh = self._copied(item, last)
         self._cut(last)
@@ -181,7 +181,7 @@ class Log(Sequence[T]):
     def _copied(item: T, place: int) -> T:
         from agent_checkpoint.core.copying import copied
 
-        with troubles(f"log[{place}]", item):
+        with as_state_error(f"log[{place}]", item):
             fresh: T = copied(item)
             return fresh
 
@@ -243,7 +243,7 @@ class LogItems(OutOfLineValue):
 
     def _encoded(self, start: int) -> Iterator[JsonValue]:
         for place, item in enumerate(self._items[start : self._count], start):
-            with troubles(f"log[{place}]", item):
+            with as_state_error(f"log[{place}]", item):
                 tree = self._encode(item)
             yield tree
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from agent_checkpoint.core.class_names import canonical
-from agent_checkpoint.core.path_errors import Trouble, cause
+from agent_checkpoint.core.path_errors import PathError, cause_text
 from agent_checkpoint.core.stateful import CLASS, VERSION, VERSION_FORM, StateDict
 from agent_checkpoint.errors import InvalidInputError, MigrationError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 Migration = Callable[[dict[str, Any]], Any]
 Version = tuple[int, ...]
@@ -48,9 +48,11 @@ def register_migration(
         InvalidInputError: a version is not dotted numbers, or the step does not lead forward.
     """
     if not isinstance(class_name, str) or not class_name:
-        raise InvalidInputError(f"register_migration takes a class's name, not {show(class_name)}.")
+        raise InvalidInputError(
+            f"register_migration takes a class's name, not {short_repr(class_name)}."
+        )
     if not callable(fn):
-        raise InvalidInputError(f"A migration is a function, not {show(fn)}.")
+        raise InvalidInputError(f"A migration is a function, not {short_repr(fn)}.")
     start = _parse(from_version)
     if to_version is not None and _parse(to_version) <= start:
         raise InvalidInputError(
@@ -70,9 +72,9 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
         version: the class's present version.
 
     Raises:
-        Trouble: a step is missing or failed, or the state is newer than the code.
+        PathError: a step is missing or failed, or the state is newer than the code.
     """
-    steps = route(state.get(VERSION, version), class_name=class_name, version=version)
+    steps = migration_steps(state.get(VERSION, version), class_name=class_name, version=version)
     if not steps:
         return state
     state = _copied(state, class_name)
@@ -82,17 +84,17 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
     return state
 
 
-def route(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, str]]:
+def migration_steps(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, str]]:
     """Return the steps from one version of a class to another, each with what it makes.
 
     Raises:
-        Trouble: a step is missing, or the state is newer than the code.
+        PathError: a step is missing, or the state is newer than the code.
     """
     if saved == version:
         return []
     present, goal = _version(saved, class_name), _version(version, class_name)
     if present > goal:
-        raise Trouble(
+        raise PathError(
             f"is a state of {class_name} {saved}, newer than the code, which is at {version}. "
             "Update the code.",
             MigrationError,
@@ -103,7 +105,7 @@ def route(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, 
         step = steps.get(present)
         if step is None:
             known = ", ".join(f"from {steps[start].start}" for start in sorted(steps)) or "none"
-            raise Trouble(
+            raise PathError(
                 f"is a state of {class_name} {_text(present)}, and no migration leads from "
                 f"{_text(present)} to {version} (registered: {known}). Call register_migration("
                 f"{class_name!r}, from_version={_text(present)!r}, fn=…).",
@@ -111,7 +113,7 @@ def route(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, 
             )
         end = _end(step, present, goal, steps)
         if end > goal:
-            raise Trouble(
+            raise PathError(
                 f"is a state of {class_name} {_text(present)}, whose migration leads to "
                 f"{_text(end)}, past the code's version {version}.",
                 MigrationError,
@@ -127,9 +129,9 @@ def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
     except RecursionError:
         raise
     except Exception as error:
-        raise Trouble(
+        raise PathError(
             f"is a state of {class_name} that cannot be copied, as a migration needs "
-            f"({cause(error)}).",
+            f"({cause_text(error)}).",
             MigrationError,
         ) from error
     return StateDict(fields, types=state.types) if isinstance(state, StateDict) else fields
@@ -139,14 +141,14 @@ def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[
     try:
         result = step.run(state)
     except Exception as error:
-        raise Trouble(
+        raise PathError(
             f"was not migrated: the step of {class_name} from {step.start} failed "
-            f"({cause(error)}).",
+            f"({cause_text(error)}).",
             MigrationError,
         ) from error
     result = state if result is None else result
     if not isinstance(result, dict):
-        raise Trouble(
+        raise PathError(
             f"was not migrated: the step of {class_name} from {step.start} returned "
             f"{type(result).__name__} and not a state.",
             MigrationError,
@@ -177,12 +179,14 @@ def _version(text: object, class_name: str) -> Version:
     try:
         return _parse(text)
     except InvalidInputError as error:
-        raise Trouble(f"is a state of {class_name}: {error}", MigrationError) from None
+        raise PathError(f"is a state of {class_name}: {error}", MigrationError) from None
 
 
 def _parse(text: object) -> Version:
     if not isinstance(text, str) or VERSION_FORM.fullmatch(text) is None:
-        raise InvalidInputError(f"{show(text)} is not a version: dotted numbers such as '2.0'.")
+        raise InvalidInputError(
+            f"{short_repr(text)} is not a version: dotted numbers such as '2.0'."
+        )
     numbers = [int(part) for part in text.split(".")]
     while len(numbers) > 1 and numbers[-1] == 0:
         numbers.pop()  # 1.0 and 1.0.0 are the same version

@@ -1,9 +1,7 @@
-"""Where in a value something went wrong.
+"""Errors that name the path of a value, such as `agent.memory[3].client`.
 
-Owns paths such as `agent.memory[3].client`; knows no codec.
-
-A walk over a value raises `Trouble` at the bottom; each level on the way up adds its piece of the
-path, so that the normal case pays nothing for it.
+A walk over a value raises `PathError` at the bottom. Each level on the way up adds its segment of
+the path, so that the normal case pays nothing for it. Knows no codec.
 """
 
 from __future__ import annotations
@@ -26,29 +24,29 @@ default: what can be saved can also be loaded, unless the caller has used up the
 _SHOWN = 12
 
 
-class Trouble(Exception):
-    """A value that cannot be walked, with the pieces of its path, innermost first."""
+class PathError(Exception):
+    """A value that cannot be walked, with the segments of its path, innermost first."""
 
-    def __init__(self, reason: str, error: type[CheckpointError] = StateError) -> None:
+    def __init__(self, reason: str, error_type: type[CheckpointError] = StateError) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.error = error
-        self.pieces: list[str] = []
+        self.error_type = error_type
+        self.segments: list[str] = []
 
-    def at(self, piece: str) -> Trouble:
-        """Add the next piece of the path, on the way out."""
-        self.pieces.append(piece)
+    def at(self, segment: str) -> PathError:
+        """Add the next segment of the path, on the way out."""
+        self.segments.append(segment)
         return self
 
     def path(self, root: str) -> str:
         """Return the path as text, cut in the middle if it is very long."""
-        pieces = self.pieces[::-1]
-        if len(pieces) > 2 * _SHOWN:
-            pieces = [*pieces[:_SHOWN], " … ", *pieces[-_SHOWN:]]
-        return root + "".join(pieces)
+        segments = self.segments[::-1]
+        if len(segments) > 2 * _SHOWN:
+            segments = [*segments[:_SHOWN], " … ", *segments[-_SHOWN:]]
+        return root + "".join(segments)
 
 
-class TooDeep(Trouble):
+class TooDeepError(PathError):
     """The value is nested deeper than can be stored, or refers to itself."""
 
     def __init__(self) -> None:
@@ -59,18 +57,18 @@ class TooDeep(Trouble):
 
 
 @contextmanager
-def troubles(root: str, value: Any = None) -> Iterator[None]:
-    """Turn Trouble in the block into one StateError that names the path below `root`.
+def as_state_error(root: str, value: Any = None) -> Iterator[None]:
+    """Turn PathError in the block into one StateError that names the path below `root`.
 
     Raises:
-        StateError: instead of Trouble and RecursionError; its cause is what went wrong.
+        StateError: instead of PathError and RecursionError; its cause is what went wrong.
     """
     try:
         yield
-    except (TooDeep, RecursionError) as error:
+    except (TooDeepError, RecursionError) as error:
         cycle = find_cycle(value)
         if cycle is None:
-            if isinstance(error, TooDeep):
+            if isinstance(error, TooDeepError):
                 raise StateError(f"{error.path(root)} {error.reason}") from None
             raise StateError(
                 f"{root} is nested deeper than the rest of Python's stack is here, or than "
@@ -80,16 +78,16 @@ def troubles(root: str, value: Any = None) -> Iterator[None]:
             f"{cycle.path(root)} refers back to a value that contains it. A state must not have "
             "cycles: break it, or keep it in an attribute with a leading underscore."
         ) from None
-    except Trouble as trouble:
-        raise trouble.error(f"{trouble.path(root)} {trouble.reason}") from trouble.__cause__
+    except PathError as error:
+        raise error.error_type(f"{error.path(root)} {error.reason}") from error.__cause__
 
 
-def key_piece(key: Any, *, whole: bool = False) -> str:
-    """Return the piece of a path that a dict's key makes: `.role`, `["two words"]`, `[7]`.
+def key_segment(key: Any, *, whole: bool = False) -> str:
+    """Return the segment of a path that a dict's key makes: `.role`, `["two words"]`, `[7]`.
 
     Args:
         key: the key.
-        whole: do not cut it short, so that two keys never make the same piece.
+        whole: do not cut it short, so that two keys never make the same segment.
     """
     if isinstance(key, str) and key.isidentifier() and (whole or len(key) <= 60):
         return f".{key}"
@@ -97,53 +95,53 @@ def key_piece(key: Any, *, whole: bool = False) -> str:
     return f"[{text if whole or len(text) <= 40 else text[:38] + '…'}]"
 
 
-def find_cycle(value: Any) -> Trouble | None:
+def find_cycle(value: Any) -> PathError | None:
     """Return where a value of plain containers refers back to itself, or None."""
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
-    pieces: list[str] = []
+    segments: list[str] = []
     opened: dict[int, Any] = {}  # in order; the values keep their ids from being used again
     done: dict[int, Any] = {}
     while stack:
         step = next(stack[-1], None)
         if step is None:
             stack.pop()
-            if pieces:
-                pieces.pop()
+            if segments:
+                segments.pop()
                 done.update([opened.popitem()])
             continue
-        piece, child = step
+        segment, child = step
         if id(child) in opened:
-            trouble = Trouble("")
-            trouble.pieces = [piece, *reversed(pieces)]
-            return trouble
+            error = PathError("")
+            error.segments = [segment, *reversed(segments)]
+            return error
         below = None if id(child) in done else children(child)
         if below is not None:
             stack.append(below)
-            pieces.append(piece)
+            segments.append(segment)
             opened[id(child)] = child
     return None
 
 
-def blame(value: Any, attempt: Callable[[Any], object]) -> list[str]:
+def failing_path(value: Any, attempt: Callable[[Any], object]) -> list[str]:
     """Return the path, innermost first, of the smallest part on which `attempt` fails."""
-    pieces: list[str] = []
+    segments: list[str] = []
     for _ in range(MAX_DEPTH):
-        for piece, child in children(value) or ():
+        for segment, child in children(value) or ():
             try:
                 attempt(child)
             except Exception:
-                pieces.append(piece)
+                segments.append(segment)
                 value = child
                 break
         else:
             break
-    return pieces[::-1]
+    return segments[::-1]
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """Return the parts of a value with their pieces of the path; None if it has no parts."""
+    """Return the parts of a value with their segments of the path; None if it has no parts."""
     if isinstance(value, dict):
-        return ((key_piece(key), item) for key, item in list(value.items()))
+        return ((key_segment(key), item) for key, item in list(value.items()))
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return ((f"[{index}]", item) for index, item in enumerate(list(value)))
     if isinstance(value, type):
@@ -157,7 +155,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]] | None:
     return ((f".{name}", item) for name, item in list(vars(value).items()))
 
 
-def cause(error: BaseException) -> str:
+def cause_text(error: BaseException) -> str:
     """Return what a message says of the error behind it: nothing that could quote a value.
 
     The text of an error that is not ours may hold anything. It stays in the chained exception.

@@ -16,10 +16,10 @@ from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import snapshot
 from agent_checkpoint.core.loading import class_of_state, rebuild_state
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.path_errors import cause, troubles
-from agent_checkpoint.core.stateful import StateDict, stores_itself
+from agent_checkpoint.core.path_errors import as_state_error, cause_text
+from agent_checkpoint.core.stateful import StateDict, writes_own_objects
 from agent_checkpoint.errors import InvalidInputError, StateError
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.objects.reader import Reader
 
 FORMATS = ("json", "pickle")
@@ -29,7 +29,7 @@ _TRIES = 5
 def check_format(fmt: str) -> str:
     """Return the name of a state format if it is one. Raises InvalidInputError."""
     if fmt not in FORMATS:
-        raise InvalidInputError(f"Unknown fmt {show(fmt)}: use 'json' or 'pickle'.")
+        raise InvalidInputError(f"Unknown fmt {short_repr(fmt)}: use 'json' or 'pickle'.")
     return fmt
 
 
@@ -53,7 +53,7 @@ def encode_state(
         except RuntimeError as error:
             # Another thread added to a container while we walked it; the next walk may be luckier.
             if "during iteration" not in str(error) or attempt == _TRIES - 1:
-                raise StateError(f"{path} cannot be captured ({cause(error)}).") from error
+                raise StateError(f"{path} cannot be captured ({cause_text(error)}).") from error
     raise AssertionError("unreachable: the loop returns or raises")
 
 
@@ -98,7 +98,7 @@ def decode_part(
 
 
 def _encode(subject: Any, path: str, fmt: str, new_writer: NewWriter | None) -> JsonValue:
-    if stores_itself(subject) and not isinstance(subject, Log):
+    if writes_own_objects(subject) and not isinstance(subject, Log):
         return encode(subject, path, new_writer)  # its objects are no pickle in any format
     if fmt == "json" and isinstance(subject, (Checkpointable, Log)):
         return encode(subject, path, new_writer)  # from the live object: no copy is needed
@@ -110,7 +110,7 @@ def _encode(subject: Any, path: str, fmt: str, new_writer: NewWriter | None) -> 
 
 
 def _pickle_dict(subject: dict[str, Any], path: str) -> JsonValue:
-    with troubles(path, subject):
+    with as_state_error(path, subject):
         state = snapshot(subject)  # objects in it are pickled as their states, like everywhere
     return encode_as_pickle(state, path)
 
@@ -121,4 +121,4 @@ def _ask(subject: Any, path: str) -> Any:
     except (StateError, RuntimeError):
         raise
     except Exception as error:
-        raise StateError(f"{path} has a state_dict() that failed ({cause(error)}).") from error
+        raise StateError(f"{path} has a state_dict() that failed ({cause_text(error)}).") from error

@@ -12,7 +12,7 @@ from agent_checkpoint.core.codec.arrays import is_masked, is_plain, masked_conte
 from agent_checkpoint.core.codec.scalars import LEAVES
 from agent_checkpoint.core.codec.structures import attributes
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.path_errors import key_piece
+from agent_checkpoint.core.path_errors import key_segment
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import safe_repr
 
@@ -202,7 +202,7 @@ def _walk_names(
         if depth == 0 and isinstance(key, str) and (not deep or key.isidentifier()):
             name = key
         else:
-            name = path + key_piece(key, whole=True)
+            name = path + key_segment(key, whole=True)
         if mine is _ABSENT:
             yield name, _ABSENT, new[theirs]
         elif theirs is _ABSENT:

@@ -71,7 +71,7 @@ def is_stateful(value: Any) -> bool:
         return False
 
 
-def stores_itself(value: Any) -> bool:
+def writes_own_objects(value: Any) -> bool:
     """Tell whether a Stateful stores objects of its own, by `checkpoint_to(writer)`."""
     return callable(getattr(type(value), "checkpoint_to", None)) and is_stateful_part(value)
 

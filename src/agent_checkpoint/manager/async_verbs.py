@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -19,9 +19,9 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 
-async def wait_for(future: Future[T]) -> T:
+async def await_future(future: Future[T]) -> T:
     """Wait for a future of another thread without blocking the event loop; returns its result."""
-    with not_forked():
+    with block_forks():
         from asyncio import wrap_future
 
     return await wrap_future(future)
@@ -37,7 +37,7 @@ def in_thread(
 
     @functools.wraps(verb)
     async def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with not_forked():
+        with block_forks():
             from asyncio import (
                 to_thread,  # asyncio is slow to import, and many programs have no use
             )
@@ -49,12 +49,14 @@ def in_thread(
     return run
 
 
-async def to_its_end(step: Callable[..., Any], *args: Any) -> tuple[Any, BaseException | None]:
+async def run_to_completion(
+    step: Callable[..., Any], *args: Any
+) -> tuple[Any, BaseException | None]:
     """Run a step off the event loop; return its result, and the cancellation that came meanwhile.
 
     A step that writes cannot be stopped half-way. Raises what it raises.
     """
-    with not_forked():
+    with block_forks():
         import asyncio  # slow to import, and many programs have no use
 
     work = asyncio.ensure_future(asyncio.to_thread(step, *args))

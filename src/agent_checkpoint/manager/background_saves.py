@@ -14,7 +14,7 @@ from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class BackgroundWriter:
         Raises:
             CheckpointError: an earlier write failed and nobody was told yet.
         """
-        with not_forked():
+        with block_forks():
             from concurrent.futures import Future  # slow to load
 
         outcome: Future[str] = Future()

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 from agent_checkpoint.core.codec.encode import NewWriter
 from agent_checkpoint.core.state_diff import Changes, diff_states
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.manager.parts import ONLY, capture, parts_of, states_of
+from agent_checkpoint.manager.parts import SINGLE_PART, capture, parts_of, states_of
 from agent_checkpoint.records import Checkpoint, JsonValue
 from agent_checkpoint.store.lookup import find, retry_if_pruned
 from agent_checkpoint.store.objects.reader import Reader
@@ -81,13 +81,13 @@ class Comparison:
         new = found[-1].parts if self._present is None else self._present
         reader = store.reader(*found)
         before, after = self._states(old, reader), self._states(new, reader)
-        if list(old) == list(new) == [ONLY]:
-            return diff_states(before[ONLY], after[ONLY], deep=self._deep)
+        if list(old) == list(new) == [SINGLE_PART]:
+            return diff_states(before[SINGLE_PART], after[SINGLE_PART], deep=self._deep)
         return self._by_part(before, after)
 
     def _states(self, parts: Mapping[str, JsonValue], reader: Reader) -> dict[str, Any]:
         states = states_of(parts, self._targets, trust_pickle=self._trust_pickle, reader=reader)
-        return {ONLY: states} if list(parts) == [ONLY] else states
+        return {SINGLE_PART: states} if list(parts) == [SINGLE_PART] else states
 
     def _by_part(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
         """Return what changed in several parts: names begin with the part's."""

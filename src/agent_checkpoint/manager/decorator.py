@@ -12,12 +12,12 @@ import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from agent_checkpoint.core.live_objects import Anchors
+from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, Suspended
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.manager.parts import ONLY, capture, restore_parts
-from agent_checkpoint.records import check_key, show
+from agent_checkpoint.manager.parts import SINGLE_PART, capture, restore_parts
+from agent_checkpoint.records import check_key, short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -44,9 +44,9 @@ def checkpoint(
         InvalidInputError: an option makes no sense, or a call has no Stateful argument.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise InvalidInputError(f"every counts calls, from 1, not {show(every)}.")
+        raise InvalidInputError(f"every counts calls, from 1, not {short_repr(every)}.")
     if on_error not in (None, "rollback"):
-        raise InvalidInputError(f"on_error is 'rollback' or None, not {show(on_error)}.")
+        raise InvalidInputError(f"on_error is 'rollback' or None, not {short_repr(on_error)}.")
     if not callable(key):
         check_key(key)
     counter = _Counter()
@@ -108,11 +108,11 @@ class _Call:
         self.agent = agent
         self.key = key
         self.before = capture(agent) if may_go_back else None
-        self.anchors = Anchors([agent]) if may_go_back else None
+        self.live_objects = LiveObjects([agent]) if may_go_back else None
 
     def failed(self, error: BaseException) -> None:
         if self.before is not None and not isinstance(error, Suspended):
-            restore_parts(self.before, {ONLY: self.agent}, anchors=self.anchors)
+            restore_parts(self.before, {SINGLE_PART: self.agent}, live_objects=self.live_objects)
 
 
 class _Counter:

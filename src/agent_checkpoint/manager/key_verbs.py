@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.manager.async_verbs import in_thread
 from agent_checkpoint.manager.background_saves import BackgroundWriter
 from agent_checkpoint.manager.key_deletion import delete_key
-from agent_checkpoint.records import Checkpoint, again, check_key, show
+from agent_checkpoint.records import Checkpoint, check_key, draft_from, short_repr
 from agent_checkpoint.store.archive.archive_file import export_archive
 from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
 from agent_checkpoint.store.entries import read_checkpoint
@@ -32,10 +32,10 @@ from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store, key_not_found
 
-Self = TypeVar("Self", bound="LineVerbs")
+Self = TypeVar("Self", bound="KeyVerbs")
 
 
-class LineVerbs:
+class KeyVerbs:
     """What can be done with lines of checkpoints without an agent at hand."""
 
     def __init__(self, backend: Backend) -> None:
@@ -66,7 +66,7 @@ class LineVerbs:
             NotFoundError: there is no such key.
         """
         if n is not None and (not isinstance(n, int) or not 0 <= n <= sys.maxsize):
-            raise InvalidInputError(f"n counts checkpoints, not {show(n)}.")
+            raise InvalidInputError(f"n counts checkpoints, not {short_repr(n)}.")
         self._background.settle()
         key = check_key(key)
         page = 100 if n is None else max(1, min(n, 100))
@@ -84,7 +84,7 @@ class LineVerbs:
         """
 
         def begin(source: Checkpoint) -> str:
-            draft = again(source, check_key(new_key), "fork")
+            draft = draft_from(source, check_key(new_key), "fork")
             remove_dead_imports(
                 self.store
             )  # what a killed import left is in the way, and out of sight
@@ -94,7 +94,8 @@ class LineVerbs:
             return retry_if_pruned(self.store, lambda: [self._find(key, checkpoint_id)], begin)
         except ConflictError as error:
             raise ConflictError(
-                f"The key {show(new_key)} exists already: fork to another, or delete it first."
+                f"The key {short_repr(new_key)} exists already: fork to another, or delete it "
+                "first."
             ) from error
 
     def delete(self, key: str, checkpoint_id: str | None = None) -> None:
@@ -173,7 +174,7 @@ class LineVerbs:
         self._background.settle()
         report = purge(self.store, secret, dry_run=dry_run)
         if not dry_run:
-            with not_forked():
+            with block_forks():
                 from agent_checkpoint.workspace.root_checks import drop_caches  # costly to import
 
             drop_caches()
@@ -229,9 +230,9 @@ class LineVerbs:
         try:
             expected = find(self.store, expected_head, key=key)
         except NotFoundError as error:
-            raise moved(key, expected_head, head, is_known=False) from error
+            raise head_conflict(key, expected_head, head, is_known=False) from error
         if head is None or expected.id != head.id:
-            raise moved(key, expected_head, head)
+            raise head_conflict(key, expected_head, head)
         return head
 
     def _find(
@@ -303,7 +304,7 @@ class LineVerbs:
     aclose = in_thread(close)
 
 
-def moved(
+def head_conflict(
     key: str, expected_head: str, head: Checkpoint | None, *, is_known: bool = True
 ) -> ConflictError:
     """Return the error for a head that is not the expected one.
@@ -314,13 +315,13 @@ def moved(
         head: what it is.
         is_known: whether the key has such a checkpoint.
     """
-    is_now = "nothing yet" if head is None else show(head.id, 120)
+    is_now = "nothing yet" if head is None else short_repr(head.id, 120)
     why = "somebody else saved, or the store was set back"
     if not is_known:
         why = f"the key has no such checkpoint (an id is what save() returned), or {why}"
     return ConflictError(
-        f"The head of {show(key)} is {is_now}, not {show(expected_head, 120)}: {why}. Load again "
-        "and retry, or fork."
+        f"The head of {short_repr(key)} is {is_now}, not {short_repr(expected_head, 120)}: {why}. "
+        "Load again and retry, or fork."
     )
 
 

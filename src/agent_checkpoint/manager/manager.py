@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.registry import open_store
-from agent_checkpoint.core.live_objects import Anchors
+from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.state_codec import check_format
 from agent_checkpoint.core.state_diff import Changes
 from agent_checkpoint.errors import ConflictError, Suspended
-from agent_checkpoint.manager.async_verbs import in_thread, wait_for
+from agent_checkpoint.manager.async_verbs import await_future, in_thread
 from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
-from agent_checkpoint.manager.key_verbs import LineVerbs, moved
+from agent_checkpoint.manager.key_verbs import KeyVerbs, head_conflict
 from agent_checkpoint.manager.parts import (
     capture,
     make_draft,
@@ -29,7 +29,7 @@ from agent_checkpoint.manager.parts import (
     restore_parts,
     states_of,
 )
-from agent_checkpoint.records import Checkpoint, Draft, again, check_key
+from agent_checkpoint.records import Checkpoint, Draft, check_key, draft_from
 from agent_checkpoint.store.objects.reader import Reader
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LoadOptions(TypedDict, total=False):
     trust_pickle: bool
 
 
-class CheckpointManager(LineVerbs):
+class CheckpointManager(KeyVerbs):
     """Saves, loads, compares and forks checkpoints in one store, from any thread."""
 
     def __init__(
@@ -154,7 +154,7 @@ class CheckpointManager(LineVerbs):
         """
         draft, expected_head = self._draft(key, agent, **options)
         write = partial(self._write_id, draft, expected_head)
-        return wait_for(self._background.submit(write, awaited=True))
+        return await_future(self._background.submit(write, awaited=True))
 
     def load(
         self,
@@ -221,7 +221,7 @@ class CheckpointManager(LineVerbs):
         """
         draft, _ = self._draft(key, agent, label=label)
         targets = parts_of(agent)
-        anchors = Anchors(targets.values())
+        live_objects = LiveObjects(targets.values())
         self._background.settle()
         saved = self._write(draft, None)
         try:
@@ -229,7 +229,7 @@ class CheckpointManager(LineVerbs):
         except Suspended:  # the work goes on later, from here
             raise
         except BaseException:
-            restore_parts(draft.parts, targets, anchors=anchors)
+            restore_parts(draft.parts, targets, live_objects=live_objects)
             self._record_rollback(saved)
             raise
 
@@ -299,7 +299,7 @@ class CheckpointManager(LineVerbs):
         try:
             return self.store.write(draft, parents=(head.id,), after=head.seq)
         except ConflictError as error:
-            raise moved(draft.key, expected_head, self.store.head(draft.key)) from error
+            raise head_conflict(draft.key, expected_head, self.store.head(draft.key)) from error
 
     def _diff(self, key: str, comparison: Comparison) -> Changes:
         key = check_key(key)
@@ -319,9 +319,9 @@ class CheckpointManager(LineVerbs):
             head = self.store.head(target.key)
             if head is None or head.id != target.id:
                 # Something was saved since: the head of a key is always its present.
-                draft = again(target, target.key, "rollback")
+                draft = draft_from(target, target.key, "rollback")
                 self.store.write(draft, parents=(target.id,))
 
     _adiff = in_thread(_diff)
-    _afetch = in_thread(LineVerbs._fetch)
+    _afetch = in_thread(KeyVerbs._fetch)
     astate_dict = in_thread(state_dict)

@@ -11,16 +11,16 @@ from types import MappingProxyType
 from typing import Any
 
 from agent_checkpoint.core.codec.encode import NewWriter
-from agent_checkpoint.core.live_objects import Anchors
+from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.loading import load_parts
 from agent_checkpoint.core.state_codec import decode_part, encode_state
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
-from agent_checkpoint.records import Draft, JsonValue, check_key, show
+from agent_checkpoint.records import Draft, JsonValue, check_key, short_repr
 from agent_checkpoint.store.canonical_json import exact_float
 from agent_checkpoint.store.objects.reader import Reader
 
-ONLY = "agent"
+SINGLE_PART = "agent"
 """The name of the part when a checkpoint is of one agent or one plain dict."""
 
 
@@ -33,7 +33,7 @@ def parts_of(subject: Any) -> dict[str, Any]:
         InvalidInputError: it is neither a Stateful nor a dict, or a part has no proper name.
     """
     if is_stateful(subject):
-        return {ONLY: subject}
+        return {SINGLE_PART: subject}
     if isinstance(subject, type):
         name = subject.__name__
         raise InvalidInputError(f"{name} is a class: pass an instance of it, such as {name}().")
@@ -43,7 +43,7 @@ def parts_of(subject: Any) -> dict[str, Any]:
             "from Checkpointable, or pass a dict."
         )
     if not subject or not all(is_stateful(part) for part in subject.values()):
-        return {ONLY: subject}
+        return {SINGLE_PART: subject}
     for name in subject:
         check_text(name, "A part's name")
     return dict(subject)
@@ -92,12 +92,12 @@ def restore(
     absent = [name for name in targets if name not in saved]
     if absent:
         raise StateMismatchError(
-            f"{where} has no part {', '.join(map(show, absent))}; it has "
-            f"{', '.join(map(show, saved))}. Pass what is to be loaded by those names, as a dict; "
-            f"the part {ONLY!r} alone may be passed as it is."
+            f"{where} has no part {', '.join(map(short_repr, absent))}; it has "
+            f"{', '.join(map(short_repr, saved))}. Pass what is to be loaded by those names, as a "
+            f"dict; the part {SINGLE_PART!r} alone may be passed as it is."
         )
     results = restore_parts(saved, targets, strict=strict, trust_pickle=trust_pickle, reader=reader)
-    return results[ONLY] if targets.get(ONLY) is subject else results
+    return results[SINGLE_PART] if targets.get(SINGLE_PART) is subject else results
 
 
 def restore_parts(
@@ -107,7 +107,7 @@ def restore_parts(
     strict: bool = False,
     trust_pickle: bool = False,
     reader: Reader | None = None,
-    anchors: Anchors | None = None,
+    live_objects: LiveObjects | None = None,
 ) -> dict[str, Any]:
     """Load saved parts into their targets, all of them or none, and return what each returned.
 
@@ -117,7 +117,7 @@ def restore_parts(
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
         reader: gives what stands outside of the parts, if they come from a store.
-        anchors: the live objects that the parts were captured from, to go back exactly.
+        live_objects: the live objects that the parts were captured from, to go back exactly.
 
     Raises:
         StateError: a state cannot be decoded or loaded.
@@ -132,7 +132,7 @@ def restore_parts(
         )
         for name, target in targets.items()
     }
-    return load_parts(pairs, strict=strict, anchors=anchors)
+    return load_parts(pairs, strict=strict, live_objects=live_objects)
 
 
 def states_of(
@@ -162,7 +162,7 @@ def states_of(
         ).value
         for name, tree in saved.items()
     }
-    return states[ONLY] if list(states) == [ONLY] else states
+    return states[SINGLE_PART] if list(states) == [SINGLE_PART] else states
 
 
 def make_draft(
@@ -181,9 +181,9 @@ def make_draft(
     if label is not None:
         check_text(label, "A label")
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise InvalidInputError(f"Tags are a list of texts, not {show(tags)}.")
+        raise InvalidInputError(f"Tags are a list of texts, not {short_repr(tags)}.")
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise InvalidInputError(f"Metrics are numbers by name, not {show(metrics)}.")
+        raise InvalidInputError(f"Metrics are numbers by name, not {short_repr(metrics)}.")
     numbers = {}
     for name, value in (metrics or {}).items():
         check_text(name, "A metric's name")
@@ -212,7 +212,9 @@ def _number(name: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidInputError(f"The metric {show(name)} is not a number.") from None
+        raise InvalidInputError(f"The metric {short_repr(name)} is not a number.") from None
     if not math.isfinite(number):
-        raise InvalidInputError(f"The metric {show(name)} is {number}, which cannot be ranked.")
+        raise InvalidInputError(
+            f"The metric {short_repr(name)} is {number}, which cannot be ranked."
+        )
     return exact_float(number)

@@ -111,17 +111,19 @@ def message_words(item: Any, limit: int, cut: Callable[[int], int]) -> str:
         limit: how long what it says may be.
         cut: how long other texts may be, from what would do on a terminal.
     """
-    from agent_checkpoint.formatting import brief, inert
+    from agent_checkpoint.formatting import one_line, value_summary
 
     if isinstance(item, dict) and isinstance(item.get("role"), str) and "content" in item:
         content = item["content"]
-        words = inert(content, limit) if isinstance(content, str) else brief(content, limit)
-        return f"{inert(item['role'], cut(40))}: {words}"
+        words = (
+            one_line(content, limit) if isinstance(content, str) else value_summary(content, limit)
+        )
+        return f"{one_line(item['role'], cut(40))}: {words}"
     if isinstance(item, dict) and isinstance(item.get("tool"), str):
         what = "error" if "error" in item else "result"
-        call = f"{inert(item['tool'], cut(60))}({brief(item.get('arguments'), limit)})"
-        return f"{call} -> {what} {brief(item.get(what), cut(80))}"
-    return brief(item, limit)
+        call = f"{one_line(item['tool'], cut(60))}({value_summary(item.get('arguments'), limit)})"
+        return f"{call} -> {what} {value_summary(item.get(what), cut(80))}"
+    return value_summary(item, limit)
 
 
 def _below(part: str, path: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.parts import capture, make_draft
-from agent_checkpoint.records import Checkpoint, Draft, show
+from agent_checkpoint.records import Checkpoint, Draft, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
 from agent_checkpoint.store.entries import now_ns
 from agent_checkpoint.store.objects.references import ReusedPart
@@ -119,9 +119,9 @@ class CheckpointWriter:
         except ConflictError as error:
             self._begun = None
             raise ConflictError(
-                f"The session {show(draft.key)} was opened again elsewhere, or somebody saved to "
-                "its key: this holder of it may save nothing more. Close it; all that it had saved "
-                "is there."
+                f"The session {short_repr(draft.key)} was opened again elsewhere, or somebody "
+                "saved to its key: this holder of it may save nothing more. Close it; all that "
+                "it had saved is there."
             ) from error
         self._begun = None
         return self.head

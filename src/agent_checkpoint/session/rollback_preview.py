@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.rollback.rollback import Rollback
@@ -78,7 +78,9 @@ def preview_rollback(
         raise key_not_found(key, manager.store)
     record = read_session_record(manager.store, head)
     if record is None:
-        raise InvalidInputError(f"{show(key)} is no session: nothing in it can be rolled back.")
+        raise InvalidInputError(
+            f"{short_repr(key)} is no session: nothing in it can be rolled back."
+        )
     seen = _UnopenedSession(manager, head, record)
     why = "the directory was not looked at" if not look else seen.look(workspace)
     try:
@@ -141,7 +143,7 @@ class _UnopenedSession(Work):
         if not self._record.is_bound:
             return "it was not you who said where its files are, or on another machine"
         if not Path(said).is_dir():
-            return f"there is no directory {show(said, 200)}: it will be made"
+            return f"there is no directory {short_repr(said, 200)}: it will be made"
         if os.path.lexists(Path(said) / STAGING.decode()):
             return (
                 f"there is a {STAGING.decode()} in it: a restore was interrupted, or somebody else "

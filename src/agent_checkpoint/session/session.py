@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -20,7 +20,7 @@ from agent_checkpoint.errors import (
     StorageError,
     Suspended,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.checkpoint_writer import CLOSE
 from agent_checkpoint.session.current_session import enter, leave, register_open, unregister
 from agent_checkpoint.session.rollback.rollback import POLICIES, Rollback
@@ -154,7 +154,7 @@ class Session(Work):
         """
         self._check_open()
         if effects not in POLICIES:
-            raise InvalidInputError(f"effects is {', '.join(POLICIES)}, not {show(effects)}.")
+            raise InvalidInputError(f"effects is {', '.join(POLICIES)}, not {short_repr(effects)}.")
         target = find_target(self, to, steps)
         way = Rollback(self, target, parts=parts, keep_unseen=keep_unseen)
         return way.preview() if dry_run else way.run(effects, only_if)
@@ -192,7 +192,7 @@ class Session(Work):
             StateError: the agent cannot be copied.
             WorkspaceError: the files cannot be forked.
         """
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.session.branch.session_fork import (
                 SessionForker,  # which is built on this
             )
@@ -216,7 +216,7 @@ class Session(Work):
             InvalidInputError: it is no fork of this session.
             NotFoundError: it, or the moment of the fork, is not kept any more.
         """
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.session.branch.adopt import plan_adoption  # needed by few
             from agent_checkpoint.session.explore.outcome import Trial
 
@@ -227,7 +227,7 @@ class Session(Work):
             live.save(label="adopted")
         if isinstance(branch, Trial) and branch.error is not None:
             raise InvalidInputError(
-                f"The trial {show(branch.key)} failed. Its end is adopted all the same by "
+                f"The trial {short_repr(branch.key)} failed. Its end is adopted all the same by "
                 f"session.adopt({branch.key!r})."
             )
         head: Any = branch if isinstance(branch, str) else getattr(branch, "head", branch)

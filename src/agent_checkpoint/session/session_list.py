@@ -8,8 +8,8 @@ from typing import Any
 
 from agent_checkpoint.core.checkpointable import version_of
 from agent_checkpoint.core.class_names import canonical, find_class, name_of
-from agent_checkpoint.core.migrations import route
-from agent_checkpoint.core.path_errors import Trouble
+from agent_checkpoint.core.migrations import migration_steps
+from agent_checkpoint.core.path_errors import PathError
 from agent_checkpoint.core.stateful import CLASS, VERSION
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
@@ -100,12 +100,12 @@ def _trouble(name: str, state: Any) -> str | None:
     if CLASS not in fields:
         return None
     cls = find_class(str(fields[CLASS]))
-    with suppress(Trouble):  # a version that only an instance knows
+    with suppress(PathError):  # a version that only an instance knows
         version = version_of(cls)
         try:
             saved = fields.get(VERSION, version)
-            route(saved, class_name=canonical(name_of(cls)), version=version)
-        except Trouble as trouble:
+            migration_steps(saved, class_name=canonical(name_of(cls)), version=version)
+        except PathError as trouble:
             return f"{name} {trouble}"
     return None
 

@@ -16,7 +16,7 @@ from agent_checkpoint.core.external import External
 from agent_checkpoint.errors import ConflictError, InvalidInputError, WorkspaceError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.parts import restore_parts
-from agent_checkpoint.records import Checkpoint, again, show
+from agent_checkpoint.records import Checkpoint, draft_from, short_repr
 from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
 from agent_checkpoint.session.effects.effects import Effects
 from agent_checkpoint.session.rollback.rollback import Rollback
@@ -61,7 +61,7 @@ class SessionOpener:
     ) -> None:
         if on_drift not in DRIFT_POLICIES:
             raise InvalidInputError(
-                f"on_drift is {', '.join(DRIFT_POLICIES)}, not {show(on_drift)}."
+                f"on_drift is {', '.join(DRIFT_POLICIES)}, not {short_repr(on_drift)}."
             )
         self._session = session
         self._store = session.manager.store
@@ -84,7 +84,8 @@ class SessionOpener:
             head = self._store.head(self._session.key)
             if self._only_at is not None and (head is None or head.id != self._only_at):
                 raise ConflictError(
-                    f"The session {show(self._session.key)} has gone on since: nothing was done."
+                    f"The session {short_repr(self._session.key)} has gone on since: nothing was "
+                    "done."
                 )
             try:
                 if head is None:
@@ -105,7 +106,7 @@ class SessionOpener:
         place = None if workspace is None else _path(workspace)
         if place is not None and not place.is_dir():
             what = "is no directory" if place.exists() else "is not there"
-            raise WorkspaceError(f"{show(str(place), 200)} {what}: name one that is there.")
+            raise WorkspaceError(f"{short_repr(str(place), 200)} {what}: name one that is there.")
         self._open_files(place, workspace)
         session._record = SessionRecord.new(session.key)
         session._record.bind(None if place is None else str(place), host_of(self._store.backend))
@@ -140,7 +141,8 @@ class SessionOpener:
         drift = self._drift(tree) if left is None else None
         if drift and self._on_drift == "raise":
             raise WorkspaceError(
-                f"{place} has changed since the last checkpoint of {show(session.key)}:\n{drift}"
+                f"{place} has changed since the last checkpoint of "
+                f"{short_repr(session.key)}:\n{drift}"
             )
         there = None if place is None or not session._keeps_directory else str(place)
         if record.workspace != there or not record.is_bound:
@@ -178,20 +180,20 @@ class SessionOpener:
         """
         if record.is_bound:
             return
-        key = show(self._session.key)
+        key = short_repr(self._session.key)
         if given is None and record.workspace is not None:
             raise InvalidInputError(
-                f"The session {key} records {show(record.workspace, 200)} as its workspace, but "
-                "the record was not sealed with your secret on this machine. Pass workspace= to "
-                "choose the directory."
+                f"The session {key} records {short_repr(record.workspace, 200)} as its workspace, "
+                "but the record was not sealed with your secret on this machine. Pass workspace= "
+                "to choose the directory."
             )
         if given is None or self._rebind or not given.exists() or is_empty(given):
             return
         if record.is_imported or record.seal is not None:
             why = IMPORTED if record.is_imported else "it was sealed under another secret, or host"
             raise InvalidInputError(
-                f"The session {key} does not take over {show(str(given), 200)}, which has files: "
-                f"{why}. Pass an empty directory, or rebind=True if the session is yours."
+                f"The session {key} does not take over {short_repr(str(given), 200)}, which has "
+                f"files: {why}. Pass an empty directory, or rebind=True if the session is yours."
             )
 
     def _check_external_parts(self, record: SessionRecord, head: Checkpoint) -> None:
@@ -206,8 +208,9 @@ class SessionOpener:
         for name, part in live.items():
             if isinstance(part, External) and name in head.parts:
                 raise InvalidInputError(
-                    f"The session {show(self._session.key)} says which snapshot {show(name)} is, "
-                    f"but {IMPORTED}. Pass rebind=True if the session is yours."
+                    f"The session {short_repr(self._session.key)} says which snapshot "
+                    f"{short_repr(name)} is, but {IMPORTED}. Pass rebind=True if the session is "
+                    "yours."
                 )
 
     def _roll_forward(self, safety: Checkpoint, move: Checkpoint) -> None:
@@ -230,7 +233,7 @@ class SessionOpener:
         if has_new_notes:
             draft = saving.draft({}, kind="open")._replace(token=head.token)
             return saving.write(draft, parents=(head.id,))
-        draft = again(head, head.key, "open")._replace(label=None)
+        draft = draft_from(head, head.key, "open")._replace(label=None)
         return saving.write(draft, parents=(head.id,))
 
     def _claim_epoch(self, opened: Checkpoint) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, show
-from agent_checkpoint.seal import claim, is_claimed
+from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, short_repr
+from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.session.call_counts import CallCounts
 from agent_checkpoint.store.claims import host_of, is_local
 from agent_checkpoint.store.ledger.lineage import new_lineage
@@ -74,12 +74,12 @@ class SessionRecord:
         """Note the directory, with a proof of who says so; for a checkpoint with that token."""
         self.workspace, self.host, self.token = workspace, host, token
         # Where there can be no secret, it has to be named at each opening.
-        self.seal = None if workspace is None else claim(self._said())
+        self.seal = None if workspace is None else seal_claim(self._said())
 
     @property
     def is_bound(self) -> bool:
         """Whether it was this user who said which directory it is: anybody can write a note."""
-        return self.workspace is not None and is_claimed(self._said(), self.seal)
+        return self.workspace is not None and is_own_claim(self._said(), self.seal)
 
     @property
     def is_imported(self) -> bool:
@@ -154,7 +154,9 @@ def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord |
     known = {name: value for name, value in found.items() if name in _IS_RIGHT}
     wrong = [name for name, value in known.items() if not _IS_RIGHT[name](value)]
     if wrong or "key" not in known or "family" not in known:
-        raise IntegrityError(f"The checkpoint {show(checkpoint.id, 120)} has a damaged session.")
+        raise IntegrityError(
+            f"The checkpoint {short_repr(checkpoint.id, 120)} has a damaged session."
+        )
     known["counts"] = CallCounts(known.get("counts", ()))
     return SessionRecord(**known, host=host_of(store.backend), token=checkpoint.token)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.copying import copied
-from agent_checkpoint.core.path_errors import troubles
+from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import set_task
 from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
@@ -81,7 +81,7 @@ class Task:
         """Set it. Raises StateError: it cannot be saved."""
         name = f"The result of {self.id}"
         encode(result, name)
-        with troubles(name, result):
+        with as_state_error(name, result):
             self._row.result = copied(result)
 
     @property
@@ -150,13 +150,15 @@ class Tasks:
         names = list(ids)
         for name in names:
             if not isinstance(name, str) or not name:
-                raise InvalidInputError(f"A task is named by text, not {show(name)}.")
+                raise InvalidInputError(f"A task is named by text, not {short_repr(name)}.")
         if len(set(names)) < len(names):
             raise InvalidInputError("Two tasks have the same id: results would be mixed up.")
         if on_resume not in ("restart", "continue"):
-            raise InvalidInputError(f"on_resume is restart or continue, not {show(on_resume)}.")
+            raise InvalidInputError(
+                f"on_resume is restart or continue, not {short_repr(on_resume)}."
+            )
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise InvalidInputError(f"retries is a number, not {show(retries)}.")
+            raise InvalidInputError(f"retries is a number, not {short_repr(retries)}.")
         self._retries.update(dict.fromkeys(names, retries))
         self._listed.update(names)
         known = bool(self._rows)

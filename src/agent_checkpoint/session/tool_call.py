@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import CheckpointError, NotFoundError
-from agent_checkpoint.manager.async_verbs import to_its_end
-from agent_checkpoint.records import safe_repr, show
+from agent_checkpoint.manager.async_verbs import run_to_completion
+from agent_checkpoint.records import safe_repr, short_repr
 from agent_checkpoint.session.current_session import current_task, is_nested, nested_calls
 from agent_checkpoint.session.effects.approval_gate import require_approval
 from agent_checkpoint.session.effects.approvals import arguments_of, consume_answer
@@ -67,7 +67,7 @@ class ToolRunner:
                 with (
                     awaitables_on_this_loop()
                 ):  # what its verify= and approve= await is of this loop
-                    _, stopped = await to_its_end(self._begin, call)
+                    _, stopped = await run_to_completion(self._begin, call)
                 if stopped is not None:
                     self._withdraw(call)
                     raise stopped
@@ -89,7 +89,8 @@ class ToolRunner:
         tool = registered_tool(request)
         if tool is None:
             raise NotFoundError(
-                f"There is no tool {show(request.tool)} here: import the module that defines it."
+                f"There is no tool {short_repr(request.tool)} here: import the module that "
+                "defines it."
             )
         owner = self.owner(tool, request.part) if tool.is_method else None
         call = ToolCall(tool, owner, arguments_of(self._session._ledger, request), request=request)
@@ -136,7 +137,7 @@ class ToolRunner:
         except Exception as error:
             try:
                 with awaitables_on_this_loop():  # as its verify= does
-                    _, stopped = await to_its_end(self._settle_failed, call, error)
+                    _, stopped = await run_to_completion(self._settle_failed, call, error)
             finally:
                 self._record_failure(call, error)
             if stopped is not None:
@@ -150,7 +151,7 @@ class ToolRunner:
             raise
         try:
             if call.context is not None:
-                _, stopped = await to_its_end(self._commit, call, result)
+                _, stopped = await run_to_completion(self._commit, call, result)
         finally:
             self._record(call, result=recordable(result))
         if stopped is not None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import ConflictError, InvalidInputError
-from agent_checkpoint.manager.async_verbs import wait_for
+from agent_checkpoint.manager.async_verbs import await_future
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.manager.parts import check_text
-from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
+from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, short_repr
 from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT, CheckpointWriter
 from agent_checkpoint.session.current_session import enter, leave
 from agent_checkpoint.session.effects.approvals import Approvals
@@ -150,7 +150,7 @@ class Work:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise InvalidInputError(f"The session {show(self.key)} is closed: open it again.")
+            raise InvalidInputError(f"The session {short_repr(self.key)} is closed: open it again.")
         self._check_process()
 
     def _add_notice(self, words: str) -> None:
@@ -167,8 +167,8 @@ class Work:
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ConflictError(
-                f"The session {show(self.key)} was opened by the process {self._pid}, of which "
-                "this one is a fork: open it again here, or under another key."
+                f"The session {short_repr(self.key)} was opened by the process {self._pid}, of "
+                "which this one is a fork: open it again here, or under another key."
             )
 
     def _live_parts(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Work:
     async def _asave(self, **options: Any) -> str:
         with self._writer.lock:
             future = self._writer.submit(self._draft(**options))
-        return await wait_for(future)
+        return await await_future(future)
 
     async def _asave_after_call(self, label: str, *, nested: bool) -> None:
         if self._is_due(nested):
@@ -272,7 +272,7 @@ def _checked_every(every: str | int) -> str | int:
     is_number = isinstance(every, int) and not isinstance(every, bool) and every >= 1
     if every not in ("tool", "task", "manual") and not is_number:
         raise InvalidInputError(
-            f"every is 'tool', 'task', 'manual' or a number of tools, not {show(every)}."
+            f"every is 'tool', 'task', 'manual' or a number of tools, not {short_repr(every)}."
         )
     return every
 

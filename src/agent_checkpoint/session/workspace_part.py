@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError, WorkspaceError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
@@ -112,8 +112,9 @@ def choose_directory(
     is_other = remembered is not None and place != Path(remembered)
     if is_other and place.exists() and not is_empty(place) and not rebind:
         raise InvalidInputError(
-            f"This session works in {show(remembered, 200)}, and {show(str(place), 200)} is not "
-            "empty: its files would be taken for the session's own. Pass rebind=True if they are."
+            f"This session works in {short_repr(remembered, 200)}, and "
+            f"{short_repr(str(place), 200)} is not empty: its files would be taken for the "
+            "session's own. Pass rebind=True if they are."
         )
     if not place.exists() and has_files:
         try:

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
 
@@ -32,7 +32,7 @@ class _Later:
 
     def __getattr__(self, name: str) -> Any:
         global orjson
-        with not_forked():
+        with block_forks():
             orjson = import_module("orjson")
         return getattr(orjson, name)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.memory import MemoryBackend
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.records import Checkpoint, Claim, show
-from agent_checkpoint.seal import claim, is_claimed
+from agent_checkpoint.records import Checkpoint, Claim, short_repr
+from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 
@@ -59,7 +59,7 @@ def make_claim(backend: Backend, key: str, place: Path) -> Claim | None:
         StateError: the secret cannot be read just now.
     """
     path, host = path_text(place), host_of(backend)
-    seal = claim(_said(key, path, host))
+    seal = seal_claim(_said(key, path, host))
     return None if seal is None else Claim(path, host, seal)
 
 
@@ -91,7 +91,7 @@ def why_not_owned(store: Store, checkpoint: Checkpoint) -> str | None:
         return why_unclaimed_not_owned(store, checkpoint)
     host = host_of(store.backend)
     if said.host != host:
-        return f"it was saved on another host, {show(said.host)} and not {show(host)}"
+        return f"it was saved on another host, {short_repr(said.host)} and not {short_repr(host)}"
     return None if _holds(store, checkpoint) else "it was sealed under another secret"
 
 
@@ -132,7 +132,7 @@ def _holds(store: Store, checkpoint: Checkpoint) -> bool:
     said = checkpoint.claim
     if said is None or said.host != host_of(store.backend):
         return False
-    return is_claimed(_said(checkpoint.key, said.path, said.host), said.seal)
+    return is_own_claim(_said(checkpoint.key, said.path, said.host), said.seal)
 
 
 def _said(key: str, path: str, host: str) -> bytes:

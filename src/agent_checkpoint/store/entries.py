@@ -22,7 +22,7 @@ from agent_checkpoint.errors import (
     StorageError,
     UntrustedDataError,
 )
-from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, show
+from agent_checkpoint.records import Checkpoint, Claim, Draft, JsonValue, short_repr
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.sealed_streams import ForeignEntry
 
@@ -155,8 +155,8 @@ def write_readable(
 def too_large(key: str) -> InvalidInputError:
     """Return the error for a state that does not fit into a readable entry."""
     return InvalidInputError(
-        f"The state for {show(key)} has more than {MAX_READABLE:,} bytes as readable text, which "
-        'is the most for a file. Use backend="sqlite".'
+        f"The state for {short_repr(key)} has more than {MAX_READABLE:,} bytes as readable text, "
+        'which is the most for a file. Use backend="sqlite".'
     )
 
 
@@ -180,10 +180,10 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         FormatError: a newer version wrote it.
         UntrustedDataError: it is in a shared store, and not sealed under the user's secret.
     """
-    where = f"The checkpoint {show(f'{key}@{seq}')}"
+    where = f"The checkpoint {short_repr(f'{key}@{seq}')}"
     record = {**_DEFAULTS, **open_entry(data, where)}
     if record.get("key") != key:
-        raise IntegrityError(f"{where} belongs to the key {show(record.get('key'))}.")
+        raise IntegrityError(f"{where} belongs to the key {short_repr(record.get('key'))}.")
     wrong = [name for name, is_right in _FIELDS.items() if not is_right(record.get(name))]
     if wrong:
         raise IntegrityError(f"{where} lacks what a checkpoint has: {', '.join(wrong)}.")

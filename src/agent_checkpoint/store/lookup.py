@@ -17,7 +17,7 @@ from agent_checkpoint.records import (
     Checkpoint,
     CheckpointId,
     parse_checkpoint_id,
-    show,
+    short_repr,
 )
 from agent_checkpoint.store.maintenance.tombstones import purged_at
 from agent_checkpoint.store.objects.object_format import LostObjectError
@@ -70,13 +70,14 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
         InvalidInputError: the text is not an id, or may mean an imported key or a checkpoint.
     """
     if not isinstance(text, str) or not text:
-        raise InvalidInputError(f"A checkpoint id is non-empty text, not {show(text)}.")
+        raise InvalidInputError(f"A checkpoint id is non-empty text, not {short_repr(text)}.")
     owner, found = _find(store, text, key)
     if found is None:
         raise _missing(store, text)
     if key is not None and owner != key:
         raise NotFoundError(
-            f"The checkpoint {show(text)} belongs to the key {show(owner)}, not to {show(key)}."
+            f"The checkpoint {short_repr(text)} belongs to the key {short_repr(owner)}, not to "
+            f"{short_repr(key)}."
         )
     return found
 
@@ -92,8 +93,8 @@ def find_seq(store: Store, text: str, *, key: str) -> int:
         found = find(store, text, key=key)
         if found.key != key:  # a walk back may lead to where the key was forked from
             raise NotFoundError(
-                f"The checkpoint {show(text)} is {found.id}, of the key {show(found.key)}: name "
-                "that key."
+                f"The checkpoint {short_repr(text)} is {found.id}, of the key "
+                f"{short_repr(found.key)}: name that key."
             )
         return found.seq
     except UNUSABLE:
@@ -159,7 +160,7 @@ def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | N
             return owner, other
         if other is not None and is_own:
             raise InvalidInputError(
-                f"{show(text)} is a key that was imported from an archive, and would be "
+                f"{short_repr(text)} is a key that was imported from an archive, and would be "
                 f"{other.id}, too: name that id, or {head.id}."
             )
     return text, head
@@ -183,13 +184,13 @@ def _missing(store: Store, text: str) -> NotFoundError:
     when = purged_at(store, text)
     if when is not None:
         day = time.strftime("%Y-%m-%d", time.gmtime(when))
-        return NotFoundError(f"The checkpoint {show(text)} was purged on {day}.")
+        return NotFoundError(f"The checkpoint {short_repr(text)} was purged on {day}.")
     place = parse_checkpoint_id(text) or _SHORT.fullmatch(text)
     key = "" if place is None else place.key if isinstance(place, CheckpointId) else place["key"]
     if _may_be_key(key) and next(store.entries(key, page=1), None) is not None:
         return NotFoundError(
-            f"The key {show(key)} has no checkpoint {show(text)}; history({show(key)}) lists those "
-            "it has."
+            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}; "
+            f"history({short_repr(key)}) lists those it has."
         )
     return key_not_found(text, store)
 

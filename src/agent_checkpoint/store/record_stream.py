@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError, MissingObjectsError
-from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, show
+from agent_checkpoint.records import Checkpoint, JsonValue, check_stream, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.entries import open_entry, seal_entry
 from agent_checkpoint.store.objects.reader import Reader, object_names
@@ -78,7 +78,7 @@ class RecordStream:
         found: list[tuple[int, dict[str, Any]]] = []
         while page := read_entries(self.store.backend, self.name, after=after, limit=_PAGE):
             for entry in page:
-                where = f"Record {entry.seq} of {show(self.name)}"
+                where = f"Record {entry.seq} of {short_repr(self.name)}"
                 record = open_entry(entry.data, where)
                 self.check(entry.seq, record)
                 found.append((entry.seq, record))
@@ -92,7 +92,7 @@ class RecordStream:
             IntegrityError: it is not.
         """
         if not isinstance(record.get("parts"), dict):
-            raise IntegrityError(f"Record {seq} of {show(self.name)} has no parts.")
+            raise IntegrityError(f"Record {seq} of {short_repr(self.name)} has no parts.")
 
     def reader(self, parts: Mapping[str, JsonValue]) -> Reader:
         """Return a reader of what stands outside of the parts of a record.

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import (
     UNUSABLE,
     InvalidInputError,
@@ -25,7 +25,7 @@ from agent_checkpoint.records import (
     Entry,
     JsonValue,
     check_key,
-    show,
+    short_repr,
 )
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.entries import (
@@ -122,7 +122,8 @@ class Store:
             seq, parts, size = self._append(draft, ts_ns, parents, after, adopted)
         except RecursionError:
             raise InvalidInputError(
-                f"The state for {show(draft.key)} is nested too deeply to be written from here."
+                f"The state for {short_repr(draft.key)} is nested too deeply to be written from "
+                "here."
             ) from None
         self._remember_head(draft.key, seq, ts_ns)
         return Checkpoint(
@@ -341,7 +342,7 @@ class Store:
             size = writer.size + sum(map(len, texts.values()))
             if size > MAX_STATE:
                 raise InvalidInputError(
-                    f"The state for {show(draft.key)} has {size:,} bytes; a checkpoint holds "
+                    f"The state for {short_repr(draft.key)} has {size:,} bytes; a checkpoint holds "
                     f"up to {MAX_STATE:,}. Keep large files in a workspace, or in several keys."
                 )
         else:
@@ -366,14 +367,16 @@ class Store:
 
 def key_not_found(key: str, store: Store) -> NotFoundError:
     """Return the error for a key or id that is not there, with the names that come close."""
-    with not_forked():
+    with block_forks():
         from difflib import get_close_matches  # slow to import, and wanted only here
 
     close = get_close_matches(key, store.list_keys(), n=3)
     hint = (
-        f"Did you mean {', '.join(map(show, close))}?" if close else "list_keys() names them all."
+        f"Did you mean {', '.join(map(short_repr, close))}?"
+        if close
+        else "list_keys() names them all."
     )
-    return NotFoundError(f"There is no key or checkpoint {show(key)}. {hint}")
+    return NotFoundError(f"There is no key or checkpoint {short_repr(key)}. {hint}")
 
 
 def _stream(key: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -247,7 +247,7 @@ def _origin(url: str) -> str:
     is_more = found.path not in ("", "/") or found.query or found.fragment or found.username
     if found.scheme not in ("http", "https") or not name or is_more or not name.isascii():
         raise InvalidInputError(
-            f"{show(url)} is not an origin such as https://name or https://name:8443."
+            f"{short_repr(url)} is not an origin such as https://name or https://name:8443."
         )
     name = f"[{name}]" if ":" in name else name
     usual = {"http": 80, "https": 443}[found.scheme]

@@ -18,9 +18,9 @@ from urllib.parse import quote, unquote_to_bytes
 from markupsafe import Markup
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.formatting import count as count
-from agent_checkpoint.formatting import is_plain, written_out
-from agent_checkpoint.formatting import size as size
+from agent_checkpoint.formatting import escape_characters, is_visible
+from agent_checkpoint.formatting import format_count as format_count
+from agent_checkpoint.formatting import format_size as format_size
 from agent_checkpoint.records import parse_checkpoint_id
 
 MOST_OF_NAME = 2000
@@ -29,14 +29,14 @@ MOST_OF_NAME = 2000
 
 def shown(text: object) -> str:
     """Return a text of several lines in which every character can be seen for what it is."""
-    return written_out(str(text), "\n\t", _named)
+    return escape_characters(str(text), "\n\t", _named)
 
 
 def on_one_line(text: object, most: int = 200) -> str:
     """Return a text on one line, cut if it is long."""
     whole = str(text)
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
-    line = written_out(cut, "\n\t", _named)
+    line = escape_characters(cut, "\n\t", _named)
     if "\n" in line or "\t" in line:  # a text of several lines, and no name
         return line.replace("\n", " ").replace("\t", " ")
     return _with_all_spaces(line)
@@ -51,7 +51,7 @@ def exact(text: object, most: int = MOST_OF_NAME) -> Markup:
     whole = str(text)
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
     # What looks as if it was written out is written out itself.
-    line = written_out(re.sub(r"\\(?=[xuU])", r"\\x5c", cut), "", _named)
+    line = escape_characters(re.sub(r"\\(?=[xuU])", r"\\x5c", cut), "", _named)
     return Markup('<bdo dir="ltr">{}</bdo>').format(_with_all_spaces(line))
 
 
@@ -63,7 +63,7 @@ def columns(line: str) -> int:
 def json_text(value: Any) -> str:
     """Return a value as JSON to be edited, in which every character can be seen for what it is."""
     text = json.dumps(value, ensure_ascii=False, indent=2)
-    return written_out(text, "\n", _named_in_json)
+    return escape_characters(text, "\n", _named_in_json)
 
 
 def when(ts: float | None, now: float | None = None) -> str:
@@ -138,7 +138,7 @@ def uncoded(text: str) -> str:
 def attachment(name: str) -> str:
     """Return the header by which a browser saves something under a name (RFC 6266)."""
     safe = "".join(
-        char if is_plain(char, " ") and char not in '/\\:*?"<>|;' else "_" for char in name
+        char if is_visible(char, " ") and char not in '/\\:*?"<>|;' else "_" for char in name
     ).rstrip(". ")
     plain = "".join(char if char.isascii() else "_" for char in safe).replace("%", "_") or "file"
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(safe or 'file', safe='')}"

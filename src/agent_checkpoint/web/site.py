@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from agent_checkpoint.backends.base import Pinned
+from agent_checkpoint.backends.base import SupportsReplacementCheck
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -71,12 +71,12 @@ class Site:
             line=page_text.on_one_line,
             when=page_text.when,
             stamp=page_text.stamp,
-            size=page_text.size,
+            size=page_text.format_size,
             short=page_text.short,
             kin=page_text.kin,
             lasting=page_text.lasting,
         )
-        self._templates.globals.update(link=page_text.link, count=page_text.count)
+        self._templates.globals.update(link=page_text.link, count=page_text.format_count)
 
     def _show(self, manager: CheckpointManager) -> None:
         self.manager = manager
@@ -94,7 +94,11 @@ class Site:
             StorageError: the medium failed.
         """
         backend = self.manager.store.backend
-        if isinstance(backend, Pinned) and backend.url is not None and backend.is_replaced():
+        if (
+            isinstance(backend, SupportsReplacementCheck)
+            and backend.url is not None
+            and backend.is_replaced()
+        ):
             self._show(CheckpointManager(backend.url))
             backend.close()
 

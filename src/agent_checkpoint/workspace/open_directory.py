@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.capture import Taking
@@ -197,7 +197,7 @@ class OpenDirectory:
 
     @property
     def _restoring(self) -> Restoring:
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.workspace.restore.recovery import Restoring  # slow to load
 
         return Restoring(self._root, self._sight, self._take, self._key_in, self.saved_in)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.default_paths import data_home
-from agent_checkpoint.backends.disk.fork_safety import not_forked
-from agent_checkpoint.backends.disk.posix import os_errors
+from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.disk.posix import wrap_os_errors
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.errors import (
     InvalidInputError,
@@ -16,7 +16,7 @@ from agent_checkpoint.errors import (
     UnsafeWorkspaceError,
     WorkspaceError,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.store import Store
 
 
@@ -28,7 +28,7 @@ def clean_up_forks() -> None:
             return
     except (OSError, InvalidInputError, StorageError):
         return  # nobody ever made one here, or they are another user's
-    with not_forked():
+    with block_forks():
         from agent_checkpoint.workspace.fork.workspace_fork import clean_up_all  # costly to import
 
     clean_up_all()
@@ -40,7 +40,7 @@ def drop_caches() -> None:
     Raises:
         StorageError: some of it cannot be removed.
     """
-    with not_forked():
+    with block_forks():
         from agent_checkpoint.workspace.fork.materialized import clean_up_bases  # costly to import
         from agent_checkpoint.workspace.scan.stat_index import remove_indexes
 
@@ -48,7 +48,7 @@ def drop_caches() -> None:
         home = data_home()
     except InvalidInputError:
         return  # there is no place for it
-    with os_errors(f"remove the indexes in {home}"):
+    with wrap_os_errors(f"remove the indexes in {home}"):
         remove_indexes(home / "index")
         clean_up_bases(home / "bases")
 
@@ -80,11 +80,11 @@ def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
     try:
         place = Path(os.path.realpath(path))
     except ValueError as error:  # a NUL in it
-        raise InvalidInputError(f"{show(str(path))} is no path ({error}).") from None
+        raise InvalidInputError(f"{short_repr(str(path))} is no path ({error}).") from None
     if place.exists() and not place.is_dir():
-        raise WorkspaceError(f"{show(str(place))} is no directory: name the one it is in.")
+        raise WorkspaceError(f"{short_repr(str(place))} is no directory: name the one it is in.")
     if not place.is_dir():
-        raise WorkspaceError(f"There is no directory {show(str(place))}.")
+        raise WorkspaceError(f"There is no directory {short_repr(str(place))}.")
     home = Path(os.path.realpath(os.path.expanduser("~")))
     if not force and (place == Path(place.anchor) or place == home or place in home.parents):
         raise UnsafeWorkspaceError(

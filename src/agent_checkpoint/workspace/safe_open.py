@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stamp_of
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -183,7 +183,7 @@ def is_open_for_writing(fd: int) -> bool:
     """Ask the kernel, by way of a lease that is given back at once; False if it cannot tell."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
-    with not_forked():
+    with block_forks():
         from signal import SIGURG  # slow to load, and seldom wanted
 
     try:

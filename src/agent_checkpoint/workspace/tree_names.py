@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import MAX_KEY_BYTES, Checkpoint, show
+from agent_checkpoint.records import MAX_KEY_BYTES, Checkpoint, short_repr
 from agent_checkpoint.store.claims import is_owned_by_directory, newest_readable, path_text
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.objects.reader import OBJECT
@@ -97,7 +97,7 @@ def tree_named(workspace: Workspace, tree: Any) -> Tree:
     if isinstance(tree, str):
         found = tree_in(workspace.store, find(workspace.store, tree))
         if found is None:
-            raise InvalidInputError(f"The checkpoint {show(tree, 120)} has no workspace.")
+            raise InvalidInputError(f"The checkpoint {short_repr(tree, 120)} has no workspace.")
         return found
     if not isinstance(tree, (Tree, ObjectRef)):
         raise InvalidInputError(
@@ -111,5 +111,5 @@ def within(root: Path, path: str | os.PathLike[str]) -> bytes:
     """Return a path within a workspace as bytes. Raises InvalidInputError."""
     whole = Path(os.path.normpath(root / Path(path)))
     if root not in whole.parents:
-        raise InvalidInputError(f"{show(str(path))} is no path within {root}.")
+        raise InvalidInputError(f"{short_repr(str(path))} is no path within {root}.")
     return os.fsencode(whole.relative_to(root))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import (
     InvalidInputError,
     StateMismatchError,
@@ -71,7 +71,7 @@ class Workspace(OpenDirectory):
             WorkspaceError: the directory cannot be read.
             StorageError: the store failed.
         """
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.workspace.tree.compare import Side
             from agent_checkpoint.workspace.tree.workspace_diff import compare  # slow to load
 
@@ -145,7 +145,7 @@ class Workspace(OpenDirectory):
             RestoreIncompleteError: some paths could not be restored; the message names them.
             WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
         """
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.workspace.restore.recovery import Wish  # slow to load
 
         if isinstance(paths, (str, os.PathLike)):
@@ -179,7 +179,7 @@ class Workspace(OpenDirectory):
 
         Raises as `restore` does.
         """
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.workspace.restore.recovery import Wish  # slow to load
 
         if self._held is not None:
@@ -208,7 +208,7 @@ class Workspace(OpenDirectory):
             WorkspaceError: the driver does not work here, or the directory cannot be read.
             StorageError: the store failed.
         """
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.workspace.fork.workspace_fork import (
                 make_fork,  # which is built on this class
             )

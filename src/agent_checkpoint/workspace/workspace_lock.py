@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS, take_lock
+from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.safe_open import open_root
 
 
@@ -22,7 +22,7 @@ class RootLock:
         self._fd = -1
 
     @contextmanager
-    def held(self, *, exclusive: bool, patience: float = LOCK_SECONDS) -> Iterator[int]:
+    def held(self, *, exclusive: bool, patience: float = LOCK_TIMEOUT) -> Iterator[int]:
         """Give the root directory, open, while others neither restore nor, if exclusive, look.
 
         Raises:
@@ -35,7 +35,7 @@ class RootLock:
             fd = open_root(self.path)
         except OSError as error:
             raise WorkspaceError(
-                f"The workspace {show(str(self.path))} cannot be opened ({error.strerror})."
+                f"The workspace {short_repr(str(self.path))} cannot be opened ({error.strerror})."
             ) from error
         owner = os.getpid()
         try:
@@ -51,12 +51,12 @@ class RootLock:
 
     def _lock(self, fd: int, kind: int, patience: float) -> None:
         try:
-            holders = take_lock(fd, kind, patience)
+            holders = acquire_lock(fd, kind, patience)
         except OSError:
             return  # there are file systems without such locks, and snapshots all the same
         if holders is not None:
             raise WorkspaceError(
-                f"The workspace {show(str(self.path))} is locked by {holders}, for longer than "
-                f"{patience:g} s. Let that end or go on, then try again.",
+                f"The workspace {short_repr(str(self.path))} is locked by {holders}, for longer "
+                f"than {patience:g} s. Let that end or go on, then try again.",
                 retryable=True,
             )

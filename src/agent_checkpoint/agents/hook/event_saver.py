@@ -18,7 +18,7 @@ from agent_checkpoint.agents.hook.client import PLACES, tell_failure
 from agent_checkpoint.agents.session_lock import PATIENCE, alone
 from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, Note, read_note
 from agent_checkpoint.agents.transcript_file import Transcript, remove_stray
-from agent_checkpoint.backends.base import Pinned
+from agent_checkpoint.backends.base import SupportsReplacementCheck
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.errors import (
@@ -28,7 +28,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     StorageError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, check_key, show
+from agent_checkpoint.records import Checkpoint, Draft, check_key, short_repr
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import CapturedState
@@ -230,7 +230,7 @@ class _Files:
 
 
 def _is_replaced(store: Store) -> bool:
-    return isinstance(store.backend, Pinned) and store.backend.is_replaced()
+    return isinstance(store.backend, SupportsReplacementCheck) and store.backend.is_replaced()
 
 
 def root_of(event: Event, before: Note | None, project: str) -> str:
@@ -253,9 +253,9 @@ def _tell_left_out(workspace: Workspace) -> None:
     """Write down what the rules leave out: they may have come with the project."""
     names = workspace.left_out
     if names:
-        some = ", ".join(map(show, names[:_TOLD]))
+        some = ", ".join(map(short_repr, names[:_TOLD]))
         more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
-        root = show(str(workspace.path))
+        root = short_repr(str(workspace.path))
         tell_failure(f"The .checkpointignore of {root} leaves out: {some}{more}")
 
 
@@ -268,9 +268,11 @@ def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) ->
         before = None if head is None else tree_in(store, head)
         if before is not None and set(losses) <= set(before.notes):
             return
-    some = "; ".join(f"{show(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_TOLD])
+    some = "; ".join(
+        f"{short_repr(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_TOLD]
+    )
     more = f" and {len(losses) - _TOLD} more" if len(losses) > _TOLD else ""
-    tell_failure(f"Not all files of {show(str(workspace.path))} are saved: {some}{more}")
+    tell_failure(f"Not all files of {short_repr(str(workspace.path))} are saved: {some}{more}")
 
 
 def _present(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:

@@ -38,8 +38,8 @@ from agent_checkpoint.errors import (
     StorageError,
     WorkspaceError,
 )
-from agent_checkpoint.formatting import count
-from agent_checkpoint.records import Checkpoint, Draft, show
+from agent_checkpoint.formatting import format_count
+from agent_checkpoint.records import Checkpoint, Draft, short_repr
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
@@ -241,15 +241,15 @@ class Rewinding:
             return None
         path, then = own_place(self._present.path), len(self._lines)
         if not self._present.read(again=True):
-            return f"write {path} again, which is gone: {count(then, 'line')}"
+            return f"write {path} again, which is gone: {format_count(then, 'line')}"
         now = list(self._present.lines)
         if now == self._lines:
             return None
         if now[:then] == self._lines:
-            return f"cut {path} from {count(len(now), 'line')} to {then:,}"
+            return f"cut {path} from {format_count(len(now), 'line')} to {then:,}"
         if self._lines[: len(now)] == now:
-            return f"put {count(then - len(now), 'line')} back at the end of {path}"
-        was = count(then, "line")
+            return f"put {format_count(then - len(now), 'line')} back at the end of {path}"
+        was = format_count(then, "line")
         return f"replace {path}, which has been written anew since, by what it was: {was}"
 
     def _lines_in(self, checkpoint: Checkpoint) -> list[str] | None:
@@ -260,7 +260,7 @@ class Rewinding:
         reader.fetch([tree])
         found = decode_part(tree, TRANSCRIPT, reader=reader).value
         if not isinstance(found, Log) or not all(isinstance(line, str) for line in found):
-            raise IntegrityError(f"{show(checkpoint.id, 120)} has a damaged transcript.")
+            raise IntegrityError(f"{short_repr(checkpoint.id, 120)} has a damaged transcript.")
         return list(found)
 
 
@@ -322,8 +322,8 @@ def _unmoved(root: str) -> str:
     real = os.path.realpath(root)
     if real != root:
         raise WorkspaceError(
-            f"{show(root, 200)} leads to {show(real, 200)} now, which is not the directory that "
-            "was saved. `restore --into DIR` puts its files where you say."
+            f"{short_repr(root, 200)} leads to {short_repr(real, 200)} now, which is not the "
+            "directory that was saved. `restore --into DIR` puts its files where you say."
         )
     return root
 

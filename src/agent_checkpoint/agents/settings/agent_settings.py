@@ -22,7 +22,7 @@ from agent_checkpoint.agents.settings.jsonc import (
 )
 from agent_checkpoint.agents.settings.settings_files import Folder, read_settings, settings_folder
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 
 class Form(NamedTuple):
@@ -266,6 +266,7 @@ def _parsed(agent: str, path: Path, text: str) -> Node:
             raise ValueError("the hooks of an event are no list")
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
-            f"{show(str(path), 200)} does not parse ({error}): repair it first. It was not touched."
+            f"{short_repr(str(path), 200)} does not parse ({error}): repair it first. It was not "
+            "touched."
         ) from None
     return root

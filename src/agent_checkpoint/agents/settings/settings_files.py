@@ -16,7 +16,7 @@ from pathlib import Path
 from agent_checkpoint.backends.disk.posix import make_directory
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.file_ownership import other_owner, other_writer
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 _MOST = 4 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -94,7 +94,7 @@ def read_settings(path: Path, project: Path | None) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{show(str(path), 200)} cannot be read ({error}).") from None
+        raise InvalidInputError(f"{short_repr(str(path), 200)} cannot be read ({error}).") from None
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def settings_folder(path: Path, project: Path | None) -> Iterator[Folder]:
         with _folder(path, project, make=True) as folder:
             yield folder
     except OSError as error:
-        raise StorageError(f"{show(str(path), 200)} cannot be written ({error}).") from error
+        raise StorageError(f"{short_repr(str(path), 200)} cannot be written ({error}).") from error
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from weakref import WeakSet
 _LONGEST_WAIT = 30.0
 
 
-class Closes(Protocol):
+class SupportsClose(Protocol):
     """Something that must be closed before a fork."""
 
     def close(self) -> None:
@@ -45,17 +45,17 @@ class _Gate:
 
 
 _gate = _Gate()
-_closed_before: WeakSet[Closes] = WeakSet()
+_closed_before: WeakSet[SupportsClose] = WeakSet()
 _lock_files: set[int] = set()
 
 
-def close_before_fork(pool: Closes) -> None:
+def close_before_fork(pool: SupportsClose) -> None:
     """Have something closed before every fork of this process."""
     _closed_before.add(pool)
 
 
 @contextmanager
-def not_forked() -> Iterator[None]:
+def block_forks() -> Iterator[None]:
     """Let no other thread fork during the block."""
     gate = _gate
     with gate.changed:
@@ -72,13 +72,13 @@ def not_forked() -> Iterator[None]:
 
 
 @contextmanager
-def opened_lock(open_it: Callable[[], int]) -> Iterator[int]:
+def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
     """Give an open file to lock, which is unlocked and closed at the end; no child has it.
 
     Raises:
         OSError: it cannot be opened.
     """
-    with not_forked():
+    with block_forks():
         gate, fd = _gate, open_it()
         _lock_files.add(fd)
     try:

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import NamedTuple
 from weakref import finalize
 
-from agent_checkpoint.backends.disk.posix import Identity, identity_of, os_errors
+from agent_checkpoint.backends.disk.posix import FileIdentity, file_identity, wrap_os_errors
 from agent_checkpoint.errors import StorageError
 
-_HOLD = getattr(os, "O_PATH", None)
+_O_PATH = getattr(os, "O_PATH", None)
 
 
-class _Held(NamedTuple):
-    identity: Identity
+class _PinnedFile(NamedTuple):
+    identity: FileIdentity
     fd: int | None
 
 
@@ -31,23 +31,23 @@ class Pin:
         """Pin nothing yet."""
         self.path = path
         self._name = str(path)
-        self._held: _Held | None = None
+        self._pinned: _PinnedFile | None = None
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         """Tell whether the store exists; from then on it is this one.
 
         Raises:
             StorageError: the one that was seen before is not at the path any more; or the file
                 system failed.
         """
-        with os_errors(f"look at {self._name}"):
-            held = self._held  # before the look: another thread may make the store meanwhile
-            now = identity_of(self._name)
-            if held is None:
+        with wrap_os_errors(f"look at {self._name}"):
+            pinned = self._pinned  # before the look: another thread may make the store meanwhile
+            now = file_identity(self._name)
+            if pinned is None:
                 if now is None:
                     return False
-                self._hold()
-            elif now != held.identity:
+                self._pin()
+            elif now != pinned.identity:
                 raise StorageError(
                     f"{self._name} was removed, moved or replaced since it was opened, so nothing "
                     "was read or written. Put it back, or open the store that is there now anew."
@@ -60,27 +60,27 @@ class Pin:
         Raises:
             StorageError: the file system failed.
         """
-        with os_errors(f"look at {self._name}"):
-            held = self._held
-            return held is not None and identity_of(self._name) != held.identity
+        with wrap_os_errors(f"look at {self._name}"):
+            pinned = self._pinned
+            return pinned is not None and file_identity(self._name) != pinned.identity
 
-    def _hold(self) -> None:
+    def _pin(self) -> None:
         # Linux gives the inode number of a removed file to the next one; a descriptor keeps it
         # from that. Closing one that was opened as a mere path drops no lock of SQLite. macOS has
         # no such descriptors, and its file systems do not use a number twice.
-        if _HOLD is None:
+        if _O_PATH is None:
             found = os.stat(self._name)
-            self._held = _Held((found.st_dev, found.st_ino), None)
+            self._pinned = _PinnedFile((found.st_dev, found.st_ino), None)
             return
-        fd = os.open(self._name, _HOLD | os.O_CLOEXEC)
+        fd = os.open(self._name, _O_PATH | os.O_CLOEXEC)
         found = os.fstat(fd)
-        self._held = _Held((found.st_dev, found.st_ino), fd)
-        finalize(self, _let_go, self._held).atexit = False
+        self._pinned = _PinnedFile((found.st_dev, found.st_ino), fd)
+        finalize(self, _close_descriptor, self._pinned).atexit = False
 
 
-def _let_go(held: _Held) -> None:
+def _close_descriptor(pinned: _PinnedFile) -> None:
     """Close the descriptor, unless the program has closed it and it is another file by now."""
     with suppress(OSError):
-        found = os.fstat(held.fd or 0)
-        if held.fd is not None and (found.st_dev, found.st_ino) == held.identity:
-            os.close(held.fd)
+        found = os.fstat(pinned.fd or 0)
+        if pinned.fd is not None and (found.st_dev, found.st_ino) == pinned.identity:
+            os.close(pinned.fd)

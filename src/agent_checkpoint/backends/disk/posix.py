@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked, opened_lock
-from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS, take_lock
+from agent_checkpoint.backends.disk.fork_safety import block_forks, open_lock_file
+from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.file_ownership import other_writer
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_PASSING = {errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ESTALE}
+_TRANSIENT = {errno.EAGAIN, errno.EBUSY, errno.EMFILE, errno.ENFILE, errno.ENOLCK, errno.ESTALE}
 _ADVICE = {
     errno.ENOSPC: "Free some space; what was saved before is intact.",
     errno.EDQUOT: "Free some of your quota; what was saved before is intact.",
@@ -31,15 +31,15 @@ _ADVICE = {
     "you can write, and use the copy.",
 }
 # Neither follows a link out of the store nor waits for the other end of a pipe.
-_GUARDED = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GATE_WAIT = 2.0  # seconds
-_NEW_NAME = re.compile(r"[0-9a-f]{24}")
+_TEMPORARY_NAME = re.compile(r"[0-9a-f]{24}")
 
-Identity = tuple[int, int]
+FileIdentity = tuple[int, int]
 """Which file it is, whatever its name: the device and the inode."""
 
 
-def identity_of(path: str | os.PathLike[str]) -> Identity | None:
+def file_identity(path: str | os.PathLike[str]) -> FileIdentity | None:
     """Return which file is at a path, None if there is none.
 
     Raises:
@@ -52,9 +52,9 @@ def identity_of(path: str | os.PathLike[str]) -> Identity | None:
     return found.st_dev, found.st_ino
 
 
-def url_of(scheme: str, path: Path, *, shared: bool = False) -> str:
+def store_url(scheme: str, path: Path, *, shared: bool = False) -> str:
     """Return the store URL of a directory."""
-    with not_forked():
+    with block_forks():
         from urllib.parse import quote  # slow to load, and seldom wanted
 
     return f"{scheme}://{quote(str(path))}{'?shared=1' if shared else ''}"
@@ -72,26 +72,28 @@ def check_path(path: object) -> Path:
     if not text:
         raise InvalidInputError('The path is empty; "." is the current directory.')
     if "\0" in text:
-        raise InvalidInputError(f"{show(text)} is not a path: it has a NUL.")
+        raise InvalidInputError(f"{short_repr(text)} is not a path: it has a NUL.")
     try:
         text.encode()
         return Path(text).expanduser()
     except UnicodeEncodeError:
-        raise InvalidInputError(f"{show(text)} is not a path: it has lone surrogates.") from None
+        raise InvalidInputError(
+            f"{short_repr(text)} is not a path: it has lone surrogates."
+        ) from None
     except RuntimeError as error:  # ~name of nobody
-        raise InvalidInputError(f"{show(text)} is not a path: {error}") from None
+        raise InvalidInputError(f"{short_repr(text)} is not a path: {error}") from None
 
 
-def check_seconds(seconds: object) -> float:
+def check_lock_timeout(seconds: object) -> float:
     """Return a time to wait for a lock, if it is one. Raises InvalidInputError."""
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds < float("inf"):  # type: ignore[operator]
-        raise InvalidInputError(f"lock_timeout counts seconds, not {show(seconds)}.")
+        raise InvalidInputError(f"lock_timeout counts seconds, not {short_repr(seconds)}.")
     return float(seconds)  # type: ignore[arg-type]
 
 
 @contextmanager
-def os_errors(action: str) -> Iterator[None]:
+def wrap_os_errors(action: str) -> Iterator[None]:
     """Turn an OSError in the block into a StorageError that says what could not be done.
 
     Raises:
@@ -104,12 +106,12 @@ def os_errors(action: str) -> Iterator[None]:
         advice = _ADVICE.get(error.errno or 0, "")
         raise StorageError(
             f"Cannot {action}: {reason}. {advice}".strip(),
-            retryable=error.errno in _PASSING,
-            no_room=is_full(error),
+            retryable=error.errno in _TRANSIENT,
+            no_room=is_disk_full(error),
         ) from error
 
 
-def is_full(error: OSError) -> bool:
+def is_disk_full(error: OSError) -> bool:
     """Tell whether the error says that there is no room left."""
     return error.errno in _FULL
 
@@ -120,10 +122,10 @@ def free_bytes(path: Path) -> int:
     Raises:
         OSError: the file system refuses to tell.
     """
-    return disk_room(path)[0]
+    return disk_space(path)[0]
 
 
-def disk_room(path: Path) -> tuple[int, int]:
+def disk_space(path: Path) -> tuple[int, int]:
     """Return how many bytes the file system of a path has free, and how many in all.
 
     Raises:
@@ -141,9 +143,9 @@ def disk_room(path: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def locked(
-    lock_file: Path, *, exclusive: bool, seconds: float = LOCK_SECONDS
-) -> Iterator[Identity]:
+def store_lock(
+    lock_file: Path, *, exclusive: bool, seconds: float = LOCK_TIMEOUT
+) -> Iterator[FileIdentity]:
     """Hold the lock: shared by savers, exclusive for what deletes. Released also by a crash.
 
     The kernel lets a new saver share the lock while a deleter waits for it, so that many savers
@@ -156,16 +158,16 @@ def locked(
     """
     gate = lock_file.with_name(".gate")
     if exclusive:
-        with _gated(gate, seconds), held(lock_file, seconds) as identity:
+        with _gate_closed(gate, seconds), exclusive_lock(lock_file, seconds) as identity:
             yield identity
     else:
-        _pass_gate(gate)
+        _wait_at_gate(gate)
         with _flock(lock_file, fcntl.LOCK_SH, seconds) as identity:
             yield identity
 
 
 @contextmanager
-def held(lock_file: Path, seconds: float = LOCK_SECONDS) -> Iterator[Identity]:
+def exclusive_lock(lock_file: Path, seconds: float = LOCK_TIMEOUT) -> Iterator[FileIdentity]:
     """Hold a lock alone, and give which file it is. Released also by a crash.
 
     Raises:
@@ -177,7 +179,7 @@ def held(lock_file: Path, seconds: float = LOCK_SECONDS) -> Iterator[Identity]:
 
 
 @contextmanager
-def in_turn(lock_file: Path, seconds: float) -> Iterator[Identity]:
+def queued_lock(lock_file: Path, seconds: float) -> Iterator[FileIdentity]:
     """Hold a lock alone, as `held` does, after those who have waited for it before.
 
     There is no queue at a lock that is asked for again and again: whoever has just let go of it
@@ -189,20 +191,20 @@ def in_turn(lock_file: Path, seconds: float) -> Iterator[Identity]:
         OSError: the file system refuses, or a lock file is a link or not a file.
     """
     with ExitStack() as stack:
-        with _gated(lock_file.with_name(".gate"), seconds):
-            lock = _flock(lock_file, fcntl.LOCK_EX, seconds, is_next=True)
+        with _gate_closed(lock_file.with_name(".gate"), seconds):
+            lock = _flock(lock_file, fcntl.LOCK_EX, seconds, is_first_waiter=True)
             identity = stack.enter_context(lock)
         yield identity
 
 
-def check_held(lock_file: Path, identity: Identity) -> None:
+def check_lock_file(lock_file: Path, identity: FileIdentity) -> None:
     """Make sure that the file whose lock is held is still the lock file.
 
     Raises:
         StorageError: it is not, so that somebody else may hold the lock of another file.
         OSError: the file system refuses to tell.
     """
-    if identity_of(lock_file) != identity:
+    if file_identity(lock_file) != identity:
         raise StorageError(
             f"The lock file {lock_file} was removed or replaced while it was locked, so nothing "
             "was written. Try again.",
@@ -211,7 +213,7 @@ def check_held(lock_file: Path, identity: Identity) -> None:
 
 
 @contextmanager
-def writers_kept_out(lock_file: Path, seconds: float) -> Iterator[None]:
+def shared_lock(lock_file: Path, seconds: float) -> Iterator[None]:
     """Hold a lock shared, for who only reads: needs no space, no inode and no right to write.
 
     Without a lock file nobody has written here yet.
@@ -232,12 +234,12 @@ def writers_kept_out(lock_file: Path, seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def _gated(gate: Path, seconds: float) -> Iterator[None]:
+def _gate_closed(gate: Path, seconds: float) -> Iterator[None]:
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(gate, seconds))
+            stack.enter_context(exclusive_lock(gate, seconds))
         except OSError as error:
-            if not is_full(error):  # without an inode for a gate it may only take longer
+            if not is_disk_full(error):  # without an inode for a gate it may only take longer
                 raise
         yield
 
@@ -249,13 +251,13 @@ def _flock(
     seconds: float,
     *,
     flags: int = os.O_RDWR | os.O_CREAT,
-    is_next: bool = False,
-) -> Iterator[Identity]:
+    is_first_waiter: bool = False,
+) -> Iterator[FileIdentity]:
     # Each use opens the file anew, because a lock belongs to the open file: that makes it work
     # between threads as well as between processes.
     while True:
-        with opened_lock(lambda: _open_lock(path, flags)) as fd:
-            holders = take_lock(fd, how, seconds, is_next=is_next)
+        with open_lock_file(lambda: _open_lock(path, flags)) as fd:
+            holders = acquire_lock(fd, how, seconds, is_first_waiter=is_first_waiter)
             if holders is not None:
                 raise StorageError(
                     f"Nothing was done: {path} is locked by {holders}, for longer than "
@@ -265,14 +267,14 @@ def _flock(
             found = os.fstat(fd)
             identity = found.st_dev, found.st_ino
             # Else the file was replaced while this one waited, and others lock the new one.
-            if identity_of(path) == identity:
+            if file_identity(path) == identity:
                 yield identity
                 return
 
 
 def _open_lock(path: Path, flags: int) -> int:
     try:
-        fd = os.open(path, flags | _GUARDED, 0o600)
+        fd = os.open(path, flags | _SAFE_FLAGS, 0o600)
     except OSError:
         refuse_link(path)
         raise
@@ -281,20 +283,20 @@ def _open_lock(path: Path, flags: int) -> int:
         if not stat.S_ISREG(found.st_mode):
             raise OSError(f"{path} is not a regular file; remove it")
         if flags and not found.st_mode & 0o077:
-            share_with_owners(fd, path.parent)
+            share_like_folder(fd, path.parent)
     except OSError:
         os.close(fd)
         raise
     return fd
 
 
-def _pass_gate(gate: Path) -> None:
+def _wait_at_gate(gate: Path) -> None:
     # Only for a while: a deleter that waits for a stopped process must not stop all savers too.
     with (
         suppress(FileNotFoundError),  # there is no gate before the first deletion
-        opened_lock(lambda: _open_lock(gate, os.O_RDWR)) as fd,
+        open_lock_file(lambda: _open_lock(gate, os.O_RDWR)) as fd,
     ):
-        take_lock(fd, fcntl.LOCK_SH, _GATE_WAIT, or_busy=False)
+        acquire_lock(fd, fcntl.LOCK_SH, _GATE_WAIT, extend_if_running=False)
 
 
 def write_new(directory: Path, data: bytes) -> Path:
@@ -307,7 +309,7 @@ def write_new(directory: Path, data: bytes) -> Path:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
-            share_with_owners(fd, directory)
+            share_like_folder(fd, directory)
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
@@ -321,7 +323,7 @@ def write_new(directory: Path, data: bytes) -> Path:
     return path
 
 
-def share_with_owners(fd: int, folder: Path) -> None:
+def share_like_folder(fd: int, folder: Path) -> None:
     """Let who uses a shared store use what was just made in one of its folders; else do nothing.
 
     A folder that only this user may write is no shared one: what is in it stays private. The folder
@@ -349,7 +351,7 @@ def share_with_owners(fd: int, folder: Path) -> None:
         os.fchmod(fd, stat.S_IMODE(found.st_mode) | bits)
 
 
-def make_folder(path: Path) -> None:
+def make_store_folder(path: Path) -> None:
     """Make one private directory below the root of a store; it is for all who share the store.
 
     Raises:
@@ -359,7 +361,7 @@ def make_folder(path: Path) -> None:
     path.mkdir(mode=0o700)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        share_with_owners(fd, path.parent)
+        share_like_folder(fd, path.parent)
     finally:
         os.close(fd)
 
@@ -382,7 +384,7 @@ def link_new(directory: Path, data: bytes, target: Path) -> None:
         written.unlink()
 
 
-def sweep(directory: Path) -> None:
+def sweep_temporary_files(directory: Path) -> None:
     """Remove what dead writers left in the directory for new files.
 
     Writers hold the lock while they have files there, so the caller must hold it alone.
@@ -390,17 +392,17 @@ def sweep(directory: Path) -> None:
     Raises:
         OSError: the file system failed.
     """
-    for item in list(scan(directory)):
-        if _NEW_NAME.fullmatch(item.name) is None:
+    for item in list(scan_directory(directory)):
+        if _TEMPORARY_NAME.fullmatch(item.name) is None:
             continue
         if item.is_dir(follow_symlinks=False):
             with suppress(OSError):  # one that holds more than its name is not from a writer
-                remove_folder(Path(item.path))
+                remove_stream_folder(Path(item.path))
         else:
             os.unlink(item.path)
 
 
-def remove_folder(folder: Path) -> None:
+def remove_stream_folder(folder: Path) -> None:
     """Remove a directory that holds at most its `name`.
 
     Raises:
@@ -411,13 +413,13 @@ def remove_folder(folder: Path) -> None:
 
 
 @contextmanager
-def own_file(path: Path, flags: int) -> Iterator[int]:
+def open_single_link(path: Path, flags: int) -> Iterator[int]:
     """Open a file to write that has this name only: a link may lead to any file of this user's.
 
     Raises:
         OSError: the file system refuses; or it is a link, has other names, or is not a file.
     """
-    fd = os.open(path, flags | _GUARDED, 0o600)
+    fd = os.open(path, flags | _SAFE_FLAGS, 0o600)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
@@ -427,7 +429,7 @@ def own_file(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def private_file(path: str, flags: int) -> int:
+def open_private(path: str, flags: int) -> int:
     """Open a file as `open(…, opener=)` does; a new one is private whatever the umask is."""
     return os.open(path, flags, 0o600)
 
@@ -457,7 +459,7 @@ def sync_parents(path: Path) -> None:
             sync_directory(parent)
 
 
-def make_own_directory(path: Path) -> None:
+def make_store_directory(path: Path) -> None:
     """Make a directory of the store, below its root, as make_directory does.
 
     Raises:
@@ -468,7 +470,7 @@ def make_own_directory(path: Path) -> None:
         return
     make_directory(path.parent)
     with suppress(FileExistsError):
-        make_folder(path)
+        make_store_folder(path)
     sync_directory(path.parent)
 
 
@@ -482,7 +484,7 @@ def refuse_link(path: Path) -> None:
         raise OSError(f"{path} is a symbolic link, which may lead out of the store; remove it")
 
 
-def scan(folder: Path) -> Iterator[os.DirEntry[str]]:
+def scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
     """Iterate over a directory; one that is missing is an empty one.
 
     Raises:
@@ -513,7 +515,7 @@ def read_regular(path: Path, most: int = -1) -> bytes | None:
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         return None
-    with open(os.open(path, os.O_RDONLY | _GUARDED), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | _SAFE_FLAGS), "rb") as file:
         return file.read(most)
 
 

@@ -10,7 +10,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import own_file, share_with_owners
+from agent_checkpoint.backends.disk.posix import open_single_link, share_like_folder
 
 SIZE = 2 << 20
 """Room for the database to grow by what is pending in its log, and for the log of a deletion."""
@@ -25,7 +25,7 @@ class Reserve:
         """Keep the reserve at `path`."""
         self.path = path
 
-    def keep(self) -> None:
+    def refill(self) -> None:
         """Make the file, or as much of it as there is room for. Failing to is no error.
 
         Whoever writes or deletes calls it at the end, holding the lock alone: what a deletion took
@@ -35,19 +35,19 @@ class Reserve:
             if self._size() < SIZE:
                 _allocate(self.path)
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Remove the file, so that its blocks and its inode are free. Failing to is no error."""
         with suppress(OSError):
             self.path.unlink()
 
-    def lend(self) -> bool:
+    def release_half(self) -> bool:
         """Free half of it for a small record; tell whether that half was there.
 
         The other half is left for deletions.
         """
         with suppress(OSError):
             if self._size() > SIZE // 2:
-                with own_file(self.path, os.O_WRONLY) as fd:
+                with open_single_link(self.path, os.O_WRONLY) as fd:
                     os.ftruncate(fd, SIZE // 2)
                 return True
         return False
@@ -62,8 +62,8 @@ class Reserve:
 
 def _allocate(path: Path) -> None:
     # Not synced: after a loss of power it is simply made again.
-    with own_file(path, os.O_WRONLY | os.O_CREAT) as fd:
-        share_with_owners(fd, path.parent)
+    with open_single_link(path, os.O_WRONLY | os.O_CREAT) as fd:
+        share_like_folder(fd, path.parent)
         present = os.fstat(fd).st_size
         more = SIZE - present
         while more >= _LEAST and present < SIZE:

@@ -9,9 +9,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import disk_room, free_bytes, os_errors, scan
+from agent_checkpoint.backends.disk.posix import (
+    disk_space,
+    free_bytes,
+    scan_directory,
+    wrap_os_errors,
+)
 from agent_checkpoint.errors import InvalidInputError, StorageError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 MIN_FREE = 16 << 20
 MIN_SHARE = 50
@@ -22,7 +27,7 @@ _LONGEST_RECORD = 16 << 10
 _MEASURE_EVERY = 256  # writes: other processes write and delete too
 
 
-def is_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
+def is_small_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
     """Tell whether an entry is a small record of a stream that is no key's.
 
     Such as the outcome of an external side effect, a tombstone, or the end of a session whose key
@@ -31,7 +36,7 @@ def is_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
     return not (stream.startswith("key/") or objects or len(entry) > _LONGEST_RECORD)
 
 
-class Limits:
+class SpaceLimits:
     """Asked before each write; reading, deleting and small records are never limited."""
 
     def __init__(
@@ -55,9 +60,13 @@ class Limits:
             InvalidInputError: a limit is not a number of bytes.
         """
         if min_free is not None and (type(min_free) is not int or min_free < 0):
-            raise InvalidInputError(f"min_free counts bytes, 0 for no limit, not {show(min_free)}.")
+            raise InvalidInputError(
+                f"min_free counts bytes, 0 for no limit, not {short_repr(min_free)}."
+            )
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes <= 0):
-            raise InvalidInputError(f"max_bytes counts bytes, None for any, not {show(max_bytes)}.")
+            raise InvalidInputError(
+                f"max_bytes counts bytes, None for any, not {short_repr(max_bytes)}."
+            )
         self.path = path
         self.min_free = min_free
         self.max_bytes = max_bytes
@@ -74,7 +83,7 @@ class Limits:
             StorageError: it does not; the message says what to do. Or the disk cannot be measured.
         """
         incoming = len(entry) + sum(map(len, objects.values()))
-        with os_errors(f"measure {self.path}"):
+        with wrap_os_errors(f"measure {self.path}"):
             if self.min_free != 0:
                 self._check_free(incoming)
             if self.max_bytes is not None:
@@ -82,7 +91,7 @@ class Limits:
         return incoming
 
     def _check_free(self, incoming: int) -> None:
-        free, total = disk_room(self.path)
+        free, total = disk_space(self.path)
         least = min(MIN_FREE, total // MIN_SHARE) if self.min_free is None else self.min_free
         if free - incoming < least:
             raise StorageError(
@@ -109,7 +118,7 @@ class Limits:
 
 def _measure(folder: Path, besides: Path | None) -> int:
     total = 0
-    for item in scan(folder):
+    for item in scan_directory(folder):
         path = Path(item.path)
         if item.is_dir(follow_symlinks=False):
             total += _measure(path, besides)

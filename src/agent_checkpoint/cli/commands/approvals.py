@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.cli.effect_output import all_ledgers, named, request_data
-from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
-from agent_checkpoint.formatting import brief
-from agent_checkpoint.records import show
+from agent_checkpoint.formatting import value_summary
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.store.store import Store
 
@@ -83,9 +83,9 @@ def run(args: Namespace, places: Places) -> Answer:
         data["arguments"] = _arguments(approvals, name)
 
     def show_answer(out: Out) -> None:
-        out.line(f"{data['status'].capitalize()}: {inert(data['words'], 200)}", style="green")
+        out.line(f"{data['status'].capitalize()}: {one_line(data['words'], 200)}", style="green")
         if args.verb == "edit":
-            out.line(f"  with {brief(data['arguments'], 500)}")
+            out.line(f"  with {value_summary(data['arguments'], 500)}")
         out.line("The session goes on with it when it is opened again.")
 
     return Answer(data, show_answer)
@@ -120,12 +120,12 @@ def _edited(args: Namespace, approvals: Approvals, name: str) -> dict[str, Any]:
     for said in args.set:
         argument, equals, text = said.partition("=")
         if not equals:
-            raise InvalidInputError(f"--set takes NAME=JSON, not {show(said)}.")
+            raise InvalidInputError(f"--set takes NAME=JSON, not {short_repr(said)}.")
         try:
             found[argument] = json.loads(text)
         except ValueError:
             raise InvalidInputError(
-                f"{show(text)} is not JSON. A text has quotes: --set '{argument}=\"…\"'"
+                f"{short_repr(text)} is not JSON. A text has quotes: --set '{argument}=\"…\"'"
             ) from None
     return found
 
@@ -149,7 +149,7 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             done = subprocess.run([*command, str(file)], check=False)
         except OSError as error:
-            raise InvalidInputError(f"{show(command[0])} cannot be run: {error}.") from error
+            raise InvalidInputError(f"{short_repr(command[0])} cannot be run: {error}.") from error
         text = file.read_text(encoding="utf-8")
     if done.returncode != 0:
         raise CheckpointError("The editor failed: nothing was answered.")
@@ -178,18 +178,18 @@ def _show(out: Out, rows: list[_Row], answered: bool) -> None:
         return
     limit = None if out.columns is None else 200
     for row, told in rows:
-        late = f", until {when(row['expires'])}" if row["expires"] else ""
+        late = f", until {format_time(row['expires'])}" if row["expires"] else ""
         status = "" if told == "pending" else f"  {told}"
-        status += f" by {inert(row['by'], 60)}" if row["by"] else ""
+        status += f" by {one_line(row['by'], 60)}" if row["by"] else ""
         out.pieces(
-            (inert(row["id"], 80), "cyan"),
-            (f"  {inert(row['session'], 60)}  {when(row['ts'])}{late}", "dim"),
-            (inert(status), "yellow"),
+            (one_line(row["id"], 80), "cyan"),
+            (f"  {one_line(row['session'], 60)}  {format_time(row['ts'])}{late}", "dim"),
+            (one_line(status), "yellow"),
         )
-        out.pieces((f"  {inert(row['words'], limit)}", "bold"))
+        out.pieces((f"  {one_line(row['words'], limit)}", "bold"))
         for name, value in (row["arguments"] or {}).items():
-            out.pieces((f"    {inert(name, 60)}: {brief(value, limit or 100_000)}", ""))
+            out.pieces((f"    {one_line(name, 60)}: {value_summary(value, limit or 100_000)}", ""))
         if row["reason"]:
-            out.pieces((f"    {inert(row['reason'], limit)}", "dim"))
+            out.pieces((f"    {one_line(row['reason'], limit)}", "dim"))
     if any(told == "pending" for _, told in rows):
         out.hint("Answer", "approvals approve|deny|edit ID")

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.output import Answer, Out, count, inert, when
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE
@@ -70,7 +70,7 @@ def run(args: Namespace, places: Places) -> Answer:
             manager.delete(item.key, item.id)
 
     def show(out: Out) -> None:
-        out.line(f"Deleted {count(data['checkpoints'], 'checkpoint')}.", style="green")
+        out.line(f"Deleted {format_count(data['checkpoints'], 'checkpoint')}.", style="green")
         out.hint("Their room comes back by", "gc")
 
     return Answer({**data, "done": True}, show)
@@ -80,7 +80,7 @@ def _doomed(places: Places, manager: CheckpointManager, said: str) -> _Doomed:
     """Return what is meant: an existing key is all of it. Raises CheckpointError."""
     total = sum(1 for _ in manager.store.entries(said)) if said else 0
     if total:
-        words = f"{inert(said)}, {count(total, 'checkpoint')}"
+        words = f"{one_line(said)}, {format_count(total, 'checkpoint')}"
         with suppress(*UNUSABLE):  # what is damaged can be deleted, too
             head = manager.store.head(said)
             if head is not None and SESSION_PART in head.parts:
@@ -92,6 +92,8 @@ def _doomed(places: Places, manager: CheckpointManager, said: str) -> _Doomed:
         place = parse_checkpoint_id(said)
         if place is None:
             raise
-        return _Doomed(place.key, said, f"{inert(said)}, which cannot be read", 1)
-    label = f"  {inert(found.label, 100)}" if found.label else ""
-    return _Doomed(found.key, found.id, f"{inert(found.id)}  {when(found.ts_ns / 1e9)}{label}", 1)
+        return _Doomed(place.key, said, f"{one_line(said)}, which cannot be read", 1)
+    label = f"  {one_line(found.label, 100)}" if found.label else ""
+    return _Doomed(
+        found.key, found.id, f"{one_line(found.id)}  {format_time(found.ts_ns / 1e9)}{label}", 1
+    )

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.agents.directory_keys import files_belong_to
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.paths import Paths, below, git_above, holds, without_git
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
-from agent_checkpoint.formatting import brief
+from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import (
     LOGS,
@@ -168,8 +168,8 @@ def _show(
     paths: Paths,
 ) -> None:
     if not differs:
-        where = inert(data["directory"] or data["to"])
-        out.line(f"No difference: {inert(data['from'])} and {where}.")
+        where = one_line(data["directory"] or data["to"])
+        out.line(f"No difference: {one_line(data['from'])} and {where}.")
         return
     room = out.limit(max((out.columns or 0) - 30, 40))
     for name in LOGS:
@@ -183,16 +183,21 @@ def _show(
 def _show_state(out: Out, state: dict[str, Any], room: int) -> None:
     long = out.limit(120)
     rows = [
-        (f"- {inert(at, long)}: {brief(value, room)}", "red")
+        (f"- {one_line(at, long)}: {value_summary(value, room)}", "red")
         for at, value in state.get("removed", {}).items()
     ]
     rows += [
-        (f"+ {inert(at, long)}: {brief(value, room)}", "green")
+        (f"+ {one_line(at, long)}: {value_summary(value, room)}", "green")
         for at, value in state.get("added", {}).items()
     ]
     for at, (old, new) in state.get("changed", {}).items():
         half = room // 2
-        rows.append((f"~ {inert(at, long)}: {brief(old, half)} -> {brief(new, half)}", "yellow"))
+        rows.append(
+            (
+                f"~ {one_line(at, long)}: {value_summary(old, half)} -> {value_summary(new, half)}",
+                "yellow",
+            )
+        )
     if rows:
         out.line("state", style="bold")
     shown = out.limit(_SHOWN)
@@ -223,16 +228,18 @@ def _show_files(out: Out, files: WorkspaceDiff, text: str, paths: Paths) -> None
         told = files.only(lambda path: git_above(path) is None)
         for sign, changed, style in (("+", told.added, "green"), ("-", told.removed, "red")):
             for path in changed:
-                out.line(f"  {sign} {inert(paths.shown(path))}", style=style)
+                out.line(f"  {sign} {one_line(paths.shown(path))}", style=style)
         for path, what in told.changed.items():
-            out.line(f"  ~ {inert(paths.shown(path))} ({', '.join(what)})", style="yellow")
+            out.line(f"  ~ {one_line(paths.shown(path))} ({', '.join(what)})", style="yellow")
         for old, new in told.renamed.items():
-            both = f"{inert(paths.shown(old))} -> {inert(paths.shown(new))}"
+            both = f"{one_line(paths.shown(old))} -> {one_line(paths.shown(new))}"
             out.line(f"  > {both}", style="yellow")
     for path, number in of_git.items():
-        out.line(f"  ~ {inert(paths.shown(path))} ({count(number, 'file')})", style="yellow")
+        out.line(
+            f"  ~ {one_line(paths.shown(path))} ({format_count(number, 'file')})", style="yellow"
+        )
     for line in text.split("\n")[:-1]:
         heading = line.startswith(("diff ", "--- ", "+++ ", "renamed "))
         style = "bold" if heading else "cyan" if line.startswith("@@") else ""
         style = style or {"+": "green", "-": "red"}.get(line[:1], "")
-        out.line(inert(line), style=style)
+        out.line(one_line(line), style=style)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.default_paths import default_store
 from agent_checkpoint.cli.hints import in_commands
-from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import place_of
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
@@ -66,12 +66,12 @@ def _store(places: Places) -> list[_Check]:
             _Check(
                 "store",
                 False,
-                inert(in_commands(str(error)), 500),
+                one_line(in_commands(str(error)), 500),
                 use,
                 "name another: --store PATH",
             )
         ]
-    words = f"{inert(where, 300)}, {count(keys, 'key')}"
+    words = f"{one_line(where, 300)}, {format_count(keys, 'key')}"
     can_write = place is None or os.access(_existing(Path(place)), os.W_OK | os.X_OK)
     if can_write:
         found = [_Check("store", True, words, use, "")]
@@ -89,7 +89,7 @@ def _store(places: Places) -> list[_Check]:
     if place is not None:
         free, whole = _room(Path(place))
         enough = free > 1 << 30
-        words = f"{size(free)} free of {size(whole)}"
+        words = f"{format_size(free)} free of {format_size(whole)}"
         get = "agent-checkpoint prune, then gc; or a store on another disk"
         found.append(_Check("free space", enough, words, use, "" if enough else get))
     return found
@@ -101,10 +101,10 @@ def _secret() -> _Check:
         is_there = entry_key(create=False) is not None
     except StateError as error:
         get = f"as it says, or set {ENVIRONMENT}"
-        return _Check("secret", False, inert(error.__cause__ or error, 500), use, get)
+        return _Check("secret", False, one_line(error.__cause__ or error, 500), use, get)
     if os.environ.get(ENVIRONMENT):
         return _Check("secret", True, f"{ENVIRONMENT} is set", use, "")
-    where = inert(secret_file(), 300)
+    where = one_line(secret_file(), 300)
     return _Check("secret", True, where if is_there else f"{where}, when first needed", use, "")
 
 
@@ -126,7 +126,7 @@ def _kernel() -> list[_Check]:
         Watcher().close()
         watch = (True, "changes are told by the kernel")
     except (WatchError, OSError, AttributeError) as error:
-        watch = (False, inert(error, 200))
+        watch = (False, one_line(error, 200))
     try:
         near = _existing(default_store().parent)
         # What a probe leaves when it is killed goes with the next temporary directory.
@@ -138,7 +138,7 @@ def _kernel() -> list[_Check]:
             overlay = _tried(lambda: best_driver(probe) == "overlay")
             reflink = _tried(lambda: can_reflink(probe))
     except (CheckpointError, OSError) as error:
-        where, views, overlay, reflink = inert(error, 200), False, False, False
+        where, views, overlay, reflink = one_line(error, 200), False, False, False
     return [
         _Check(
             "inotify",

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from agent_checkpoint.cli.effect_output import all_ledgers, effect_data, named
-from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
@@ -103,7 +103,7 @@ def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
 
     def show(out: Out) -> None:
         words = "stands" if args.happened else "did not happen, and may be done again"
-        out.line(f"Noted: {inert(data['words'], 200)} {words}.", style="green")
+        out.line(f"Noted: {one_line(data['words'], 200)} {words}.", style="green")
 
     return Answer(data, show)
 
@@ -114,21 +114,21 @@ def _show(out: Out, rows: list[dict[str, Any]]) -> None:
         return
     for row in rows:
         style = _STYLES.get(row["status"], "")
-        note = f"  {inert(row['note'], 200)}" if row["note"] else ""
+        note = f"  {one_line(row['note'], 200)}" if row["note"] else ""
         limit = None if out.columns is None else 200
         # On a terminal the beginning will do, as it does for `resolve`.
-        name = inert(row["id"], 40) if out.columns is None else inert(row["id"][:8])
+        name = one_line(row["id"], 40) if out.columns is None else one_line(row["id"][:8])
         out.pieces(
             (name, "cyan"),
-            (f"  {inert(row['status'], 20):9}", style or "green"),
-            (f"  {when(row['ts'])}", "dim"),
-            (f"  {inert(row['words'], limit)}", ""),
-            (f"  {inert(row['kind'], 20)}{note}", "dim"),
+            (f"  {one_line(row['status'], 20):9}", style or "green"),
+            (f"  {format_time(row['ts'])}", "dim"),
+            (f"  {one_line(row['words'], limit)}", ""),
+            (f"  {one_line(row['kind'], 20)}{note}", "dim"),
         )
     unknown = [row for row in rows if row["status"] in _UNKNOWN]
     if unknown:
         out.line("Of some nobody knows whether they happened.")
-        name = inert(unknown[0]["id"], 40)
+        name = one_line(unknown[0]["id"], 40)
         out.hint(
             "Find out, and say --happened or --not", f"effects resolve {name} --happened", style=""
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import telling_manager
 from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.store_location import Places
-from agent_checkpoint.formatting import quoted
+from agent_checkpoint.formatting import shell_quote
 
 EXAMPLES = """
 agent-checkpoint export fix-bug-42 fix.ckpt        to take it elsewhere
@@ -31,7 +31,7 @@ def run(args: Namespace, places: Places) -> Answer:
     data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
     with places.manager() as manager:
         key = places.key(manager, args.key)
-    exists = f"{inert(file)} exists."
+    exists = f"{one_line(file)} exists."
     if file.exists() and not agreed(args, lambda out: out.line(exists), "Replace it?"):
         return refused(data)
     with telling_manager(places, args.out, "Exporting") as manager:
@@ -39,9 +39,9 @@ def run(args: Namespace, places: Places) -> Answer:
     data.update(done=True, checkpoints=number, bytes=file.stat().st_size)
 
     def show(out: Out) -> None:
-        what = f"{count(number, 'checkpoint')}, {size(file.stat().st_size)}"
-        out.line(f"Wrote {inert(file)}: {what}.", style="green")
+        what = f"{format_count(number, 'checkpoint')}, {format_size(file.stat().st_size)}"
+        out.line(f"Wrote {one_line(file)}: {what}.", style="green")
         # There it goes to the store of whoever types it: this one is none of its business.
-        out.line(f"There: agent-checkpoint import {quoted(file.name)}", style="dim")
+        out.line(f"There: agent-checkpoint import {shell_quote(file.name)}", style="dim")
 
     return Answer(data, show)

@@ -9,15 +9,15 @@ from typing import Any
 from agent_checkpoint.agents.directory_keys import is_foreign
 from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.tracked_dir import Line
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.plan_output import show_foreign
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
-from agent_checkpoint.formatting import quoted
+from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, Draft, check_key, show
+from agent_checkpoint.records import Checkpoint, Draft, check_key, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.workspace_part import is_empty
 from agent_checkpoint.store.archive.importer import remove_dead_imports
@@ -54,14 +54,16 @@ def run(args: Namespace, places: Places) -> Answer:
         tree = tree_in(manager.store, point)
         of_others = is_foreign(manager.store, point)
         if place is not None and tree is None:
-            raise NotFoundError(f"The checkpoint {show(point.id, 120)} has no files.")
+            raise NotFoundError(f"The checkpoint {short_repr(point.id, 120)} has no files.")
         if point.key != key:
-            raise InvalidInputError(f"{show(point.id, 120)} is no checkpoint of {show(key)}.")
+            raise InvalidInputError(
+                f"{short_repr(point.id, 120)} is no checkpoint of {short_repr(key)}."
+            )
         try:
             first = _forked(manager, args.name, point, place)
         except ConflictError:
             raise ConflictError(
-                f"The key {show(args.name)} exists already: name another."
+                f"The key {short_repr(args.name)} exists already: name another."
             ) from None
         files, plan = 0, None
         if place is not None:
@@ -99,7 +101,7 @@ def _meant(args: Namespace, places: Places, manager: CheckpointManager) -> tuple
 
 def _empty(place: Path) -> Path:
     if place.exists() and not is_empty(place):
-        raise InvalidInputError(f"{show(str(place), 200)} is not an empty directory.")
+        raise InvalidInputError(f"{short_repr(str(place), 200)} is not an empty directory.")
     return place.resolve()
 
 
@@ -145,15 +147,15 @@ def _put_files(
 def _show(
     out: Out, data: dict[str, Any], point: Checkpoint, store: str | None, has_files: bool
 ) -> None:
-    name = inert(data["key"])
+    name = one_line(data["key"])
     more = "" if store is None else f", store={store!r}"
-    out.line(f"Forked {name} from {inert(point.key)}@{point.seq}.", style="green")
+    out.line(f"Forked {name} from {one_line(point.key)}@{point.seq}.", style="green")
     if data["directory"] is not None:
-        out.line(f"{count(data['files'], 'file')} in {inert(data['directory'])}")
+        out.line(f"{format_count(data['files'], 'file')} in {one_line(data['directory'])}")
         if SESSION_PART in point.parts:
             out.line(f"Go on there: Session({data['key']!r}, agent=…{more})")
     elif has_files and SESSION_PART in point.parts:
         out.line(
             f"Go on with files of its own: Session({data['key']!r}, agent=…, workspace=…{more})"
         )
-    out.hint("See both", f"log {quoted(point.key)}")
+    out.hint("See both", f"log {shell_quote(point.key)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from agent_checkpoint.cli.output import Answer, Out, count, size
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_size
 from agent_checkpoint.cli.progress_backend import telling_manager
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
@@ -39,12 +39,12 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def show(out: Out) -> None:
         if report.repacked:
-            objects = count(report.repacked, "object")
+            objects = format_count(report.repacked, "object")
             out.line(f"Repacked {objects} with zlib: every installation can read them now.")
         if not report.objects:
             out.line("Everything is needed.")
             return
         words = "Would delete" if args.dry_run else "Deleted"
-        out.line(f"{words} {count(report.objects, 'object')}, {size(report.bytes)}.")
+        out.line(f"{words} {format_count(report.objects, 'object')}, {format_size(report.bytes)}.")
 
     return Answer(data, show)

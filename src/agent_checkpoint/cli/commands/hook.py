@@ -22,8 +22,8 @@ from agent_checkpoint.cli.args import meant
 from agent_checkpoint.cli.output import Answer, Out
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
-from agent_checkpoint.formatting import quoted
-from agent_checkpoint.records import show as shown
+from agent_checkpoint.formatting import shell_quote
+from agent_checkpoint.records import short_repr as shown
 
 EXAMPLES = """
 agent-checkpoint hook install claude-code   at every tool call, in all your projects
@@ -92,7 +92,7 @@ def run(args: Namespace, places: Places) -> Answer:
             out.line(f"Removed from {path}." if is_changed else f"It is not in {path}.")
             return
         out.line(f"Installed in {path}." if is_changed else f"It is in {path} already.")
-        named = f" --store {quoted(store)}" if store else ""
+        named = f" --store {shell_quote(store)}" if store else ""
         out.line(f"Back to a tool call: agent-checkpoint{named} rewind")
         out.line(FORMS[args.agent].then, style="dim")
 

@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.agents.directory_keys import said_place
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError
-from agent_checkpoint.formatting import quoted
-from agent_checkpoint.records import show as quoted_name
+from agent_checkpoint.formatting import shell_quote
+from agent_checkpoint.records import short_repr as quoted_name
 
 EXAMPLES = """
 agent-checkpoint import fix.ckpt              nothing in it is run
@@ -46,10 +46,10 @@ def run(args: Namespace, places: Places) -> Answer:
     }
 
     def show(out: Out) -> None:
-        out.line(f"Imported {inert(key)}: {count(number, 'checkpoint')}.", style="green")
+        out.line(f"Imported {one_line(key)}: {format_count(number, 'checkpoint')}.", style="green")
         if said is not None:
-            out.line(f"It says that it is of {inert(said)}.", style="yellow")
+            out.line(f"It says that it is of {one_line(said)}.", style="yellow")
         out.line("It owns nothing here: no directory, session or agent of yours is taken for it.")
-        out.hint("See it", f"log {quoted(key)}")
+        out.hint("See it", f"log {shell_quote(key)}")
 
     return Answer(data, show)

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import is_foreign, line_place, works_in
-from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import UNUSABLE
@@ -34,7 +34,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def show(out: Out) -> None:
         if not rows and args.prefix:
-            out.line(f"No key begins with {inert(args.prefix, 80)}.")
+            out.line(f"No key begins with {one_line(args.prefix, 80)}.")
         elif not rows:
             out.hint("There is nothing here yet. This directory is saved by", "save", style="")
         else:
@@ -48,8 +48,14 @@ def run(args: Namespace, places: Places) -> Answer:
 
 def _cells(row: dict[str, Any], limit: int | None) -> list[str]:
     head = "" if row["seq"] is None else f"@{row['seq']}"
-    directory = inert(row["directory"], limit)
-    return [inert(row["key"], limit), head, when(row["ts"]), inert(row["kind"], 20), directory]
+    directory = one_line(row["directory"], limit)
+    return [
+        one_line(row["key"], limit),
+        head,
+        format_time(row["ts"]),
+        one_line(row["kind"], 20),
+        directory,
+    ]
 
 
 def _row(store: Store, key: str) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
-from agent_checkpoint.cli.output import Answer, Out, inert, when, width
+from agent_checkpoint.cli.output import Answer, Out, display_width, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.formatting import cut_to, quoted
+from agent_checkpoint.formatting import shell_quote, truncate_to_width
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
 from agent_checkpoint.present.lanes import ASCII, UNICODE, Node, Place, drawn
@@ -112,14 +112,14 @@ def _show_rest(
     out: Out, line: dict[str, Any], lines: list[dict[str, Any]], shown: list[dict[str, Any]]
 ) -> None:
     if line["more"]:
-        out.hint("There is more before that", f"log {quoted(line['key'])} --all")
+        out.hint("There is more before that", f"log {shell_quote(line['key'])} --all")
     if line["from"]:
-        out.line(f"It was forked from {inert(line['from'])}.", style="dim")
+        out.line(f"It was forked from {one_line(line['from'])}.", style="dim")
     hidden = [item for item in lines if item not in shown]
     most = out.limit(20)
     for item in hidden[:most]:
         key = item["key"]
-        out.line(f"Also forked off at @{item['at']}: {quoted(key)}", style="dim")
+        out.line(f"Also forked off at @{item['at']}: {shell_quote(key)}", style="dim")
     if len(hidden) > most:
         out.line(f"And {len(hidden) - most:,} more; --json has them all.", style="dim")
 
@@ -129,24 +129,26 @@ def _show_row(
 ) -> None:
     own, number = node.place
     short = out.limit(60)
-    name = f"@{number}" if own == key else f"{inert(own, short)}@{number}"
+    name = f"@{number}" if own == key else f"{one_line(own, short)}@{number}"
     quiet = "dim" if row["kind"] in _QUIET or not is_current else ""
     label = row["label"] or row.get("error") or ""
     arrow = "←" if out.has_signs else "<-"
-    mark = f"  {arrow} {'now' if own == key else inert(own, short)}" if row.get("is_head") else ""
+    mark = (
+        f"  {arrow} {'now' if own == key else one_line(own, short)}" if row.get("is_head") else ""
+    )
     pieces = [
         (before, "" if is_current else "dim"),
         (f" {name}", "cyan" if is_current else "dim"),
-        (f"  {when(row['ts'])}", "dim"),
-        (inert(_kind_words(row, own, short)), quiet or "magenta"),
-        ("".join(f"  #{inert(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
+        (f"  {format_time(row['ts'])}", "dim"),
+        (one_line(_kind_words(row, own, short)), quiet or "magenta"),
+        ("".join(f"  #{one_line(tag, out.limit(40))}" for tag in row["tags"]), "yellow"),
     ]
     if label:
-        label = f"  {inert(label, out.limit(_LONGEST))}"
+        label = f"  {one_line(label, out.limit(_LONGEST))}"
         if out.columns is not None:
             # What is now has to be seen, however long the label is.
-            used = sum(width(text) for text, _ in pieces) + width(mark)
-            label = cut_to(label, max(out.columns - used, 0))
+            used = sum(display_width(text) for text, _ in pieces) + display_width(mark)
+            label = truncate_to_width(label, max(out.columns - used, 0))
         pieces.append((label, quiet))
     out.pieces(*pieces, (mark, "bold green"))
 
@@ -160,7 +162,7 @@ def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
         place = parse_checkpoint_id(row["parents"][-1])
         if place is not None:
             target = (
-                f"@{place.seq}" if place.key == own else f"{inert(place.key, short)}@{place.seq}"
+                f"@{place.seq}" if place.key == own else f"{one_line(place.key, short)}@{place.seq}"
             )
             return f"  {kind} {'of' if kind in ('adopt', 'fork') else 'to'} {target}"
     return f"  {kind}"

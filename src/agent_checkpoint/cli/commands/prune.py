@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
@@ -64,10 +64,11 @@ def run(args: Namespace, places: Places) -> Answer:
             if doomed:
                 kept = total - len(doomed)
                 out.line(
-                    f"{count(len(doomed), 'checkpoint')} of {inert(key)} would go, {kept:,} stay."
+                    f"{format_count(len(doomed), 'checkpoint')} of {one_line(key)} would go, "
+                    f"{kept:,} stay."
                 )
             else:
-                out.line(f"All {count(total, 'checkpoint')} of {inert(key)} stay.")
+                out.line(f"All {format_count(total, 'checkpoint')} of {one_line(key)} stay.")
 
         if args.dry_run or not doomed:
             return Answer(data, preview)
@@ -77,7 +78,9 @@ def run(args: Namespace, places: Places) -> Answer:
     data = {**data, "done": True, "deleted": gone, "kept": total - len(gone)}
 
     def show(out: Out) -> None:
-        out.line(f"Deleted {count(len(gone), 'checkpoint')} of {inert(key)}.", style="green")
+        out.line(
+            f"Deleted {format_count(len(gone), 'checkpoint')} of {one_line(key)}.", style="green"
+        )
         out.hint("Their room comes back by", "gc")
 
     return Answer(data, show)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.hook import client
-from agent_checkpoint.backends.disk.posix import is_regular, os_errors, read_regular, write_new
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.backends.disk.posix import is_regular, read_regular, wrap_os_errors, write_new
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
@@ -42,9 +42,11 @@ def run(args: Namespace, places: Places) -> Answer:
                 out.line("No checkpoint holds it.")
                 return
             verb = "holds" if len(found.checkpoints) == 1 else "hold"
-            out.line(f"{count(len(found.checkpoints), 'checkpoint')} {verb} it and would go:")
+            out.line(
+                f"{format_count(len(found.checkpoints), 'checkpoint')} {verb} it and would go:"
+            )
             for name in found.checkpoints[:_SHOWN]:
-                out.line(f"  {inert(name)}")
+                out.line(f"  {one_line(name)}")
             if len(found.checkpoints) > _SHOWN:
                 out.line(f"  and {len(found.checkpoints) - _SHOWN:,} more")
 
@@ -57,9 +59,9 @@ def run(args: Namespace, places: Places) -> Answer:
             _forget_in_log(secret.encode() if isinstance(secret, str) else secret)
 
     def show(out: Out) -> None:
-        out.line(f"Removed {count(len(done.checkpoints), 'checkpoint')}.", style="green")
+        out.line(f"Removed {format_count(len(done.checkpoints), 'checkpoint')}.", style="green")
         for key, name in done.replaced.items():
-            out.line(f"  {inert(key)} goes on with {inert(name)}, in which it is blotted out")
+            out.line(f"  {one_line(key)} goes on with {one_line(name)}, in which it is blotted out")
         out.line("Change the secret where it is valid: copies, archives and agents still have it.")
 
     return Answer(_data(done, done=True), show)
@@ -69,7 +71,7 @@ def _forget_in_log(secret: bytes) -> None:
     """Drop the lines of the hook's log that hold the secret. Raises StorageError."""
     found = client.log_file()
     for path in () if found is None else (Path(found), Path(f"{found}.1")):
-        with os_errors(f"rewrite {path}"):
+        with wrap_os_errors(f"rewrite {path}"):
             lines = (read_regular(path) or b"").splitlines(True) if is_regular(path) else []
             if not any(secret in line for line in lines):
                 continue

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import files_belong_to, is_foreign, is_line
-from agent_checkpoint.cli.output import Answer, Out, Tell, inert
+from agent_checkpoint.cli.output import Answer, Out, Tell, one_line
 from agent_checkpoint.cli.paths import Paths, holds
 from agent_checkpoint.cli.plan_output import plan_data, show_plan, show_since
 from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
 from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
-from agent_checkpoint.formatting import paths_words, quoted
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.formatting import format_paths, shell_quote
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.claims import newest_readable, why_not_owned
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
@@ -63,7 +63,7 @@ def run(args: Namespace, places: Places) -> Answer:
         checkpoint = places.checkpoint(manager, args.id)
         tree = tree_in(store, checkpoint)
         if tree is None:
-            raise NotFoundError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
+            raise NotFoundError(f"The checkpoint {short_repr(checkpoint.id, 120)} has no files.")
         place = _place(args, places, store, checkpoint)
         paths = Paths(place, place if args.into is not None else places.directory)
         chosen = _chosen(args.paths, paths, place, checkpoint, tree)
@@ -117,8 +117,10 @@ def run(args: Namespace, places: Places) -> Answer:
             show_since(out, plan, done, paths)
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
-            into = f" --into {quoted(str(place))} --force" if args.into is not None else ""
-            out.hint("What was there before", f"restore {quoted(done.safety_id)}{into}", style="")
+            into = f" --into {shell_quote(str(place))} --force" if args.into is not None else ""
+            out.hint(
+                "What was there before", f"restore {shell_quote(done.safety_id)}{into}", style=""
+            )
 
     return Answer(_data(done, checkpoint, place, of_others, done=True), tell_end)
 
@@ -141,7 +143,7 @@ def _chosen(
 
 def _show(out: Out, plan: Plan, paths: Paths, of_others: bool, notices: list[str]) -> None:
     for notice in notices:
-        out.line(inert(notice), style="yellow")
+        out.line(one_line(notice), style="yellow")
     if not plan and not plan.leave:
         out.line("Nothing to do: the files are what they were.")
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan))
@@ -150,8 +152,8 @@ def _show(out: Out, plan: Plan, paths: Paths, of_others: bool, notices: list[str
 def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
     """Return what becomes of what, in words that follow `restore`."""
     if chosen is None:
-        return f"{inert(place)} to @{checkpoint.seq}"
-    return f"{inert(paths_words(chosen))} in {inert(place)} from @{checkpoint.seq}"
+        return f"{one_line(place)} to @{checkpoint.seq}"
+    return f"{one_line(format_paths(chosen))} in {one_line(place)} from @{checkpoint.seq}"
 
 
 @contextmanager
@@ -164,7 +166,9 @@ def _made(into: str | None, places: Places) -> Iterator[None]:
         try:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInputError(f"{inert(target)} cannot be made: {error.strerror}.") from error
+            raise InvalidInputError(
+                f"{one_line(target)} cannot be made: {error.strerror}."
+            ) from error
     try:
         yield
     finally:
@@ -182,8 +186,8 @@ def _check_empty(place: Path, store: Store) -> None:
     own = Path(os.path.realpath(getattr(store.backend, "path", "/")))
     if any(path != own for path in place.iterdir()):
         raise UnsafeWorkspaceError(
-            f"{inert(place)} has files already, which would be deleted: name another directory, or "
-            "say --force to have it be what the checkpoint says."
+            f"{one_line(place)} has files already, which would be deleted: name another "
+            "directory, or say --force to have it be what the checkpoint says."
         )
 
 
@@ -193,8 +197,9 @@ def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) 
     place = files_belong_to(store, checkpoint, places.directory)
     if place is None or not place.is_dir():
         raise InvalidInputError(
-            f"The files of {show(checkpoint.key)} are not known to be those of {places.directory}"
-            f"{_why(store, checkpoint)}: go to their directory, or say --into DIR."
+            f"The files of {short_repr(checkpoint.key)} are not known to be those of "
+            f"{places.directory}{_why(store, checkpoint)}: go to their directory, or say --into "
+            "DIR."
         )
     return place
 

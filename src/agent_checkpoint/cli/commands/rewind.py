@@ -12,15 +12,15 @@ from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.directory_keys import keys_of
 from agent_checkpoint.agents.rewind.rewind import Rewinding, make_good
 from agent_checkpoint.agents.session_note import Note, read_note
-from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
 from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.plan_output import show_plan, show_since
 from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
 from agent_checkpoint.cli.store_location import Places, short_form
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
-from agent_checkpoint.formatting import quoted
+from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
@@ -69,11 +69,13 @@ def run(args: Namespace, places: Places) -> Answer:
         target = _target(args.id, places, manager, key)
         note = read_note(manager.store, target)
         if note is None:
-            raise InvalidInputError(f"{show(target.id, 120)} is of no coding agent: use restore.")
+            raise InvalidInputError(
+                f"{short_repr(target.id, 120)} is of no coding agent: use restore."
+            )
         if not note.is_ours:
             raise InvalidInputError(
-                f"{show(target.id, 120)} was imported, or not saved under your secret, so nothing "
-                "is written to its paths. `restore --into DIR` puts its files elsewhere."
+                f"{short_repr(target.id, 120)} was imported, or not saved under your secret, so "
+                "nothing is written to its paths. `restore --into DIR` puts its files elsewhere."
             )
         work = Rewinding(
             manager.store,
@@ -85,7 +87,7 @@ def run(args: Namespace, places: Places) -> Answer:
         )
         with work:
             paths = Paths(Path(note.root), places.directory)
-            question = f"Go back to @{target.seq} in {inert(work.directory)}?"
+            question = f"Go back to @{target.seq} in {one_line(work.directory)}?"
             is_done = False
             while not is_done:
                 work.preview()
@@ -106,13 +108,13 @@ def run(args: Namespace, places: Places) -> Answer:
             _preview(out, work, paths, finished)
         else:
             show_since(out, plan, work.plan, paths)
-        out.line(f"Back at @{target.seq}: {inert(target.label)}", style="green")
+        out.line(f"Back at @{target.seq}: {one_line(target.label)}", style="green")
         if work.kept is not None:
             out.line(
-                f"The conversation before is kept in {inert(work.kept)}; what an agent that is "
+                f"The conversation before is kept in {one_line(work.kept)}; what an agent that is "
                 "running still adds goes there."
             )
-        out.hint("To undo", f"rewind {quoted(str(work.safety_id))}", style="")
+        out.hint("To undo", f"rewind {shell_quote(str(work.safety_id))}", style="")
         _tell_limits(out, note)
 
     return Answer(_data(work, target, finished, done=True), tell)
@@ -137,7 +139,7 @@ def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
             if note is not None and note.agent in AGENTS:
                 return key
     raise NotFoundError(
-        f"No coding agent has worked in {inert(places.directory)} since the hook is installed: "
+        f"No coding agent has worked in {one_line(places.directory)} since the hook is installed: "
         "`agent-checkpoint hook status` tells whether it is."
     )
 
@@ -187,13 +189,13 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
 
     def tell(out: Out) -> None:
         _tell_finished(out, finished)
-        out.line(inert(key), style="bold")
+        out.line(one_line(key), style="bold")
         out.table(
             ["", "when", "what", "lines"],
             (
                 [
                     f"@{row['seq']}",
-                    when(row["ts"]),
+                    format_time(row["ts"]),
                     f"{'' if row['kind'] == 'save' else row['kind'] + ' '}{row['label'] or ''}",
                     row["lines"],
                 ]
@@ -211,20 +213,20 @@ def _preview(out: Out, work: Rewinding, paths: Paths, finished: str | None) -> N
     _tell_finished(out, finished)
     plan = work.plan
     if plan is not None and (plan or plan.leave):
-        out.line(f"In {inert(work.directory)}:")
+        out.line(f"In {one_line(work.directory)}:")
         show_plan(out, plan, paths)
     elif work.words is None:
         out.line("Nothing to do: files and conversation are what they were.")
     if work.words is not None:
-        out.line(f"  {inert(work.words)}", style="yellow")
+        out.line(f"  {one_line(work.words)}", style="yellow")
     if work.missing is not None:
-        why = inert(work.missing)
+        why = one_line(work.missing)
         out.line(f"The conversation of then was not saved, and stays: {why}", style="yellow")
 
 
 def _tell_finished(out: Out, finished: str | None) -> None:
     if finished is not None:
-        out.line(inert(finished), style="yellow")
+        out.line(one_line(finished), style="yellow")
 
 
 def _tell_limits(out: Out, note: Note) -> None:
@@ -234,7 +236,7 @@ def _tell_limits(out: Out, note: Note) -> None:
         style="dim",
     )
     if note.agent in _RESUME:
-        out.line(f"  {_RESUME[note.agent].format(quoted(note.session))}", style="dim")
+        out.line(f"  {_RESUME[note.agent].format(shell_quote(note.session))}", style="dim")
 
 
 def _data(

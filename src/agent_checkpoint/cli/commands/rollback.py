@@ -10,16 +10,16 @@ from typing import Any
 from agent_checkpoint.agents.directory_keys import works_in
 from agent_checkpoint.cli.effect_output import effect_data, effect_words
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.paths import Paths
 from agent_checkpoint.cli.plan_output import plan_data, show_plan, show_since
 from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
 from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
-from agent_checkpoint.formatting import quoted
+from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.records import show as show_name
+from agent_checkpoint.records import short_repr as show_name
 from agent_checkpoint.session.rollback.rollback import POLICIES
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.rollback_preview import preview_rollback
@@ -90,7 +90,7 @@ def run(args: Namespace, places: Places) -> Answer:
         to = None if args.to is None else places.id_of(manager, args.to, key)
         paths = Paths(place or _directory(manager, key), places.directory)
         forgets = parts is None or any(name != "workspace" for name in parts)
-        question = f"Roll {inert(key, 60)} back? Whoever is running it can save nothing more"
+        question = f"Roll {one_line(key, 60)} back? Whoever is running it can save nothing more"
         done = None
         while done is None:
             seen = preview_rollback(
@@ -160,26 +160,26 @@ def _load(module: str, places: Places) -> None:
 
 
 def _show_done(out: Out, key: str, report: RollbackReport) -> None:
-    out.line(f"{inert(key)} went back to {_place(report.target)}.", style="green")
+    out.line(f"{one_line(key)} went back to {_place(report.target)}.", style="green")
     out.line("Whoever had it open can save nothing more: start the agent again.")
     for notice in report.notices[: out.limit(_SHOWN)]:
-        out.line(f"  {inert(notice, out.limit(1000))}", style="yellow")
+        out.line(f"  {one_line(notice, out.limit(1000))}", style="yellow")
     if report.safety_id is not None:
-        back = f"rollback {quoted(key)} --to {quoted(report.safety_id)}"
+        back = f"rollback {shell_quote(key)} --to {shell_quote(report.safety_id)}"
         out.hint("What was there before", back, style="")
 
 
 def _show(out: Out, key: str, report: RollbackReport, paths: Paths) -> None:
     words = "goes" if report.id is None else "went"
-    parts = ", ".join(inert(name, 60) for name in report.parts)
-    out.line(f"{inert(key)} {words} back to {_place(report.target)}: {parts}")
+    parts = ", ".join(one_line(name, 60) for name in report.parts)
+    out.line(f"{one_line(key)} {words} back to {_place(report.target)}: {parts}")
     _show_effects(out, report)
     if report.files is not None:
         if not report.files and not report.files.leave:
             out.line("  the files are what they were: none is touched")
         show_plan(out, report.files, paths, is_foreign=report.foreign and bool(report.files))
     if report.void:
-        out.line(f"  {count(len(report.void), 'request')} for approval void", style="yellow")
+        out.line(f"  {format_count(len(report.void), 'request')} for approval void", style="yellow")
 
 
 def _show_effects(out: Out, report: RollbackReport) -> None:
@@ -213,7 +213,7 @@ def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
     )
     _show_effects(out, report)
     if report.failure:
-        out.line(f"  {inert(report.failure, out.limit(1000))}", style="red")
+        out.line(f"  {one_line(report.failure, out.limit(1000))}", style="red")
     out.line("Go back less far, or go back all the same: --effects warn")
     for effect in report.unknown[: out.limit(3)]:
         command = f"effects resolve {effect.id} --happened"
@@ -222,7 +222,7 @@ def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
 
 def _place(name: str) -> str:
     place = parse_checkpoint_id(name)
-    return inert(name) if place is None else f"@{place.seq}"
+    return one_line(name) if place is None else f"@{place.seq}"
 
 
 def _data(key: str, report: RollbackReport) -> dict[str, Any]:

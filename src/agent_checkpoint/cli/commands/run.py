@@ -9,10 +9,10 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, safe
+from agent_checkpoint.cli.output import Answer, escape_text
 from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
-from agent_checkpoint.formatting import quoted
+from agent_checkpoint.formatting import shell_quote
 
 EXAMPLES = """
 agent-checkpoint run -- python agent.py         before, every 10 seconds if files change, after
@@ -84,9 +84,9 @@ def run(args: Namespace, places: Places) -> Answer:
         took = time.monotonic() - started
         try:
             after = recorder.save(f"after {words}", status=status, seconds=took, full=True)
-            named = f" --store {quoted(args.store)}" if args.store else ""
+            named = f" --store {shell_quote(args.store)}" if args.store else ""
             if after is not None:
-                _tell(f"saved {after.id}; all: agent-checkpoint{named} log {quoted(key)}")
+                _tell(f"saved {after.id}; all: agent-checkpoint{named} log {shell_quote(key)}")
         except CheckpointError as error:
             _tell(str(error))
             status = status or 1
@@ -95,7 +95,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
 def _tell(text: str) -> None:
     """Say something beside what the command prints."""
-    sys.stderr.write(f"agent-checkpoint: {safe(text)}\n")
+    sys.stderr.write(f"agent-checkpoint: {escape_text(text)}\n")
 
 
 def checked_seconds(value: float) -> float:

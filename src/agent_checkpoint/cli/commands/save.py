@@ -5,11 +5,11 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show as quoted_name
+from agent_checkpoint.records import short_repr as quoted_name
 
 EXAMPLES = """
 agent-checkpoint save                      this directory
@@ -76,13 +76,15 @@ def run(args: Namespace, places: Places) -> Answer:
             "gitignore": args.gitignore,
             "force": args.force,
             "limit": int(args.limit * _GB) or None,
-            "progress": lambda files, read: tell(files, f"{count(files, 'file')}, {size(read)}"),
+            "progress": lambda files, read: tell(
+                files, f"{format_count(files, 'file')}, {format_size(read)}"
+            ),
         }
         others = foreign_lines(manager.store, place)
         if args.mine is not None:
             if args.mine not in [line.key for line in others]:
                 raise InvalidInputError(
-                    f"{quoted_name(args.mine)} is not a line of {inert(place)} that belongs to "
+                    f"{quoted_name(args.mine)} is not a line of {one_line(place)} that belongs to "
                     "somebody else: say `agent-checkpoint save` without --mine."
                 )
             key = args.mine
@@ -114,21 +116,21 @@ def run(args: Namespace, places: Places) -> Answer:
     }
 
     def show(out: Out) -> None:
-        what = f"{count(tree.files, 'file')}, {size(tree.bytes)}"
+        what = f"{format_count(tree.files, 'file')}, {format_size(tree.bytes)}"
         words = "Saved" if is_new else "Nothing has changed since"
-        out.line(f"{words} @{head.seq}: {inert(place)} ({what})")
+        out.line(f"{words} @{head.seq}: {one_line(place)} ({what})")
         for notice in workspace.notices:
-            out.line(inert(notice), style="yellow")
+            out.line(one_line(notice), style="yellow")
         if tree.incomplete:
             out.line("Incomplete: not all of it could be captured.", style="yellow")
         shown = out.limit(_SHOWN)
         for note in notes[:shown]:
-            why = f" ({inert(note['text'])})" if note["text"] else ""
-            out.line(f"  {inert(note['path'])}: {inert(note['kind'])}{why}", style="yellow")
+            why = f" ({one_line(note['text'])})" if note["text"] else ""
+            out.line(f"  {one_line(note['path'])}: {one_line(note['kind'])}{why}", style="yellow")
         if len(notes) > shown:
             out.line(f"  and {len(notes) - shown:,} more; --json has them all", style="yellow")
         if left_out:
-            some = ", ".join(inert(name) for name in left_out[:_NAMED])
+            some = ", ".join(one_line(name) for name in left_out[:_NAMED])
             more = "" if len(left_out) <= _NAMED else f" and {len(left_out) - _NAMED:,} more"
             out.line(f"Left out by rules, and not restored: {some}{more}", style="yellow")
         if is_around:

@@ -6,15 +6,22 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from agent_checkpoint.cli.checkpoint_files import show_files
-from agent_checkpoint.cli.output import Answer, Out, count, inert, size, when
+from agent_checkpoint.cli.output import (
+    Answer,
+    Out,
+    format_count,
+    format_size,
+    format_time,
+    one_line,
+)
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.formatting import brief, json_text
+from agent_checkpoint.formatting import json_text, value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import LOGS, class_in, message_words, plain, read_parts
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.records import show as quoted_name
+from agent_checkpoint.records import short_repr as quoted_name
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
@@ -102,20 +109,24 @@ def _summary(
 
 
 def _show(out: Out, data: dict[str, Any]) -> None:
-    label = f"  {inert(data['label'], out.limit(200))}" if data["label"] else ""
-    out.line(f"{inert(data['key'])}@{data['seq']}  {inert(data['kind'], 40)}{label}", style="bold")
-    rows = [("id", inert(data["id"])), ("when", when(data["ts"]))]
-    rows += [("from", inert(parent)) for parent in data["parents"]]
+    label = f"  {one_line(data['label'], out.limit(200))}" if data["label"] else ""
+    out.line(
+        f"{one_line(data['key'])}@{data['seq']}  {one_line(data['kind'], 40)}{label}", style="bold"
+    )
+    rows = [("id", one_line(data["id"])), ("when", format_time(data["ts"]))]
+    rows += [("from", one_line(parent)) for parent in data["parents"]]
     if data["tags"]:
-        rows.append(("tags", ", ".join(inert(tag, out.limit(80)) for tag in data["tags"])))
-    metrics = [f"{inert(name, out.limit(80))}={value:g}" for name, value in data["metrics"].items()]
+        rows.append(("tags", ", ".join(one_line(tag, out.limit(80)) for tag in data["tags"])))
+    metrics = [
+        f"{one_line(name, out.limit(80))}={value:g}" for name, value in data["metrics"].items()
+    ]
     if metrics:
         rows.append(("metrics", ", ".join(metrics)))
     for name, text in rows:
         out.line(f"  {name:8} {text}")
     out.line()
     for name, part in data["parts"].items():
-        _show_part(out, inert(name, out.limit(60)), part)
+        _show_part(out, one_line(name, out.limit(60)), part)
 
 
 def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
@@ -124,39 +135,40 @@ def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
     kind = part["type"]
     lines: list[str] = []
     if kind == "files":
-        words = f"{count(part['files'], 'file')}, {size(part['bytes'])}"
+        words = f"{format_count(part['files'], 'file')}, {format_size(part['bytes'])}"
         words += ", incomplete" if part["incomplete"] else ""
         notes = [
-            f"{inert(note['path'], short)}: {inert(note['kind'])}"
-            + (f" ({inert(note['text'], short)})" if note["text"] else "")
+            f"{one_line(note['path'], short)}: {one_line(note['kind'])}"
+            + (f" ({one_line(note['text'], short)})" if note["text"] else "")
             for note in part["notes"]
         ]
         lines = notes[:some]
         if len(notes) > len(lines):
             lines.append(f"and {len(notes) - len(lines):,} more; --json has them all")
     elif kind == "log":
-        words = count(part["items"], "item")
+        words = format_count(part["items"], "item")
         lines = [message_words(item, room, out.limit) for item in part["last"]]
     elif kind == "tasks":
         done = [status for status in part["tasks"].values() if status in ("completed", "skipped")]
         words = f"{len(done)} of {len(part['tasks'])} done"
         left = [
-            f"{inert(name, short)}: {inert(status, 20)}"
+            f"{one_line(name, short)}: {one_line(status, 20)}"
             for name, status in part["tasks"].items()
             if status not in ("completed", "skipped")
         ]
         lines = left[:some]
     elif kind == "session":
-        words = inert(part.get("workspace") or "no directory", out.limit(200))
+        words = one_line(part.get("workspace") or "no directory", out.limit(200))
         waiting = part.get("pending") or []
-        lines = [f"waits for {inert(item, short)}" for item in waiting[:some]]
+        lines = [f"waits for {one_line(item, short)}" for item in waiting[:some]]
     else:
-        words = inert(part["class"] or "plain data", out.limit(80))
+        words = one_line(part["class"] or "plain data", out.limit(80))
         value = part["value"]
         shown = out.limit(10)
         fields = list(value.items())[:shown] if isinstance(value, dict) else [("", value)]
         lines = [
-            f"{inert(key, short)}{': ' if key else ''}{brief(item, room)}" for key, item in fields
+            f"{one_line(key, short)}{': ' if key else ''}{value_summary(item, room)}"
+            for key, item in fields
         ]
         if isinstance(value, dict) and len(value) > shown:
             lines.append(f"and {len(value) - shown:,} more: --part shows all of it")

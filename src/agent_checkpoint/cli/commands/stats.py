@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, count, inert, size
+from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import place_of, telling_manager
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
@@ -32,14 +32,14 @@ def run(args: Namespace, places: Places) -> Answer:
 
 
 def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
-    out.line(inert(data["store"]), style="bold")
+    out.line(one_line(data["store"]), style="bold")
     out.line(
-        f"{count(data['checkpoints'], 'checkpoint')} in {count(len(data['keys']), 'key')}, "
-        f"{count(data['objects'], 'object')}"
+        f"{format_count(data['checkpoints'], 'checkpoint')} in "
+        f"{format_count(len(data['keys']), 'key')}, {format_count(data['objects'], 'object')}"
     )
     out.line(
-        f"{size(data['stored_bytes'])} stored; the states and files of all checkpoints, one by "
-        f"one, have {size(data['logical_bytes'])}"
+        f"{format_size(data['stored_bytes'])} stored; the states and files of all checkpoints, "
+        f"one by one, have {format_size(data['logical_bytes'])}"
     )
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]
@@ -50,11 +50,11 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
             ["key", "checkpoints", "states and files", "its own", "shared with other keys"],
             [
                 [
-                    inert(key, limit),
+                    one_line(key, limit),
                     f"{row['checkpoints']:,}",
-                    size(row["logical_bytes"]),
-                    size(row["own_bytes"]),
-                    size(row["stored_bytes"] - row["own_bytes"]),
+                    format_size(row["logical_bytes"]),
+                    format_size(row["own_bytes"]),
+                    format_size(row["stored_bytes"] - row["own_bytes"]),
                 ]
                 for key, row in shown
             ],

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, inert, when
+from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
-from agent_checkpoint.formatting import brief
+from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import plain, read_parts
 from agent_checkpoint.session.effects.approvals import Approvals
@@ -79,23 +79,23 @@ def _overview(row: SessionRow) -> dict[str, Any]:
 
 def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
     if not tasks:
-        out.line(f"{inert(key)} has no tasks.")
+        out.line(f"{one_line(key)} has no tasks.")
         return
     done = sum(row["status"] in _DONE for row in tasks)
-    out.line(f"{inert(key)}: {done} of {len(tasks)} done", style="bold")
+    out.line(f"{one_line(key)}: {done} of {len(tasks)} done", style="bold")
     room = max((out.columns or 200) - 40, 40)
     for row in tasks:
-        status = inert(row["status"], 20)
+        status = one_line(row["status"], 20)
         sign = _SIGNS.get(status, "?") if out.has_signs else ""
         attempt = f", attempt {row['attempt']}" if row["attempt"] not in (0, 1, None) else ""
-        note = f"  {inert(row['note'], room)}" if row["note"] else ""
-        result = f"  -> {brief(row['result'], room)}" if row["result"] is not None else ""
+        note = f"  {one_line(row['note'], room)}" if row["note"] else ""
+        result = f"  -> {value_summary(row['result'], room)}" if row["result"] is not None else ""
         waits = f", waits for {', '.join(row['waits_for'])}" if row["waits_for"] else ""
         style = _STYLES.get(status, "")
         out.pieces(
-            (f"  {sign} {inert(row['id'], 60)}", style),
-            (f"  {status}{inert(attempt)}", "dim"),
-            (inert(waits), "yellow"),
+            (f"  {sign} {one_line(row['id'], 60)}", style),
+            (f"  {status}{one_line(attempt)}", "dim"),
+            (one_line(waits), "yellow"),
             (f"{note}{result}", ""),
         )
 
@@ -111,6 +111,6 @@ def _show_all(out: Out, rows: list[dict[str, Any]]) -> None:
         tasks = f"{done}/{len(row['tasks'])}" if row["tasks"] else ""
         waits = [f"{len(row['pending'])} to approve"] if row["pending"] else []
         waits += [f"{len(row['unknown'])} unknown"] if row["unknown"] else []
-        name, place = inert(row["key"], limit), inert(row["directory"], limit)
-        cells.append([name, when(row["ts"]), tasks, ", ".join(waits), place])
+        name, place = one_line(row["key"], limit), one_line(row["directory"], limit)
+        cells.append([name, format_time(row["ts"]), tasks, ", ".join(waits), place])
     out.table(["session", "when", "tasks", "waits for", "directory"], cells)

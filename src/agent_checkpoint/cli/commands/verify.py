@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from agent_checkpoint.cli.main import FAILED
-from agent_checkpoint.cli.output import Answer, Out, count, inert
+from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
 from agent_checkpoint.cli.progress_backend import telling_manager
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
@@ -35,15 +35,18 @@ def run(args: Namespace, places: Places) -> Answer:
     }
 
     def show(out: Out) -> None:
-        looked = f"{count(report.checkpoints, 'checkpoint')}, {count(report.objects, 'object')}"
+        looked = (
+            f"{format_count(report.checkpoints, 'checkpoint')}, "
+            f"{format_count(report.objects, 'object')}"
+        )
         if report.ok:
             out.line(f"All is well: {looked}.", style="green")
             return
-        out.line(f"{count(len(report.problems), 'problem')} in {looked}:", style="bold red")
+        out.line(f"{format_count(len(report.problems), 'problem')} in {looked}:", style="bold red")
         limit = None if out.columns is None else 300
         for problem in report.problems:
-            where = inert(problem.checkpoint, limit)
-            out.line(f"  {where}: {inert(problem.reason, limit)}", style="red")
+            where = one_line(problem.checkpoint, limit)
+            out.line(f"  {where}: {one_line(problem.reason, limit)}", style="red")
         out.line("The others are not affected. Restore a copy of the store, or go on from those.")
 
     return Answer(data, show, 0 if report.ok else FAILED)

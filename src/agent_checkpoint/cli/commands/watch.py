@@ -9,7 +9,7 @@ from argparse import ArgumentParser, Namespace
 from types import FrameType
 
 from agent_checkpoint.cli.commands.run import checked_seconds
-from agent_checkpoint.cli.output import Answer, safe
+from agent_checkpoint.cli.output import Answer, escape_text
 from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import CheckpointError
 
@@ -67,7 +67,7 @@ def run(args: Namespace, places: Places) -> Answer:
                     if is_first or is_last:
                         raise
                     # It may pass, as a full disk does; files that change meanwhile are not lost.
-                    sys.stderr.write(f"agent-checkpoint: {safe(str(error))}\n")
+                    sys.stderr.write(f"agent-checkpoint: {escape_text(str(error))}\n")
                 if is_first:
                     _tell(args, f"Watching {place}. Ctrl-C ends it.")
                 is_first = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.core.codec.scalars import decode_bytes, encode_bytes
 from agent_checkpoint.records import JsonValue
 
@@ -76,7 +76,7 @@ def decode_array(data: Any) -> Any:
     Raises:
         ValueError: bytes, type and shape do not fit together.
     """
-    with not_forked():
+    with block_forks():
         import numpy
 
     dtype = numpy.lib.format.descr_to_dtype(_as_descr(data["dtype"]))

@@ -16,10 +16,10 @@ from agent_checkpoint.core.codec.pickles import decode_pickle
 from agent_checkpoint.core.codec.scalars import DECODERS
 from agent_checkpoint.core.codec.type_registry import type_named
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.path_errors import Trouble, cause, key_piece, troubles
+from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text, key_segment
 from agent_checkpoint.core.stateful import CLASS, StateDict
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.reader import OBJECT, Reader, is_tag_free, resolve_tree, tag_of
 from agent_checkpoint.store.objects.reader import TAGS as STORED_TAGS
@@ -60,7 +60,7 @@ def decode(
         StateError: a tag is unknown or damaged; the message names the path.
         UntrustedDataError: a pickle has no seal of this user.
     """
-    with troubles(path):
+    with as_state_error(path):
         decoder = _Decoder(scope, rebuild, trust_pickle, reader)
         value = decoder.value(tree)
         return Decoded(value, has_states=decoder.states > 0)
@@ -99,7 +99,7 @@ class _Decoder:
             return ObjectRef(tree.name, tree.source)
         if isinstance(tree, OutOfLineValue):
             return self.value(tree.inline())
-        raise Trouble("is damaged: not a value that JSON can have.")
+        raise PathError("is damaged: not a value that JSON can have.")
 
     def items(self, tree: Any) -> list[Any]:
         done: list[Any] = []
@@ -117,13 +117,13 @@ class _Decoder:
         try:
             for tree in trees:
                 done.append(self.value(tree))
-        except Trouble as trouble:
-            raise trouble.at(f"[{len(done)}]") from trouble.__cause__
+        except PathError as error:
+            raise error.at(f"[{len(done)}]") from error.__cause__
 
     @property
     def stored(self) -> Reader:
         if self.reader is None:
-            raise Trouble("is damaged: it refers to objects of a store, and there is none.")
+            raise PathError("is damaged: it refers to objects of a store, and there is none.")
         return self.reader
 
     def whole(self, tree: Any) -> Any:
@@ -153,15 +153,15 @@ class _Decoder:
             before = self.states
             try:
                 done[key] = self.value(item)
-            except Trouble as trouble:
-                raise trouble.at(key_piece(key)) from trouble.__cause__
+            except PathError as error:
+                raise error.at(key_segment(key)) from error.__cause__
             if fresh is not None and self.states == before:
                 fresh.add(key)
         return done
 
     def tag(self, tree: dict[str, Any]) -> Any:
         if len(tree) != 1:
-            raise Trouble("is damaged: a tag stands alone.")
+            raise PathError("is damaged: a tag stands alone.")
         ((tag, payload),) = tree.items()
         handler = _TAGS.get(tag)
         simple = DECODERS.get(tag)
@@ -174,13 +174,13 @@ class _Decoder:
                 return self.outside(tag, payload)
             if tag.startswith("$type:"):
                 return self.registered(tag[len("$type:") :], payload)
-        except (Trouble, RecursionError, MemoryError):
+        except (PathError, RecursionError, MemoryError):
             raise
         except IntegrityError as error:
-            raise Trouble(f"cannot be read. {error}", IntegrityError) from None
+            raise PathError(f"cannot be read. {error}", IntegrityError) from None
         except Exception as error:
-            raise Trouble(f"is damaged: not a {tag} ({cause(error)}).") from error
-        raise Trouble(f"has the tag {show(tag)}, which this version does not know.")
+            raise PathError(f"is damaged: not a {tag} ({cause_text(error)}).") from error
+        raise PathError(f"has the tag {short_repr(tag)}, which this version does not know.")
 
     def outside(self, tag: str, payload: Any) -> Any:
         if tag == "$list":
@@ -194,10 +194,10 @@ class _Decoder:
     def registered(self, name: str, payload: Any) -> Any:
         structure = type_named(name, self.types)
         if structure is None:
-            raise Trouble(
-                f"is of the type {show(name)}, which is not registered here. Call register_type() "
-                "on its class, name the class in the type hints of the object being loaded, or "
-                f"register_alias({show(name)}, …) if it was renamed."
+            raise PathError(
+                f"is of the type {short_repr(name)}, which is not registered here. Call "
+                "register_type() on its class, name the class in the type hints of the object "
+                f"being loaded, or register_alias({short_repr(name)}, …) if it was renamed."
             )
         outer, self.inside_type = self.inside_type, True
         try:
@@ -207,15 +207,15 @@ class _Decoder:
         try:
             return structure.decode(fields)
         except Exception as error:
-            raise Trouble(
-                f"does not fit the type {show(name)} as it is now ({cause(error)}). Register it "
-                "with an encode and a decode that know the old form."
+            raise PathError(
+                f"does not fit the type {short_repr(name)} as it is now ({cause_text(error)}). "
+                "Register it with an encode and a decode that know the old form."
             ) from error
 
     def state(self, payload: Any) -> Any:
         payload = self.here(payload)
         if not isinstance(payload, dict):
-            raise Trouble("is damaged: not a state.")
+            raise PathError("is damaged: not a state.")
         outer, self.types = self.types, self.scope(payload.get(CLASS), self.types)
         try:
             fresh: set[str] = set()
@@ -233,8 +233,8 @@ class _Decoder:
             key = self.value(written)
             try:
                 done.append((key, self.value(item)))
-            except Trouble as trouble:
-                raise trouble.at(key_piece(key)) from trouble.__cause__
+            except PathError as error:
+                raise error.at(key_segment(key)) from error.__cause__
         return done
 
     def pickle(self, payload: Any) -> Any:

@@ -29,11 +29,11 @@ from agent_checkpoint.core.codec.type_registry import type_of
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.path_errors import (
     MAX_DEPTH,
-    TooDeep,
-    Trouble,
-    cause,
-    key_piece,
-    troubles,
+    PathError,
+    TooDeepError,
+    as_state_error,
+    cause_text,
+    key_segment,
 )
 from agent_checkpoint.core.stateful import (
     CLASS,
@@ -41,7 +41,7 @@ from agent_checkpoint.core.stateful import (
     VERSION,
     StateDict,
     is_stateful_part,
-    stores_itself,
+    writes_own_objects,
 )
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
@@ -76,7 +76,7 @@ def encode(value: Any, path: str = "agent", new_writer: NewWriter | None = None)
     Raises:
         StateError: a part of it cannot be captured; the message names its path.
     """
-    with troubles(path, value):
+    with as_state_error(path, value):
         return _Encoder(_NO_TYPES, new_writer).value(value, 0)
 
 
@@ -86,7 +86,7 @@ def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
     Raises:
         StateError: it cannot be pickled; the message names the path.
     """
-    with troubles(path, value):
+    with as_state_error(path, value):
         return {"$pickle": encode_pickle(value)}
 
 
@@ -101,7 +101,7 @@ class ItemEncoder:
         self.depth = depth
 
     def __call__(self, item: Any) -> JsonValue:
-        """Return an item as JSON. Raises Trouble."""
+        """Return an item as JSON. Raises PathError."""
         return _Encoder(self.types).value(item, self.depth)
 
 
@@ -123,7 +123,7 @@ class _Encoder:
         handler = _HANDLERS.get(kind)
         if handler is not None:
             if depth > MAX_DEPTH:
-                raise TooDeep
+                raise TooDeepError
             return handler(self, value, depth + 1)
         return self._other(value, depth)
 
@@ -138,8 +138,8 @@ class _Encoder:
                     done.append(self._dict(value, depth + 1))
                 else:
                     done.append(self.value(value, depth))
-        except Trouble as trouble:
-            raise trouble.at(f"[{len(done)}]") from trouble.__cause__
+        except PathError as error:
+            raise error.at(f"[{len(done)}]") from error.__cause__
         return done
 
     def _list(self, value: list[Any], depth: int) -> JsonValue:
@@ -156,8 +156,8 @@ class _Encoder:
             if not ((kind is str and item.isascii()) or kind is bool or item is None):
                 try:
                     item = self.value(item, depth)
-                except Trouble as trouble:
-                    raise trouble.at(key_piece(key)) from trouble.__cause__
+                except PathError as error:
+                    raise error.at(key_segment(key)) from error.__cause__
             done["$" + key if key[:1] == "$" else key] = item
         return done
 
@@ -167,8 +167,8 @@ class _Encoder:
             try:
                 _refuse_object(key)
                 done.append([self.value(key, depth), self.value(item, depth)])
-            except Trouble as trouble:
-                raise trouble.at(key_piece(key)) from trouble.__cause__
+            except PathError as error:
+                raise error.at(key_segment(key)) from error.__cause__
         return done
 
     def _tuple(self, value: tuple[Any, ...], depth: int) -> JsonValue:
@@ -216,7 +216,7 @@ class _Encoder:
             return {"$pickle": encode_pickle(value)} if text is None else {leaf.tag: text}
         if isinstance(value, Checkpointable):
             return self.value(state_of(value), depth)
-        if isinstance(value, ObjectRef) or stores_itself(value):
+        if isinstance(value, ObjectRef) or writes_own_objects(value):
             return self._reference(value)
         known = type_of(value, self.types)
         if known is not None:
@@ -224,7 +224,7 @@ class _Encoder:
             try:
                 fields = structure.encode(value)
             except Exception as error:
-                raise Trouble(f"cannot be encoded as {name} ({cause(error)}).") from error
+                raise PathError(f"cannot be encoded as {name} ({cause_text(error)}).") from error
             if fields is not BEYOND_FIELDS:
                 return {f"$type:{name}": self.value(fields, depth + 1)}
         if is_array(value):
@@ -250,7 +250,7 @@ def _refuse_object(value: Any) -> None:
         for item in value:
             _refuse_object(item)
     if isinstance(value, Checkpointable):
-        raise Trouble(
+        raise PathError(
             f"has a {type(value).__name__} as a key or set member, whose state has no hash. "
             "Keep it in a list or as a dict's value."
         )
@@ -262,13 +262,13 @@ def state_of(value: Checkpointable) -> StateDict:
     A class that overrides `state_dict()` is asked for it.
 
     Raises:
-        Trouble: a field cannot be read.
+        PathError: a field cannot be read.
     """
     if not overrides(value, "state_dict"):
         return own_state(value)
     given = _ask(value)
     if not isinstance(given, dict):
-        raise Trouble(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
+        raise PathError(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
     state = StateDict(given, types=hinted_types(type(value)))
     state.setdefault(VERSION, version_of(value))
     state.setdefault(CLASS, class_name(value))
@@ -279,12 +279,12 @@ def own_state(value: Checkpointable) -> StateDict:
     """Return the captured fields of an object as its state, not copied.
 
     Raises:
-        Trouble: a field cannot be read, or the class has content that no field tells.
+        PathError: a field cannot be read, or the class has content that no field tells.
     """
     cls = type(value)
     # A class that overrides state_dict() adds that content itself, and asks here by super().
     if has_hidden_content(cls) and not overrides(value, "state_dict"):
-        raise Trouble(
+        raise PathError(
             f"cannot be captured: {cls.__name__} is built on a class with content of its own, "
             "which is no field. Override state_dict() and load_state_dict() to keep it."
         )
@@ -296,20 +296,24 @@ def own_state(value: Checkpointable) -> StateDict:
     return state
 
 
-def foreign_state(value: Any, piece: str) -> Any:
+def foreign_state(value: Any, segment: str) -> Any:
     """Return the state of an attribute that is a Stateful of another kind; others as they are.
 
     A state with a member that marks our own states would be taken for one: it, too, stays as it is.
 
     Raises:
-        Trouble: its `state_dict()` failed.
+        PathError: its `state_dict()` failed.
     """
-    if not is_stateful_part(value) or isinstance(value, Checkpointable) or stores_itself(value):
+    if (
+        not is_stateful_part(value)
+        or isinstance(value, Checkpointable)
+        or writes_own_objects(value)
+    ):
         return value
     try:
         state = _ask(value)
-    except Trouble as trouble:
-        raise trouble.at(piece) from trouble.__cause__
+    except PathError as error:
+        raise error.at(segment) from error.__cause__
     return StateDict(state) if isinstance(state, dict) and not META & state.keys() else value
 
 
@@ -317,11 +321,11 @@ def _ask(value: Any) -> Any:
     try:
         return value.state_dict()
     except StateError as error:
-        raise Trouble(f"cannot be captured: {error}", type(error)) from error
+        raise PathError(f"cannot be captured: {error}", type(error)) from error
     except RuntimeError:
         raise  # perhaps another thread changed a container: the caller tries again
     except Exception as error:
-        raise Trouble(f"has a state_dict() that failed ({cause(error)}).") from error
+        raise PathError(f"has a state_dict() that failed ({cause_text(error)}).") from error
 
 
 _HANDLERS: dict[type, Callable[[_Encoder, Any, int], JsonValue]] = {

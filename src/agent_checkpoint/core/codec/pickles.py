@@ -10,7 +10,7 @@ import pickle
 from typing import Any
 
 from agent_checkpoint.core.codec.scalars import decode_bytes, encode_bytes
-from agent_checkpoint.core.path_errors import Trouble, blame, cause
+from agent_checkpoint.core.path_errors import PathError, cause_text, failing_path
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.seal import check_seal, make_seal
@@ -22,7 +22,7 @@ def encode_pickle(value: Any) -> JsonValue:
     """Return a value as a sealed pickle.
 
     Raises:
-        Trouble: it cannot be pickled; the path leads to what is to blame.
+        PathError: it cannot be pickled; the path leads to what is to blame.
     """
     try:
         data = pickle.dumps(value, _PROTOCOL)
@@ -31,7 +31,7 @@ def encode_pickle(value: Any) -> JsonValue:
     try:
         seal = make_seal(data)
     except StateError as error:
-        raise Trouble(str(error)) from error
+        raise PathError(str(error)) from error
     return {"data": encode_bytes(data), "seal": seal}
 
 
@@ -43,33 +43,33 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
         trust: the caller said `trust_pickle=True` and takes the consequences.
 
     Raises:
-        Trouble: the seal is missing or foreign, or the pickle does not load.
+        PathError: the seal is missing or foreign, or the pickle does not load.
     """
     if not isinstance(payload, dict) or not isinstance(payload.get("data"), (str, bytes)):
-        raise Trouble("is damaged: not a sealed pickle.")
+        raise PathError("is damaged: not a sealed pickle.")
     try:
         data = decode_bytes(payload["data"])
     except (binascii.Error, ValueError):
-        raise Trouble("is damaged: not a sealed pickle.") from None
+        raise PathError("is damaged: not a sealed pickle.") from None
     if not trust:
         try:
             check_seal(data, payload.get("seal"))
         except StateError as error:
-            raise Trouble(str(error), type(error)) from error.__cause__
+            raise PathError(str(error), type(error)) from error.__cause__
     try:
         return pickle.loads(data)  # noqa: S301 - the seal was checked, or the caller vouched for it
     except Exception as error:
-        raise Trouble(
-            f"does not unpickle here ({cause(error)}). Is its class still where "
+        raise PathError(
+            f"does not unpickle here ({cause_text(error)}). Is its class still where "
             "it was? Types that are registered with register_type() need no pickle."
         ) from error
 
 
-def _unpicklable(value: Any, error: Exception) -> Trouble:
+def _unpicklable(value: Any, error: Exception) -> PathError:
     reason = (
-        f"cannot be captured ({cause(error)}). Keep it in an attribute with a leading "
+        f"cannot be captured ({cause_text(error)}). Keep it in an attribute with a leading "
         "underscore, leave it out of _checkpoint_fields(), or register_type() its class."
     )
-    trouble = Trouble(reason)
-    trouble.pieces = blame(value, lambda part: pickle.dumps(part, _PROTOCOL))
-    return trouble
+    path_error = PathError(reason)
+    path_error.segments = failing_path(value, lambda part: pickle.dumps(part, _PROTOCOL))
+    return path_error

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, overload
 from agent_checkpoint.core.class_names import canonical
 from agent_checkpoint.core.codec.structures import Structure, structure_of
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 
 T = TypeVar("T")
 
@@ -58,11 +58,11 @@ def register_type(
     if cls is None:
         return lambda decorated: register_type(decorated, name=name)
     if not isinstance(cls, type):
-        raise InvalidInputError(f"register_type takes a class, not {show(cls)}.")
+        raise InvalidInputError(f"register_type takes a class, not {short_repr(cls)}.")
     if (encode is None) != (decode is None):
         raise InvalidInputError(f"{cls.__name__} needs both encode and decode, or neither.")
     if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidInputError(f"A type's name is non-empty text, not {show(name)}.")
+        raise InvalidInputError(f"A type's name is non-empty text, not {short_repr(name)}.")
     if encode is not None and not (callable(encode) and callable(decode)):
         raise InvalidInputError(f"encode and decode of {cls.__name__} are functions.")
     if encode is not None and decode is not None:
@@ -79,7 +79,7 @@ def register_type(
         taken = _by_name.get(name)
         if taken is not None and not _replaces(cls, taken):
             raise InvalidInputError(
-                f"The name {show(name)} is taken by {taken.__module__}.{taken.__qualname__}: "
+                f"The name {short_repr(name)} is taken by {taken.__module__}.{taken.__qualname__}: "
                 "give this type another with name=…."
             )
         _by_name[name] = cls

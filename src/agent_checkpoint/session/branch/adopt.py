@@ -16,7 +16,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, same_json, show
+from agent_checkpoint.records import Checkpoint, Draft, same_json, short_repr
 from agent_checkpoint.session.branch.file_merge import merge
 from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback import Rollback
@@ -65,8 +65,8 @@ class Adoption(Rollback):
         past = {session.key, *(key for key, _ in session._record.lineage)}
         if notes is None or family != session._record.family or notes.origin not in past:
             raise InvalidInputError(
-                f"{show(self._target.id, 120)} is no fork of the session {show(session.key)}. "
-                "A fork of a fork is adopted by that fork first."
+                f"{short_repr(self._target.id, 120)} is no fork of the session "
+                f"{short_repr(session.key)}. A fork of a fork is adopted by that fork first."
             )
         return notes
 
@@ -107,10 +107,10 @@ class Adoption(Rollback):
         changed = [name for name in {**now, **then} if not same_json(now.get(name), then.get(name))]
         if present is None or changed:
             raise ConflictError(
-                f"The session {show(self._session.key)} has gone on since {point.id}, where "
-                f"{show(self._target.key)} was forked from it ({', '.join(changed)}): to adopt "
-                "that would lose work. Roll back to there first, or take the files alone with "
-                'merge="files".'
+                f"The session {short_repr(self._session.key)} has gone on since {point.id}, where "
+                f"{short_repr(self._target.key)} was forked from it ({', '.join(changed)}): to "
+                "adopt that would lose work. Roll back to there first, or take the files alone "
+                'with merge="files".'
             )
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
@@ -167,7 +167,9 @@ class FileAdoption(Adoption):
         base = self._tree(find(self._store, self._point))
         ours, theirs = self._tree(safety), self._tree(self._target)
         if files is None:
-            raise InvalidInputError(f"The session {show(session.key)} has no files to merge into.")
+            raise InvalidInputError(
+                f"The session {short_repr(session.key)} has no files to merge into."
+            )
         merged = merge(base, ours, theirs)
         if merged.conflicts:
             raise ConflictError(_conflict_message(self._target.key, merged.conflicts))
@@ -199,7 +201,9 @@ class FileAdoption(Adoption):
     def _tree(self, checkpoint: Checkpoint) -> Tree:
         found = tree_in(self._store, checkpoint)
         if found is None:
-            raise InvalidInputError(f"The checkpoint {show(checkpoint.id, 120)} has no files.")
+            raise InvalidInputError(
+                f"The checkpoint {short_repr(checkpoint.id, 120)} has no files."
+            )
         return found
 
 
@@ -216,11 +220,11 @@ def plan_adoption(session: Work, head: str | None, how: str | None) -> Adoption:
         NotFoundError: there is no such checkpoint.
     """
     if how not in (None, "files"):
-        raise InvalidInputError(f'merge is "files" or None, not {show(how)}.')
+        raise InvalidInputError(f'merge is "files" or None, not {short_repr(how)}.')
     if head is None:
         raise NotFoundError("There is nothing to adopt: it never began.")
     if not isinstance(head, str):
-        raise InvalidInputError(f"A fork, a trial or an id is adopted, not {show(head)}.")
+        raise InvalidInputError(f"A fork, a trial or an id is adopted, not {short_repr(head)}.")
     target = find(session.manager.store, head)
     way = FileAdoption if how == "files" else Adoption
     try:
@@ -243,9 +247,9 @@ def _merged_lineage(present: SessionRecord, then: SessionRecord, seq: int) -> li
 
 
 def _conflict_message(key: str, paths: list[bytes]) -> str:
-    named = ", ".join(show(os.fsdecode(path), 120) for path in paths[:_MAX_NAMED])
+    named = ", ".join(short_repr(os.fsdecode(path), 120) for path in paths[:_MAX_NAMED])
     more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
     return (
-        f"Nothing was merged: this session and {show(key)} have both changed {named}{more}. Make "
-        "these paths equal to one side or to what they were, and try again."
+        f"Nothing was merged: this session and {short_repr(key)} have both changed {named}{more}. "
+        "Make these paths equal to one side or to what they were, and try again."
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.checkpointable import Checkpointable
 from agent_checkpoint.core.external import External
-from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
@@ -20,7 +20,7 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, show
+from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, short_repr
 from agent_checkpoint.session.rollback.rollback_target import find_target
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.workspace.fork.isolated import private_place
@@ -104,13 +104,13 @@ class SessionForker:
             CheckpointError: the present cannot be saved.
         """
         if effects not in EFFECTS:
-            raise InvalidInputError(f"effects is refuse or allow, not {show(effects)}.")
+            raise InvalidInputError(f"effects is refuse or allow, not {short_repr(effects)}.")
         if agent is not None and not callable(agent):
             raise InvalidInputError("agent is a function that makes an agent, not an agent.")
         if effects == "allow" and not session._record.irreversible:
             raise InvalidInputError(
-                f"{show(session.key)} is a fork that may not do what cannot be undone, and so may "
-                "none of its own forks."
+                f"{short_repr(session.key)} is a fork that may not do what cannot be undone, and "
+                "so may none of its own forks."
             )
         self.session = session
         self.effects = effects
@@ -145,7 +145,9 @@ class SessionForker:
         """
         session, store = self.session, self.session.manager.store
         if store.head(check_key(key)) is not None:
-            raise ConflictError(f"The key {show(key)} exists already: name the fork otherwise.")
+            raise ConflictError(
+                f"The key {short_repr(key)} exists already: name the fork otherwise."
+            )
         agent, parts = self.copy_parts()
         origin, files = session.workspace, None
         if origin is not None and self.tree is not None:
@@ -212,7 +214,7 @@ def open_branch(
     """
     place = parse_checkpoint_id(point)
     if place is None:
-        raise InvalidInputError(f"{show(point)} is not an id.")
+        raise InvalidInputError(f"{short_repr(point)} is not an id.")
     manager.fork(place.key, key, point)
     try:
         branch = Branch(
@@ -238,14 +240,14 @@ def _copy(part: Any, name: str) -> Any:
         return copy.deepcopy(part)
     except Exception as error:
         raise StateError(
-            f"{name} cannot be copied for a fork ({cause(error)}). Pass agent=, a function that "
-            "makes a new one."
+            f"{name} cannot be copied for a fork ({cause_text(error)}). Pass agent=, a function "
+            "that makes a new one."
         ) from error
 
 
 def _as_path(path: str | os.PathLike[str] | None) -> Path | None:
     if path is not None and not isinstance(path, (str, os.PathLike)):
-        raise InvalidInputError(f"path is a directory, not {show(path)}.")
+        raise InvalidInputError(f"path is a directory, not {short_repr(path)}.")
     return None if path is None else Path(path)
 
 

@@ -21,7 +21,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
 from agent_checkpoint.session.tools.tool import Tool
 from agent_checkpoint.store.ledger.ledger import (
@@ -96,7 +96,7 @@ class Approvals:
             strange = [name for name in edit if name not in arguments]
             if strange:
                 raise InvalidInputError(
-                    f"The call has no argument {', '.join(map(show, strange))}; it has "
+                    f"The call has no argument {', '.join(map(short_repr, strange))}; it has "
                     f"{', '.join(arguments)}."
                 )
             parts["edited"] = encode_for_ledger({**arguments, **edit}, "The arguments")
@@ -137,7 +137,7 @@ class Approvals:
             return closed
         if trouble is not None:  # it may be in there
             raise trouble
-        raise NotFoundError(f"There is no request {show(approval_id)} in this store.")
+        raise NotFoundError(f"There is no request {short_repr(approval_id)} in this store.")
 
     def _ledgers(self) -> Iterator[tuple[str, Ledger | CheckpointError]]:
         """Iterate over all ledgers, giving the reason instead of one that cannot be read."""
@@ -287,7 +287,7 @@ def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise IntegrityError(
             f"The arguments that belong to record {record.seq} of the ledger "
-            f"{show(ledger.lineage, 300)} are none of a call."
+            f"{short_repr(ledger.lineage, 300)} are none of a call."
         )
     return found
 

@@ -17,7 +17,7 @@ from agent_checkpoint.errors import (
     EffectUnknownError,
     InvalidInputError,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.effects.approvals import check_answer_usable, void_unusable_answer
 from agent_checkpoint.session.effects.idempotency import CallNumber, CallNumbers, effect_identity
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
@@ -132,7 +132,7 @@ class Effects(EffectOutcomes):
             if taken:
                 raise EffectConflictError(
                     f"{taken[-1].title} was {_done_or_started(taken[-1])} by the session "
-                    f"{show(taken[-1].session)}: an external side effect is not repeated."
+                    f"{short_repr(taken[-1].session)}: an external side effect is not repeated."
                 )
             if request is not None:
                 check_answer_usable(self.ledger, request)
@@ -174,9 +174,9 @@ class Effects(EffectOutcomes):
         """See to it that a fork does nothing that it may not. Raises EffectError."""
         if tool.kind == IRREVERSIBLE and not self.session_record.irreversible:
             raise EffectError(
-                f"{show(self.session_record.key)} is a fork, and forks may not run irreversible "
-                f"tools: {tool.name}. Call it in the session that was forked, or fork with "
-                'effects="allow".'
+                f"{short_repr(self.session_record.key)} is a fork, and forks may not run "
+                f"irreversible tools: {tool.name}. Call it in the session that was forked, or fork "
+                'with effects="allow".'
             )
 
     def find_existing(
@@ -189,8 +189,8 @@ class Effects(EffectOutcomes):
             if not self.is_ours(effect):
                 raise EffectConflictError(
                     f"{effect.title} was {_done_or_started(effect)} by the related session "
-                    f"{show(effect.session)}: an external side effect is not repeated. Continue in "
-                    "that session, or make a different call."
+                    f"{short_repr(effect.session)}: an external side effect is not repeated. "
+                    "Continue in that session, or make a different call."
                 )
             if effect.id in self.in_progress:
                 raise EffectConflictError(f"{effect.title} is being done at this moment.")

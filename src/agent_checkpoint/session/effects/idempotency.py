@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import fingerprint
@@ -91,6 +91,6 @@ def _key(tool: Tool, key: Any, arguments: Mapping[str, Any]) -> Any:
         return invoke_by_name(key, tool.keyword_arguments(arguments))
     except Exception as error:
         raise InvalidInputError(
-            f"key= of the tool {tool.name} failed ({cause(error)}). It gets the arguments of the "
-            "call by their names, without self."
+            f"key= of the tool {tool.name} failed ({cause_text(error)}). It gets the arguments of "
+            "the call by their names, without self."
         ) from error

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from agent_checkpoint.core.path_errors import cause
+from agent_checkpoint.core.path_errors import cause_text
 from agent_checkpoint.errors import (
     EffectConflictError,
     EffectError,
@@ -16,7 +16,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.effects.approvals import arguments_of, decode_value
 from agent_checkpoint.session.effects.effect_context import EffectContext
 from agent_checkpoint.session.session_record import SessionRecord
@@ -114,8 +114,8 @@ class EffectOutcomes:
             outcome = self._call_about(tool, tool.verify, effect)
         except Exception as error:
             raise EffectUnknownError(
-                f"{effect.title} was begun before, and its verify= failed ({cause(error)}): nobody "
-                "knows whether it happened."
+                f"{effect.title} was begun before, and its verify= failed ({cause_text(error)}): "
+                "nobody knows whether it happened."
             ) from error
         if outcome is None:
             self.fail(effect, "verify= says that it did not happen")
@@ -135,7 +135,7 @@ class EffectOutcomes:
         def guard() -> None:
             effect = self.ledger.effects.get(effect_id)
             if effect is None:
-                raise NotFoundError(f"There is no effect {show(effect_id)}.")
+                raise NotFoundError(f"There is no effect {short_repr(effect_id)}.")
             if effect.status not in (UNKNOWN, UNDOING):
                 raise EffectError(f"{effect.title} is known to be {effect.status} already.")
 
@@ -168,7 +168,7 @@ class EffectOutcomes:
             result = None if effect.described else self.result(effect)
             self._call_about(tool, tool.undo, effect, result=result)
         except Exception as error:
-            raise EffectError(f"undo= of {effect.title} failed: {cause(error)}.") from error
+            raise EffectError(f"undo= of {effect.title} failed: {cause_text(error)}.") from error
         self._append_outcome(UNDONE, effect)
 
     def _call_about(

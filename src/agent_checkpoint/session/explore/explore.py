@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.branch.session_fork import SessionForker
 from agent_checkpoint.session.explore.in_process import run_in_process
 from agent_checkpoint.session.explore.inspection import TrialInspection
@@ -101,20 +101,21 @@ def explore(
 
 def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: Any) -> None:
     if not callable(strategy):
-        raise InvalidInputError(f"A strategy is a function, not {show(strategy)}.")
+        raise InvalidInputError(f"A strategy is a function, not {short_repr(strategy)}.")
     if on_trial is not None and not callable(on_trial):
-        raise InvalidInputError(f"on_trial is a function, not {show(on_trial)}.")
+        raise InvalidInputError(f"on_trial is a function, not {short_repr(on_trial)}.")
     is_class = isinstance(executor, type)
     if executor is not None and (is_class or not callable(getattr(executor, "submit", None))):
         raise InvalidInputError(
-            f"An executor has submit(), as those of concurrent.futures; {show(executor)} has not."
+            f"An executor has submit(), as those of concurrent.futures; {short_repr(executor)} "
+            "has not."
         )
     if timeout is not None and not (
         isinstance(timeout, (int, float)) and 0 < timeout < threading.TIMEOUT_MAX
     ):
-        raise InvalidInputError(f"timeout is a number of seconds, not {show(timeout)}.")
+        raise InvalidInputError(f"timeout is a number of seconds, not {short_repr(timeout)}.")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-        raise InvalidInputError(f"repeats is a number of runs, from 1, not {show(repeats)}.")
+        raise InvalidInputError(f"repeats is a number of runs, from 1, not {short_repr(repeats)}.")
 
 
 def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
@@ -122,11 +123,11 @@ def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) 
     begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
     trials = []
     if not isinstance(variants, Iterable):
-        raise InvalidInputError(f"variants is a list of dicts, not {show(variants)}.")
+        raise InvalidInputError(f"variants is a list of dicts, not {short_repr(variants)}.")
     for number, variant in enumerate(variants):
         if not isinstance(variant, Mapping):
             raise InvalidInputError(
-                f"A variant is a dict of the strategy's keywords, not {show(variant)}."
+                f"A variant is a dict of the strategy's keywords, not {short_repr(variant)}."
             )
         for repeat in range(repeats):
             name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
@@ -48,7 +48,7 @@ class TrialInspection:
 
     def files(self, head: str) -> WorkspaceDiff | None:
         """Return what changed in the files; None if there are none. Raises CheckpointError."""
-        with not_forked():
+        with block_forks():
             from agent_checkpoint.workspace.tree.compare import Side
             from agent_checkpoint.workspace.tree.workspace_diff import compare  # slow to load
 
@@ -68,7 +68,7 @@ class TrialInspection:
         """Have the session adopt a trial. Takes and raises what `Session.adopt` does."""
         if not self._session._is_open:
             raise InvalidInputError(
-                f"The session {show(self._session.key)} is closed. Open it again, and say "
+                f"The session {short_repr(self._session.key)} is closed. Open it again, and say "
                 f"session.adopt({trial.key!r})."
             )
         return self._session.adopt(trial, **options)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import safe_repr, show
+from agent_checkpoint.records import safe_repr, short_repr
 from agent_checkpoint.session.tools.call_arguments import describe_call
 
 if TYPE_CHECKING:
@@ -116,13 +116,13 @@ class Trial:
     @property
     def _require_inspection(self) -> TrialInspection:
         if self._inspection is None:
-            raise NotFoundError(f"The trial {show(self.key)} was read from elsewhere.")
+            raise NotFoundError(f"The trial {short_repr(self.key)} was read from elsewhere.")
         return self._inspection
 
     @property
     def _require_head(self) -> str:
         if self.head is None:
-            raise NotFoundError(f"The trial {show(self.key)} never began: {self.error}")
+            raise NotFoundError(f"The trial {short_repr(self.key)} never began: {self.error}")
         return self.head
 
 
@@ -175,7 +175,7 @@ class Outcome:
             NotFoundError: no run has the metric.
         """
         if mode not in ("max", "min"):
-            raise InvalidInputError(f"mode is max or min, not {show(mode)}.")
+            raise InvalidInputError(f"mode is max or min, not {short_repr(mode)}.")
         sign = 1 if mode == "max" else -1
         means = {}
         for number in {trial.number for trial in self.trials}:
@@ -186,8 +186,8 @@ class Outcome:
             there = sorted({name for trial in self.trials for name in trial.metrics})
             errors = sorted({_first_line(trial.error) for trial in self.trials if trial.error})
             raise NotFoundError(
-                f"No trial has the metric {show(metric)}; there are: {', '.join(there) or 'none'}. "
-                + " ".join(errors)
+                f"No trial has the metric {short_repr(metric)}; there are: "
+                f"{', '.join(there) or 'none'}. " + " ".join(errors)
             )
         number = max(means, key=lambda name: (means[name], -name))
         runs = self._runs(number, metric)

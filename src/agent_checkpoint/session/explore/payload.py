@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import InvalidInputError
 
 
@@ -27,7 +27,7 @@ def encode_payload(content: Mapping[str, Any]) -> bytes:
         InvalidInputError: something cannot be taken along.
     """
     try:
-        with not_forked():
+        with block_forks():
             import cloudpickle
     except ImportError:
         dumps, main = pickle.dumps, _main_program()
@@ -62,7 +62,7 @@ def decode_payload(payload: bytes) -> Any:
     # In that order: what is found first there must be found first here.
     sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
     if main:
-        with not_forked():
+        with block_forks():
             from multiprocessing import spawn
 
         spawn.prepare(main)
@@ -76,7 +76,7 @@ def _import_path() -> list[str]:
 
 def _main_program() -> dict[str, Any]:
     """Return what loads the main program in another process; nothing if there is no file of it."""
-    with not_forked():
+    with block_forks():
         from multiprocessing import spawn
 
     found = spawn.get_preparation_data("trial")

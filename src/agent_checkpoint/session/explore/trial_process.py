@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.disk.posix import private_file
+from agent_checkpoint.backends.disk.posix import open_private
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT
 from agent_checkpoint.session.tools.call_arguments import describe_error
@@ -33,7 +33,7 @@ def main() -> int:
     except Exception as error:  # of the user's code as it was loaded
         found = {"error": f"It could not be loaded: {describe_error(error)}"}
     draft = private / f"{RESULT}.draft"
-    with open(draft, "w", opener=private_file) as file:
+    with open(draft, "w", opener=open_private) as file:
         file.write(json.dumps(found))
     draft.replace(private / RESULT)
     sys.stdout.flush()

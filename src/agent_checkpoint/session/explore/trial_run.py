@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, Suspended
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.explore.outcome import SCORE
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
@@ -83,7 +83,7 @@ def _number(name: Any, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidInputError(
-            f"A strategy returns a number, or numbers by name; {show(name)} is a "
+            f"A strategy returns a number, or numbers by name; {short_repr(name)} is a "
             f"{type(value).__name__}."
         ) from None
 

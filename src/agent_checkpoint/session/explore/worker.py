@@ -20,7 +20,7 @@ from threading import Thread
 from threading import enumerate as enumerate_threads
 from typing import Any, NamedTuple
 
-from agent_checkpoint.backends.disk.posix import private_file
+from agent_checkpoint.backends.disk.posix import open_private
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gone
 from agent_checkpoint.workspace.fork.isolated import is_within_reach, private_place
@@ -97,12 +97,12 @@ def _run_without_view(job: Job) -> dict[str, Any]:
 
 
 def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
-    with open(private / PAYLOAD, "wb", opener=private_file) as file:
+    with open(private / PAYLOAD, "wb", opener=open_private) as file:
         file.write(job.payload)
-    with open(private / JOB, "w", opener=private_file) as file:
+    with open(private / JOB, "w", opener=open_private) as file:
         file.write(json.dumps({**told, "parent": os.getpid()}))
     command = [*own_program(_CHILD), str(private)]
-    with open(private / OUTPUT, "wb", opener=private_file) as output:
+    with open(private / OUTPUT, "wb", opener=open_private) as output:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

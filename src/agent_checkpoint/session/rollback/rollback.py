@@ -23,7 +23,7 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.manager.parts import restore_parts
-from agent_checkpoint.records import Checkpoint, Draft, again, show
+from agent_checkpoint.records import Checkpoint, Draft, draft_from, short_repr
 from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
@@ -281,7 +281,7 @@ class Rollback:
             self._revert_files(safety)
         if is_interrupt:  # which may have come after the last step
             self._revert_objects(safety)
-        saving.write(again(safety, self._session.key, ROLLBACK), parents=(safety.id,))
+        saving.write(draft_from(safety, self._session.key, ROLLBACK), parents=(safety.id,))
         self.finish(saving.head)
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
@@ -387,7 +387,7 @@ def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str
     strange = [name for name in names if name not in there]
     if strange or not names:
         raise InvalidInputError(
-            f"The checkpoint {target.id} has no part {', '.join(map(show, strange)) or 'at all'}; "
-            f"it has {', '.join(there)}."
+            f"The checkpoint {target.id} has no part "
+            f"{', '.join(map(short_repr, strange)) or 'at all'}; it has {', '.join(there)}."
         )
     return names

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, show
+from agent_checkpoint.records import Checkpoint, parse_checkpoint_id, same_json, short_repr
 from agent_checkpoint.session.checkpoint_writer import CLOSE, IN_FLIGHT
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import find, walk
@@ -36,19 +36,19 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
         ours = {session.key, *(key for key, _ in session._record.lineage)}
         if target.key not in ours:
             raise InvalidInputError(
-                f"{show(target.id, 120)} is a checkpoint of {show(target.key)}, and no past of "
-                f"the session {show(session.key)}. Open that session, or fork it."
+                f"{short_repr(target.id, 120)} is a checkpoint of {short_repr(target.key)}, and "
+                f"no past of the session {short_repr(session.key)}. Open that session, or fork it."
             )
         return target
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InvalidInputError(f"steps counts checkpoints, not {show(steps)}.")
+        raise InvalidInputError(f"steps counts checkpoints, not {short_repr(steps)}.")
     past = walk(store, session.key)
     present = next(past, None)  # counts as it is, whatever it is
     run_if_awaitable = chain([present], (item for item in past if item.kind != IN_FLIGHT))
     found = next(islice(_distinct_steps(store, run_if_awaitable), steps, None), None)
     if found is None:
         raise NotFoundError(
-            f"The session {show(session.key)} has no checkpoint {steps} steps back."
+            f"The session {short_repr(session.key)} has no checkpoint {steps} steps back."
         )
     return found
 
@@ -94,7 +94,9 @@ def undo_target(session: Work) -> Checkpoint:
             move = None
         else:
             break
-    raise NotFoundError(f"The session {show(session.key)} has no rollback that can be undone.")
+    raise NotFoundError(
+        f"The session {short_repr(session.key)} has no rollback that can be undone."
+    )
 
 
 def _is_reverted(checkpoint: Checkpoint, by: Checkpoint) -> bool:

@@ -13,7 +13,7 @@ from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.path_errors import MAX_DEPTH
 from agent_checkpoint.core.stateful import is_stateful, is_stateful_part
 from agent_checkpoint.errors import InvalidInputError, StateError
-from agent_checkpoint.records import JsonValue, safe_repr, show
+from agent_checkpoint.records import JsonValue, safe_repr, short_repr
 from agent_checkpoint.store.objects.splitting import inline_tree
 
 _MAX_DESCRIPTION = 120
@@ -88,7 +88,7 @@ def fingerprint(value: Any, what: str) -> str:
 
 def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
     """Return a call as a person would know it again, on one line."""
-    given = ", ".join(f"{name}={show(value, 40)}" for name, value in arguments.items())
+    given = ", ".join(f"{name}={short_repr(value, 40)}" for name, value in arguments.items())
     text = f"{tool}({given})"
     return text if len(text) <= _MAX_DESCRIPTION else text[: _MAX_DESCRIPTION - 2] + "…)"
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -76,7 +76,7 @@ def takes_owner(function: Callable[..., Any]) -> bool:
 @contextmanager
 def awaitables_on_this_loop() -> Iterator[None]:
     """Have what is started within, in other threads, await on this event loop."""
-    with not_forked():
+    with block_forks():
         import asyncio
 
     token = _loop.set(asyncio.get_running_loop())
@@ -93,7 +93,7 @@ def run_if_awaitable(value: Any) -> Any:
     """
     if not inspect.isawaitable(value):
         return value
-    with not_forked():
+    with block_forks():
         import asyncio
         from threading import Thread
 
@@ -123,7 +123,7 @@ def run_if_awaitable(value: Any) -> Any:
 
 def _is_running_loop(loop: AbstractEventLoop) -> bool:
     """Tell whether this is the thread of a loop, which must not wait for itself."""
-    with not_forked():
+    with block_forks():
         import asyncio
 
     try:

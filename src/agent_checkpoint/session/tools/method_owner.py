@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import NotFoundError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.tools.tool import Tool
 
 if TYPE_CHECKING:
@@ -28,10 +28,10 @@ def find_owner(session: Work, tool: Tool, part: str | None = None) -> Any:
             found[id(one)] = one
     if len(found) == 1:
         return next(iter(found.values()))
-    which = "Several parts" if found else f"The part {show(part)}" if part else "No part"
+    which = "Several parts" if found else f"The part {short_repr(part)}" if part else "No part"
     raise NotFoundError(
-        f"{which} of the session can be what the method {show(tool.name)} was called on: pass "
-        "that object as agent= or in parts=, by the name that it had."
+        f"{which} of the session can be what the method {short_repr(tool.name)} was called on: "
+        "pass that object as agent= or in parts=, by the name that it had."
     )
 
 

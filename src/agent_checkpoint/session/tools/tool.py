@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
 from agent_checkpoint.errors import EffectConflictError, EffectError, InvalidInputError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import current_session, open_sessions
 from agent_checkpoint.session.tools.invoke import OWNER_NAMES, split_arguments
 
@@ -121,8 +121,8 @@ def check_same_tool(tool: Tool, record: _ToolReference, words: str) -> None:
     """
     if record.module != tool.module and (record.tool, record.module) in _TOOLS:
         raise EffectConflictError(
-            f"{words} is of the tool {show(record.tool)} of {record.module}, and {tool.module} has "
-            "one of the same name: give one of them another by name=."
+            f"{words} is of the tool {short_repr(record.tool)} of {record.module}, and "
+            f"{tool.module} has one of the same name: give one of them another by name=."
         )
 
 
@@ -170,7 +170,7 @@ def tool(
     _check_options(effect, undo, verify, approve)
     _check_callables(key=key, verify=verify, undo=undo)
     if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidInputError(f"A tool is named by text, not {show(name)}.")
+        raise InvalidInputError(f"A tool is named by text, not {short_repr(name)}.")
     seconds = _expiry_seconds(expires)
 
     def decorate(function: Any) -> Any:
@@ -251,7 +251,9 @@ def _call_without_session(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _check_options(effect: str, undo: Any, verify: Any, approve: Any) -> None:
     if effect not in KINDS:
-        raise InvalidInputError(f"An effect is one of {', '.join(KINDS)}, not {show(effect)}.")
+        raise InvalidInputError(
+            f"An effect is one of {', '.join(KINDS)}, not {short_repr(effect)}."
+        )
     if effect == REVERSIBLE and undo is None:
         raise InvalidInputError("A reversible effect needs undo=, or it is irreversible.")
     if undo is not None and effect != REVERSIBLE:
@@ -259,13 +261,13 @@ def _check_options(effect: str, undo: Any, verify: Any, approve: Any) -> None:
     if verify is not None and effect not in EXTERNAL_KINDS:
         raise InvalidInputError(f"verify= is for effects on the outside; this one is {effect}.")
     if not isinstance(approve, bool) and not callable(approve):
-        raise InvalidInputError(f"approve is True, False or a function, not {show(approve)}.")
+        raise InvalidInputError(f"approve is True, False or a function, not {short_repr(approve)}.")
 
 
 def _check_callables(**functions: Any) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise InvalidInputError(f"{name}= is a function, not {show(function)}.")
+            raise InvalidInputError(f"{name}= is a function, not {short_repr(function)}.")
 
 
 def _expiry_seconds(expires: Any) -> float | None:
@@ -274,16 +276,16 @@ def _expiry_seconds(expires: Any) -> float | None:
         return None
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds < math.inf:
-        raise InvalidInputError(f"expires is a number of seconds, not {show(expires)}.")
+        raise InvalidInputError(f"expires is a number of seconds, not {short_repr(expires)}.")
     return float(seconds)
 
 
 def _signature_of(function: Any) -> inspect.Signature:
     if not callable(function):
-        raise InvalidInputError(f"@tool takes options by name, not {show(function)}.")
+        raise InvalidInputError(f"@tool takes options by name, not {short_repr(function)}.")
     try:
         return inspect.signature(function)
     except ValueError as error:
         raise InvalidInputError(
-            f"{show(function)} does not say which arguments it takes: wrap it in a function."
+            f"{short_repr(function)} does not say which arguments it takes: wrap it in a function."
         ) from error

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
-from agent_checkpoint.records import Checkpoint, Entry, check_key, show
+from agent_checkpoint.records import Checkpoint, Entry, check_key, short_repr
 from agent_checkpoint.store.canonical_json import read_json, write_json
 from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.ledger.ledger_archive import (
@@ -189,7 +189,7 @@ class _Export:
     def _frame(self, kind: bytes, content: bytes) -> None:
         if len(content) > _MAX_FRAME:
             raise InvalidInputError(
-                f"A checkpoint of {show(self.key)} has an entry of {len(content)} bytes; an "
+                f"A checkpoint of {short_repr(self.key)} has an entry of {len(content)} bytes; an "
                 f"archive holds up to {_MAX_FRAME} each."
             )
         self._write(kind + write_varint(len(content)))
@@ -341,9 +341,9 @@ def check_archive_path(path: str | os.PathLike[str]) -> Path:
         found = Path(path)
         os.fsencode(found)
     except (TypeError, ValueError):
-        raise InvalidInputError(f"{show(path)} is not a path.") from None
+        raise InvalidInputError(f"{short_repr(path)} is not a path.") from None
     if not found.name or "\0" in str(found):
-        raise InvalidInputError(f"{show(path)} is not the name of a file.")
+        raise InvalidInputError(f"{short_repr(path)} is not the name of a file.")
     return found
 
 

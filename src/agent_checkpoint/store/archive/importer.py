@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
-from agent_checkpoint.records import Checkpoint, Draft, JsonValue, show
+from agent_checkpoint.records import Checkpoint, Draft, JsonValue, short_repr
 from agent_checkpoint.store.archive.archive_file import Archive, check_archive_path
 from agent_checkpoint.store.canonical_json import indented_size
 from agent_checkpoint.store.entries import MAX_READABLE, too_large
@@ -98,7 +98,7 @@ class _Import:
             renamed = [packed._replace(lineage=self.lineages[lineage]) for packed in records]
             add_records(self.store, renamed, self.archive)
         if self.store.newest(key) != self.last:
-            raise ConflictError(f"Somebody saved to {show(key)} while it was imported.")
+            raise ConflictError(f"Somebody saved to {short_repr(key)} while it was imported.")
 
     def _with_own_ledger(self, found: Checkpoint) -> Checkpoint:
         """Return a checkpoint whose session has no ledger that others of this store use."""
@@ -232,5 +232,6 @@ def _take_back(store: Store, record: Import) -> None:
 
 def _exists(archive: Archive) -> ConflictError:
     return ConflictError(
-        f"The key {show(archive.key)} exists already: delete it before importing {archive.path}."
+        f"The key {short_repr(archive.key)} exists already: delete it before importing "
+        f"{archive.path}."
     )

@@ -11,7 +11,7 @@ from threading import RLock
 from typing import Any
 
 from agent_checkpoint.errors import ConflictError, IntegrityError, InvalidInputError
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.entries import now_ns
 from agent_checkpoint.store.ledger.account import (
     APPROVED,
@@ -142,9 +142,9 @@ class Ledger(LedgerState):
                     self.refresh()
                     if self.seq == before:
                         raise IntegrityError(
-                            f"The ledger {show(self.lineage)} was truncated after it was read; "
-                            "nothing was recorded. Open the session again. The ledger may lack "
-                            "earlier effects."
+                            f"The ledger {short_repr(self.lineage)} was truncated after it was "
+                            "read; nothing was recorded. Open the session again. The ledger may "
+                            "lack earlier effects."
                         ) from error
                     continue
                 self.refresh()
@@ -155,8 +155,8 @@ class Ledger(LedgerState):
         newest = self.epochs.get(epoch.session, epoch)
         if newest.number > epoch.number:
             raise ConflictError(
-                f"The session {show(epoch.session)} was opened again elsewhere: this holder of it "
-                "may do nothing more. Close it; what it had saved is there."
+                f"The session {short_repr(epoch.session)} was opened again elsewhere: this holder "
+                "of it may do nothing more. Close it; what it had saved is there."
             )
 
     def of(self, identity: str) -> list[Effect]:
@@ -175,7 +175,7 @@ class Ledger(LedgerState):
 
 
 def _told(entry: dict[str, JsonValue], wrong: list[str]) -> str:
-    return ", ".join(f"{name} is {show(entry.get(name))}" for name in wrong)
+    return ", ".join(f"{name} is {short_repr(entry.get(name))}" for name in wrong)
 
 
 def _kept(known: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:

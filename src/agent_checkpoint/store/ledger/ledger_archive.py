@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
-from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, show
+from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, short_repr
 from agent_checkpoint.store.entries import now_ns, open_entry
 from agent_checkpoint.store.ledger.account import check_records
 from agent_checkpoint.store.ledger.ledger_records import (
@@ -58,7 +58,9 @@ def read_frame(content: bytes) -> LedgerRecord:
 
 def record_of(packed: LedgerRecord) -> dict[str, Any]:
     """Return the record itself. Raises IntegrityError, FormatError."""
-    record = open_entry(packed.entry, f"Record {packed.seq} of {show(PREFIX + packed.lineage)}")
+    record = open_entry(
+        packed.entry, f"Record {packed.seq} of {short_repr(PREFIX + packed.lineage)}"
+    )
     check_record(packed.lineage, packed.seq, record)
     return record
 
@@ -127,8 +129,9 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
             known = there.get(packed.seq)
             if packed.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
-                    f"This store has the ledger {show(packed.lineage)}, and the one of the archive "
-                    "says more, or other things: it is not believed. Import it into another store."
+                    f"This store has the ledger {short_repr(packed.lineage)}, and the one of the "
+                    "archive says more, or other things: it is not believed. Import it into "
+                    "another store."
                 )
             continue
         while last < packed.seq - 1:  # a number that was purged stays one that says nothing
@@ -146,7 +149,7 @@ def _check_numbers(records: list[LedgerRecord]) -> None:
     is_rising = all(one < other for one, other in zip([0, *numbers], numbers))
     if not is_rising or numbers[-1] > _MOST_GAPS + 2 * len(numbers):
         raise IntegrityError(
-            f"The ledger {show(records[0].lineage)} has numbers that no ledger has."
+            f"The ledger {short_repr(records[0].lineage)} has numbers that no ledger has."
         )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import JsonValue, show
+from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
@@ -60,7 +60,7 @@ def check_record(lineage: str, seq: int, record: dict[str, Any]) -> None:
 def damaged_record(lineage: str, seq: int, why: str) -> IntegrityError:
     """Return the error for a record that no ledger can have."""
     return IntegrityError(
-        f"Record {seq} of the ledger {show(lineage, 300)} is not one of ours ({why})."
+        f"Record {seq} of the ledger {short_repr(lineage, 300)} is not one of ours ({why})."
     )
 
 

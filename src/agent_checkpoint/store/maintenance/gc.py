@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import StorageError
-from agent_checkpoint.records import ObjectInfo, show
+from agent_checkpoint.records import ObjectInfo, short_repr
 from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.entries import open_entry
 from agent_checkpoint.store.objects.object_format import LostObjectError
@@ -121,7 +121,7 @@ class _Marks:
             after = self._read.get(stream, 0)
             while page := self.backend.read(stream, after=after, limit=_PAGE):
                 for entry in page:
-                    where = f"Entry {entry.seq} of {show(stream)}"
+                    where = f"Entry {entry.seq} of {short_repr(stream)}"
                     roots |= roots_of(open_entry(entry.data, where), where)
                 after = self._read[stream] = page[-1].seq
                 if len(page) < _PAGE:

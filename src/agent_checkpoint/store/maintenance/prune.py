@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.ledger.lineage import pinned_checkpoints
 from agent_checkpoint.store.maintenance.retention import Policy
@@ -28,7 +28,9 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
         StorageError: the medium failed.
     """
     if not isinstance(policy, Policy):
-        raise InvalidInputError(f"prune takes a policy such as KeepLatest(20), not {show(policy)}.")
+        raise InvalidInputError(
+            f"prune takes a policy such as KeepLatest(20), not {short_repr(policy)}."
+        )
     readable: list[Checkpoint] = []
     entries = 0
     for entry in store.entries(key):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.backends.base import Scrubs
+from agent_checkpoint.backends.base import SupportsScrub
 from agent_checkpoint.errors import (
     ConflictError,
     FormatError,
@@ -99,7 +99,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     replace_records(store, tainted, lambda text: _without(text, needles))
     gc(store, ignore_clock=True)
     # Also if nothing was found: an earlier purge may have been killed before this.
-    if isinstance(store.backend, Scrubs):
+    if isinstance(store.backend, SupportsScrub):
         store.backend.scrub()
     return PurgeReport([item.id for item in found.checkpoints], len(found.objects), replaced)
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 
 
 class Policy(ABC):
@@ -45,7 +45,7 @@ class KeepBest(Policy):
 
     def __init__(self, n: int, metric: str, *, mode: str = "max") -> None:
         if mode not in ("max", "min"):
-            raise InvalidInputError(f"KeepBest has mode 'max' or 'min', not {show(mode)}.")
+            raise InvalidInputError(f"KeepBest has mode 'max' or 'min', not {short_repr(mode)}.")
         self.n = _count(n)
         self.metric = _text(metric)
         self.mode = mode
@@ -77,7 +77,7 @@ class KeepNewerThan(Policy):
         seconds = age.total_seconds() if isinstance(age, timedelta) else age
         known = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
         if not known or not 0 <= seconds < 1e12:
-            raise InvalidInputError(f"An age is seconds or a timedelta, not {show(age)}.")
+            raise InvalidInputError(f"An age is seconds or a timedelta, not {short_repr(age)}.")
         self.seconds = seconds
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
@@ -111,11 +111,11 @@ class _Any(Policy):
 
 def _text(name: str) -> str:
     if not isinstance(name, str):
-        raise InvalidInputError(f"Metrics and tags are named by text, not by {show(name)}.")
+        raise InvalidInputError(f"Metrics and tags are named by text, not by {short_repr(name)}.")
     return name
 
 
 def _count(n: int) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InvalidInputError(f"A policy counts from 1, not {show(n)}.")
+        raise InvalidInputError(f"A policy counts from 1, not {short_repr(n)}.")
     return n

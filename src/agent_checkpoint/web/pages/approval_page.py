@@ -20,7 +20,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import same_json, show
+from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
@@ -215,7 +215,8 @@ def _approve(site: Site, said: dict[str, str]) -> Response:
             continue
         text = said[name]
         value = _read(
-            text, f'The argument {show(argument.name)} is not JSON. A string needs quotes: "text".'
+            text,
+            f'The argument {short_repr(argument.name)} is not JSON. A string needs quotes: "text".',
         )
         # A browser ends lines otherwise; what was not touched stays just what it was.
         if not same_json(value, json.loads(argument.text)):
@@ -256,7 +257,7 @@ def _ledger(site: Site, key: str) -> tuple[Ledger, SessionRecord]:
     head = site.store.head(key)
     meta = None if head is None else read_session_record(site.store, head)
     if meta is None:
-        raise NotFoundError(f"There is no session {show(key)}.")
+        raise NotFoundError(f"There is no session {short_repr(key)}.")
     ledger = Ledger(site.store, meta.family)
     ledger.refresh()
     return ledger, meta

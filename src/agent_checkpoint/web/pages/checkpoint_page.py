@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import NotFoundError
-from agent_checkpoint.records import Checkpoint, show
+from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.web.page_text import attachment
 from agent_checkpoint.web.pages import file_view
@@ -37,7 +37,7 @@ def checkpoint_page(site: Site, request: Request) -> Response:
     names = _names(checkpoint)
     part = said.get("part") or (names[0] if names else "")
     if part and part not in checkpoint.parts:
-        raise NotFoundError(f"The checkpoint has no part {show(part)}.")
+        raise NotFoundError(f"The checkpoint has no part {short_repr(part)}.")
     try:
         values = _part(site, checkpoint, part, said) if part else {"kind": "nothing"}
     except TooLarge:
@@ -64,7 +64,7 @@ def state_piece(site: Site, request: Request) -> Response:
     checkpoint = site.find(wanted(said, "id"))
     part = wanted(said, "part")
     if part not in checkpoint.parts:
-        raise NotFoundError(f"The checkpoint has no part {show(part)}.")
+        raise NotFoundError(f"The checkpoint has no part {short_repr(part)}.")
     try:
         node = _outlined(site, checkpoint, part, said)
     except TooLarge:

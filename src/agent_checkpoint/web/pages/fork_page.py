@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from agent_checkpoint.errors import ConflictError
-from agent_checkpoint.records import check_key, show
+from agent_checkpoint.records import check_key, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import attachment, link
@@ -45,7 +45,7 @@ def fork_page(site: Site, request: Request) -> Response:
 
 def _check_free(site: Site, name: str) -> None:
     if site.store.newest(check_key(name)):
-        raise ConflictError(f"The key {show(name)} exists already: choose another name.")
+        raise ConflictError(f"The key {short_repr(name)} exists already: choose another name.")
 
 
 async def fork(site: Site, request: Request) -> Response:

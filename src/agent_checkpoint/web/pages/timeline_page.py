@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
-from agent_checkpoint.web.page_text import count
+from agent_checkpoint.web.page_text import format_count
 from agent_checkpoint.web.site import Site, as_json, asked, number, wanted
 from agent_checkpoint.web.timeline.layout import Row
 from agent_checkpoint.web.timeline.layout_cache import Scene, version_of
@@ -87,9 +87,9 @@ class _View(NamedTuple):
         """Return how many checkpoints there are, in words: those of forks are not of the key."""
         others = Counter(row.point.key for row in self.rows)
         own = others.pop(self.scene.key, 0)
-        words = count(own, "checkpoint")
+        words = format_count(own, "checkpoint")
         if others:
-            words += f", plus {sum(others.values()):,} in {count(len(others), 'fork')}"
+            words += f", plus {sum(others.values()):,} in {format_count(len(others), 'fork')}"
         return words
 
     def piece(self, block: int) -> dict[str, Any]:

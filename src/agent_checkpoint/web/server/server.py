@@ -12,7 +12,7 @@ import uvicorn
 
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.web.app import make_app
 from agent_checkpoint.web.auth import ANY_ADDRESS, Guard
 from agent_checkpoint.web.page_text import link
@@ -72,7 +72,7 @@ def listen(
             port = 0  # at least the port is not that of an earlier run
     Guard(token, hosts=[host], port=0, public_url=public_url)  # refused before anything is opened
     if port is not None and not 0 <= port <= 65535:
-        raise InvalidInputError(f"The port must be between 0 and 65535, not {show(port)}.")
+        raise InvalidInputError(f"The port must be between 0 and 65535, not {short_repr(port)}.")
     taken = _bound(host, port)
     number = taken[0].getsockname()[1]
     addresses = [one.getsockname()[0] for one in taken]
@@ -135,7 +135,7 @@ def _bound(host: str, port: int | None) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise InvalidInputError(f"Cannot resolve the host {show(host)}.") from None
+        raise InvalidInputError(f"Cannot resolve the host {short_repr(host)}.") from None
     addresses = list(dict.fromkeys((kind[0], kind[4]) for kind in found))
     free = [0] * _TRIES
     for number in [PORT, *free] if port is None else [port] if port else free:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS, take_lock
+from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
 from agent_checkpoint.backends.disk.posix import make_directory
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.fork.namespace_view import VIEW, end_view, is_in_view, view_command
@@ -205,7 +205,7 @@ def clean_up(records: Path) -> list[str]:
     except OSError as error:
         return [str(_failure(f"read {str(records)!r}", error))]
     try:
-        holders = take_lock(fd, fcntl.LOCK_EX, LOCK_SECONDS)  # two would stumble over each other
+        holders = acquire_lock(fd, fcntl.LOCK_EX, LOCK_TIMEOUT)  # two would stumble over each other
         if holders is not None:
             return [f"{str(records)!r} is locked by {holders}: nothing was cleaned up."]
         for name in sorted(os.listdir(fd)):

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.lock_wait import LOCK_SECONDS, take_lock
+from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
 from agent_checkpoint.backends.disk.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.file_ownership import other_writer
@@ -129,10 +129,10 @@ def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
 
 
 def _take(lock: int, how: int, place: Path) -> None:
-    holders = take_lock(lock, how, LOCK_SECONDS)
+    holders = acquire_lock(lock, how, LOCK_TIMEOUT)
     if holders is not None:
         raise WorkspaceError(
-            f"{place} is locked by {holders}, for longer than {LOCK_SECONDS:g} s. Let that end or "
+            f"{place} is locked by {holders}, for longer than {LOCK_TIMEOUT:g} s. Let that end or "
             "go on, then try again.",
             retryable=True,
         )

@@ -17,7 +17,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 
@@ -73,7 +73,7 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
 
 def can_reflink(directory: Path) -> bool:
     """Tell whether files in a directory can share their blocks, by doing it with a small one."""
-    with not_forked():
+    with block_forks():
         from tempfile import TemporaryFile  # slow to load: the program in view.py has no use for it
 
     data = b"x" * 4096  # less might stand in the inode itself
@@ -266,7 +266,7 @@ class _Copy:
 
     def _hand_over(self, fd: int, new: int, found: os.stat_result) -> None:
         if self._helper is None:
-            with not_forked():
+            with block_forks():
                 from concurrent.futures import ThreadPoolExecutor  # slow to load as well
 
             self._helper = ThreadPoolExecutor(1, "agent-checkpoint-copy")

@@ -10,7 +10,7 @@ from typing import Any
 
 from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.fork.drivers import Fork as Places
 from agent_checkpoint.workspace.fork.drivers import begin_fork, best_driver, clean_up, end_fork
@@ -86,7 +86,8 @@ class Fork(Workspace):
                     remove_tree(self.path)
                 except OSError as error:
                     raise WorkspaceError(
-                        f"The fork {show(str(self.path))} cannot be removed ({error.strerror})."
+                        f"The fork {short_repr(str(self.path))} cannot be removed "
+                        f"({error.strerror})."
                     ) from error
             if self._base is not None:
                 self._base.release()
@@ -99,7 +100,9 @@ def make_fork(
 ) -> Fork:
     """Make a fork of a workspace, as it is or as it was. Takes and raises what `fork` does."""
     if driver not in DRIVERS:
-        raise InvalidInputError(f"Unknown driver {show(driver)}: use one of {', '.join(DRIVERS)}.")
+        raise InvalidInputError(
+            f"Unknown driver {short_repr(driver)}: use one of {', '.join(DRIVERS)}."
+        )
     target = Path(os.path.realpath(path))
     if target == origin.path or origin.path in target.parents or target in origin.path.parents:
         raise UnsafeWorkspaceError(f"A fork at {target} and {origin.path} would be in each other.")

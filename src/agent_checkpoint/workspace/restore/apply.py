@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.case_insensitive import ignores_case, refuse_collisions
 from agent_checkpoint.workspace.restore.entry_swap import Exchanging, Known, check
 from agent_checkpoint.workspace.restore.plan import Plan, Step, is_git_index
@@ -119,7 +119,7 @@ class Restore:
             except IntegrityError as error:
                 # Contents are read some at a time: it may be that of another one.
                 bad = (item.path for item in files if item.after and item.after.ref in str(error))
-                path = show(os.fsdecode(next(bad, step.path)))
+                path = short_repr(os.fsdecode(next(bad, step.path)))
                 raise type(error)(f"{path} cannot be restored. {error}") from error
         return {step.path for step in files}
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 
 _NOREPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
 _NUMBERS = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
@@ -128,7 +128,7 @@ def _rename(source: Entry, target: Entry, flags: int) -> None:
 def _call() -> Call:
     """Return what makes the call and gives its error, or 0; without a way to, it says so."""
     try:
-        with not_forked():
+        with block_forks():
             import ctypes  # slow to load, and only restores need it
     except ImportError:  # a Python that was built without it
         return lambda *_: errno.ENOSYS

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.plan import Step
 from agent_checkpoint.workspace.restore.staging import STAGING
 
@@ -31,7 +31,7 @@ def refuse_collisions(steps: Iterable[Step]) -> None:
     Raises:
         WorkspaceError: there are two such names.
     """
-    with not_forked():
+    with block_forks():
         import unicodedata
 
     made: dict[str, bytes] = {}
@@ -41,7 +41,7 @@ def refuse_collisions(steps: Iterable[Step]) -> None:
             other = made.setdefault(folded, step.path)
             if other != step.path:
                 raise WorkspaceError(
-                    f"{show(os.fsdecode(other))} and {show(os.fsdecode(step.path))} differ by "
-                    "case only, and are one name on this file system. Nothing was touched: restore "
-                    "one of them, with paths=, or to another place."
+                    f"{short_repr(os.fsdecode(other))} and {short_repr(os.fsdecode(step.path))} "
+                    "differ by case only, and are one name on this file system. Nothing was "
+                    "touched: restore one of them, with paths=, or to another place."
                 )

@@ -20,7 +20,7 @@ from agent_checkpoint.errors import (
     RestoreIncompleteError,
     WorkspaceError,
 )
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.capture import Taking
@@ -245,7 +245,7 @@ class Restoring:
         try:
             work.run(journal)
         except OSError as error:
-            where = f"{show(error.filename)}: " if isinstance(error.filename, str) else ""
+            where = f"{short_repr(error.filename)}: " if isinstance(error.filename, str) else ""
             raise WorkspaceError(
                 f"The restore was not finished ({where}{error.strerror or error}). If anything was "
                 "changed, the next who opens the workspace goes on."
@@ -348,8 +348,8 @@ def _refuse_shortage(present: Folder) -> None:
         if note.kind == UNREADABLE and note.text in _SHORTAGES:
             raise WorkspaceError(
                 "A restore was interrupted here, and cannot be finished now: "
-                f"{show(os.fsdecode(path))} cannot be read ({note.text}). The next who opens the "
-                "workspace goes on."
+                f"{short_repr(os.fsdecode(path))} cannot be read ({note.text}). The next who "
+                "opens the workspace goes on."
             )
 
 
@@ -358,10 +358,11 @@ def _paths(journal: Journal) -> Iterable[bytes] | None:
 
 
 def _incomplete(plan: Plan, failed: dict[str, str]) -> RestoreIncompleteError:
-    some = "; ".join(f"{show(path)}: {why}" for path, why in list(failed.items())[:5])
+    some = "; ".join(f"{short_repr(path)}: {why}" for path, why in list(failed.items())[:5])
     more = f" and {len(failed) - 5} more" if len(failed) > 5 else ""
     kept = "".join(
-        f" A version of {show(path)} is kept as {show(where)}." for path, where in plan.kept.items()
+        f" A version of {short_repr(path)} is kept as {short_repr(where)}."
+        for path, where in plan.kept.items()
     )
     left = " or left alone" if plan.leave else ""
     return RestoreIncompleteError(

@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import IntegrityError, StateError, WorkspaceError
-from agent_checkpoint.records import show
-from agent_checkpoint.seal import claim, is_claimed
+from agent_checkpoint.records import short_repr
+from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.objects.object_format import BLOB
 from agent_checkpoint.workspace.restore.atomic_rename import Entry, put
 from agent_checkpoint.workspace.safe_open import Changing, open_directory, opened_file, read_all
@@ -257,7 +257,7 @@ def read_journal(root: int, path: str) -> Journal | None:
     """
     try:
         journal, seal = _read_journal(root)
-        return journal if journal.root == path and is_claimed(journal.said, seal) else None
+        return journal if journal.root == path and is_own_claim(journal.said, seal) else None
     except (Changing, ValueError, KeyError, TypeError, RecursionError):
         return None
     except (OSError, StateError) as error:
@@ -299,9 +299,9 @@ def set_aside(root: int, path: str) -> str | None:
         if error.errno not in _FOREIGN:
             raise
     with suppress(Changing, OSError, ValueError, KeyError, TypeError, RecursionError):
-        safety = show(_read_journal(root)[0].safety_id, 120)
+        safety = short_repr(_read_journal(root)[0].safety_id, 120)
         why += f". By its journal {safety} holds what was here before"
-    says = f"{os.fsdecode(STAGING)} in {show(path, 1000)} {why}."
+    says = f"{os.fsdecode(STAGING)} in {short_repr(path, 1000)} {why}."
     if os.stat(STAGING, dir_fd=root, follow_symlinks=False).st_uid != os.geteuid():
         return f"{says} It belongs to another user, is left alone and not captured."
     aside = STAGING + b".found-" + os.urandom(4).hex().encode()
@@ -354,7 +354,7 @@ def _claimed(path: str) -> str | None:
 
 def _is_claimed(path: str, seal: str) -> bool:
     try:
-        return is_claimed(_owner_of(path), seal)
+        return is_own_claim(_owner_of(path), seal)
     except StateError as error:
         raise WorkspaceError(
             f"It cannot be told now whether {os.fsdecode(STAGING)} is yours ({error}). Try again."
@@ -363,7 +363,7 @@ def _is_claimed(path: str, seal: str) -> bool:
 
 def _sealed(said: bytes) -> str | None:
     try:
-        return claim(said)
+        return seal_claim(said)
     except StateError as error:
         raise OSError(errno.EIO, str(error)) from error
 
@@ -418,7 +418,7 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
 def sync_file_system(fd: int) -> None:
     """Have everything written on the file system of an open file. Raises OSError."""
     try:
-        with not_forked():
+        with block_forks():
             import ctypes  # slow to load, and seldom wanted
 
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 
 CHUNKED_FROM = 1_000_000
 """A file with more bytes than this is stored in chunks."""
@@ -33,7 +33,7 @@ def cut(fd: int) -> Iterator[bytes]:
 @lru_cache(maxsize=1)
 def _is_installed() -> bool:
     try:  # its version without the extension would take minutes
-        with not_forked():
+        with block_forks():
             from importlib.util import find_spec
 
             return find_spec("pyfastcdc.cy") is not None
@@ -45,7 +45,7 @@ def _cutter() -> Any:
     """Return what cuts one file by its content, if that is installed."""
     if not _is_installed():
         return None
-    with not_forked():
+    with block_forks():
         from importlib import import_module  # by name, since whoever checks types may not have it
 
         found = import_module("pyfastcdc.cy")

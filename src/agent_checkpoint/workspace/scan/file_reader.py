@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.safe_open import (
@@ -150,7 +150,7 @@ class Contents:
         if self._writer.backend is None:
             return
         if self._storing is None:
-            with not_forked():
+            with block_forks():
                 from agent_checkpoint.workspace.scan.object_writer import (
                     Storing,  # slow to load, seldom wanted
                 )

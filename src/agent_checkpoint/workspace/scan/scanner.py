@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.changes.changed_paths import Touched, WatchError
 from agent_checkpoint.workspace.changes.hard_links import Links
@@ -216,7 +216,7 @@ class Sight:
     def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
         if self._watch and self._watcher is None:
             try:
-                with not_forked():
+                with block_forks():
                     from agent_checkpoint.workspace.changes.inotify import Watcher  # slow to load
 
                 self._watcher = Watcher()
@@ -239,7 +239,9 @@ class Sight:
                 scan = self._scan(root, writer, contents, None)
                 folder = scan.full(self._memory.folder, is_copy=self._memory.is_copy)
         except OSError as error:
-            raise WorkspaceError(f"{show(str(self._path))} cannot be listed ({error}).") from error
+            raise WorkspaceError(
+                f"{short_repr(str(self._path))} cannot be listed ({error})."
+            ) from error
         self._looked_at_all = now
         self._memory.is_copy = False
         self._watches_all = self._watcher is not None
@@ -288,8 +290,8 @@ class Sight:
         found, places = os.fstat(root), self._memory.own_places()
         if (found.st_dev, found.st_ino) in places or is_store(root, b"."):
             raise WorkspaceError(
-                f"{show(str(self._path), 1000)} is a store itself: to restore it would take away "
-                "the history that is in it. Use a store elsewhere, or in a directory below."
+                f"{short_repr(str(self._path), 1000)} is a store itself: to restore it would take "
+                "away the history that is in it. Use a store elsewhere, or in a directory below."
             )
         return Scan(
             root,

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.object_format import (
     BLOB,
     CHUNKS,
@@ -153,7 +153,9 @@ def check_name(name: bytes) -> bytes:
         IntegrityError: it is empty, too long, `.` or `..`, or has a slash or NUL in it.
     """
     if not 0 < len(name) <= _LONGEST_NAME or name in (b".", b"..") or b"/" in name or 0 in name:
-        raise IntegrityError(f"A tree has an entry {show(name)}, which no directory can have.")
+        raise IntegrityError(
+            f"A tree has an entry {short_repr(name)}, which no directory can have."
+        )
     return name
 
 
@@ -218,19 +220,21 @@ def _read_item(data: bytes, at: int, refs: Iterator[str]) -> tuple[Item, int]:
     name = check_name(data[at : at + length])
     at += length
     if len(name) != length or mode & ~MODE_BITS:
-        raise IntegrityError(f"A tree has an entry {show(name)} that is cut, or of an odd mode.")
+        raise IntegrityError(
+            f"A tree has an entry {short_repr(name)} that is cut, or of an odd mode."
+        )
     if kind == FILE:
         ref = next(refs)
         return Item(name, FILE, mode, size, ref, ref), at
     if kind in (_IN_CHUNKS, FOLDER):
         end = at + ID_BYTES
         if end > len(data) or (kind == FOLDER and size):
-            raise IntegrityError(f"A tree has an entry {show(name)} that is cut.")
+            raise IntegrityError(f"A tree has an entry {short_repr(name)} that is cut.")
         kind = FOLDER if kind == FOLDER else FILE
         return Item(name, kind, mode, size, data[at:end].hex(), next(refs)), end
     if kind == LINK:
         target = data[at : at + size]
         if not 0 < size <= _LONGEST_TARGET or len(target) != size or 0 in target:
-            raise IntegrityError(f"A tree has a link {show(name)} to nothing that can be.")
+            raise IntegrityError(f"A tree has a link {short_repr(name)} to nothing that can be.")
         return Item(name, LINK, mode, size, target=target), at + size
-    raise IntegrityError(f"A tree has an entry {show(name)} of an unknown type.")
+    raise IntegrityError(f"A tree has an entry {short_repr(name)} of an unknown type.")

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from agent_checkpoint.errors import IntegrityError, NotFoundError
-from agent_checkpoint.records import show
+from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.object_format import BLOB
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import (
@@ -107,4 +107,4 @@ def _below(ref: str, tree: Tree, bound: Bound, length: int) -> list[Item]:
 
 
 def _missing(path: str) -> NotFoundError:
-    return NotFoundError(f"The checkpoint has no file {show(path, 200)}.")
+    return NotFoundError(f"The checkpoint has no file {short_repr(path, 200)}.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import not_forked
+from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Get, Item
@@ -107,7 +107,7 @@ class _Texts:
         if texts[0] is None or texts[1] is None:
             yield f"{old} and {new} differ: {_size(before)}, {_size(after)}"
             return
-        with not_forked():
+        with block_forks():
             from difflib import unified_diff  # slow to import, and wanted only here
 
         for line in unified_diff(texts[0], texts[1], old, new, n=self._context, lineterm="\n"):
