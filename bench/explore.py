@@ -17,7 +17,7 @@ from unittest.mock import patch
 from agent_checkpoint import Session, explore
 from agent_checkpoint.session.branch.session_fork import SessionForker
 from agent_checkpoint.workspace.fork.drivers import end_fork
-from agent_checkpoint.workspace.fork.isolated import Stage
+from agent_checkpoint.workspace.fork.isolated import IsolatedForks
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 from bench.rows import Row
@@ -96,7 +96,7 @@ def _views(session: Session) -> float:
     _, workspace, tree = _moment(session)
     began = time.perf_counter()
     with workspace.hold(tree):
-        stage = Stage(workspace, tree)
+        stage = IsolatedForks(workspace, tree)
         places = [stage.fork()[0] for _ in range(FORKS)]
         taken = _ms(began)
         for one in places:

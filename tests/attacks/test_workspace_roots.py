@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, UnsafeWorkspaceError, Workspace, WorkspaceError
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.workspace.restore.apply import Restore
+from agent_checkpoint.workspace.restore.apply import PlanExecutor
 from agent_checkpoint.workspace.restore.staging import Journal
 
 
@@ -142,7 +142,9 @@ def interrupted(place, store):
         tree = ws.snapshot()
         (place / "a").write_bytes(b"other")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Restore, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            patch.setattr(
+                PlanExecutor, "_make", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+            )
             with pytest.raises(KeyboardInterrupt):
                 ws.restore(tree)
 

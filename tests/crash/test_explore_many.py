@@ -58,7 +58,7 @@ def test_each_sees_only_its_own_edits(tmp_path, own_home, full_faults, tried):
         tree = session.workspace.snapshot()
         outcome = explore(session, edit, variants, executor=pool, timeout=600)
         assert [trial.error for trial in outcome] == [None] * forks
-        if isolated.can_view(isolated.private_place()):
+        if isolated.can_view(isolated.private_forks_dir()):
             assert {trial.place for trial in outcome} == {str(place)}
         for n, trial in enumerate(outcome):
             changes = trial.file_diff

@@ -47,9 +47,9 @@ class Line(Workspace):
 
         There is nothing that would have to be saved before. Raises as `restore` does.
         """
-        from agent_checkpoint.workspace.restore.recovery import Held  # slow to load
+        from agent_checkpoint.workspace.restore.operation import SafetySnapshot  # slow to load
 
-        return self.restore_held(tree, Held(tree, first))
+        return self.restore_held(tree, SafetySnapshot(tree, first))
 
     def go_back(self, target: Checkpoint, tree: Tree, named: list[str] | None, **wish: Any) -> Plan:
         """Restore, and save what there is then: the head of a key is always its present.

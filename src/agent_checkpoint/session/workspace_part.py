@@ -16,8 +16,8 @@ from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.restore.operation import SafetySnapshot
 from agent_checkpoint.workspace.restore.plan import Plan
-from agent_checkpoint.workspace.restore.recovery import Held
 from agent_checkpoint.workspace.restore.staging import STAGING
 from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
@@ -30,7 +30,7 @@ class WorkspacePart:
         self.workspace = workspace
         self.full = False
         """Whether the next capture looks at every file."""
-        self.held: Held | None = None
+        self.held: SafetySnapshot | None = None
         """What holds the present while the files are set back."""
         self.keep_unseen = False
 

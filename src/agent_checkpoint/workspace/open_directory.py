@@ -32,8 +32,8 @@ from agent_checkpoint.workspace.workspace_lock import RootLock
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.workspace_fork import Fork
+    from agent_checkpoint.workspace.restore.operation import RestoreOperation
     from agent_checkpoint.workspace.restore.plan import Plan
-    from agent_checkpoint.workspace.restore.recovery import Restoring
 
 _LIMIT = 10 << 30
 
@@ -188,19 +188,23 @@ class OpenDirectory:
         with self._root.held(exclusive=False) as root:
             if not has_staging(root):
                 return
-        restoring = self._restoring
-        plan = restoring.recover(self._store)
+        with block_forks():
+            from agent_checkpoint.workspace.restore.recovery import recover  # slow to load
+
+        plan, notice = recover(self._root, self._sight, self._store)
         if plan is not None:
             self.recovered = plan
-        if restoring.notice is not None and restoring.notice not in self.notices:
-            self.notices.append(restoring.notice)
+        if notice is not None and notice not in self.notices:
+            self.notices.append(notice)
 
     @property
-    def _restoring(self) -> Restoring:
+    def _restore_operation(self) -> RestoreOperation:
         with block_forks():
-            from agent_checkpoint.workspace.restore.recovery import Restoring  # slow to load
+            from agent_checkpoint.workspace.restore.operation import (
+                RestoreOperation,
+            )  # slow to load
 
-        return Restoring(self._root, self._sight, self._take, self._key_in, self.saved_in)
+        return RestoreOperation(self._root, self._sight, self._take, self._key_in, self.saved_in)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

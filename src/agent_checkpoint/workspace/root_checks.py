@@ -41,7 +41,9 @@ def drop_caches() -> None:
         StorageError: some of it cannot be removed.
     """
     with block_forks():
-        from agent_checkpoint.workspace.fork.materialized import clean_up_bases  # costly to import
+        from agent_checkpoint.workspace.fork.materialized import (
+            remove_unused_trees,
+        )  # costly to import
         from agent_checkpoint.workspace.scan.stat_index import remove_indexes
 
     try:
@@ -50,7 +52,7 @@ def drop_caches() -> None:
         return  # there is no place for it
     with wrap_os_errors(f"remove the indexes in {home}"):
         remove_indexes(home / "index")
-        clean_up_bases(home / "bases")
+        remove_unused_trees(home / "bases")
 
 
 def opened_store(store: Any) -> Store:

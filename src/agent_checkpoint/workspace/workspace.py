@@ -23,8 +23,8 @@ from agent_checkpoint.workspace.tree_names import PART, tree_named, within
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.workspace_fork import Fork
+    from agent_checkpoint.workspace.restore.operation import SafetySnapshot
     from agent_checkpoint.workspace.restore.plan import Plan
-    from agent_checkpoint.workspace.restore.recovery import Held
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 
@@ -146,25 +146,25 @@ class Workspace(OpenDirectory):
             WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
         """
         with block_forks():
-            from agent_checkpoint.workspace.restore.recovery import Wish  # slow to load
+            from agent_checkpoint.workspace.restore.operation import RestoreOptions  # slow to load
 
         if isinstance(paths, (str, os.PathLike)):
             raise InvalidInputError(f"paths is a list of paths, such as [{str(paths)!r}].")
         chosen = None if paths is None else tuple(within(self.path, path) for path in paths)
-        wish = Wish(chosen, tuple(exclude), keep_unseen)
+        options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
         if self._held is not None and not dry_run:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
             found = tree_named(self, tree)
             store = self._store_for(found)
             if dry_run:
-                return self._restoring.preview(store, found, wish)
-            return self._restoring.restore(store, found, wish, only_if)
+                return self._restore_operation.preview(store, found, options)
+            return self._restore_operation.restore(store, found, options, only_if)
 
     def restore_held(
         self,
         tree: Tree | ObjectRef,
-        held: Held,
+        held: SafetySnapshot,
         *,
         paths: Iterable[bytes] | None = None,
         keep_unseen: bool = False,
@@ -180,14 +180,16 @@ class Workspace(OpenDirectory):
         Raises as `restore` does.
         """
         with block_forks():
-            from agent_checkpoint.workspace.restore.recovery import Wish  # slow to load
+            from agent_checkpoint.workspace.restore.operation import RestoreOptions  # slow to load
 
         if self._held is not None:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
             found = tree_of(tree)
-            wish = Wish(None if paths is None else tuple(paths), (), keep_unseen)
-            return self._restoring.restore_held(self._store_for(found), found, held, wish)
+            options = RestoreOptions(None if paths is None else tuple(paths), (), keep_unseen)
+            return self._restore_operation.restore_held(
+                self._store_for(found), found, held, options
+            )
 
     def fork(
         self,

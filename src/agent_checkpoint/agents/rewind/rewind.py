@@ -45,8 +45,8 @@ from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_
 from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.restore.operation import SafetySnapshot
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
-from agent_checkpoint.workspace.restore.recovery import Held
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
@@ -214,7 +214,7 @@ class Rewinding:
         if self._exclude:
             self.plan = self._workspace.restore(self._tree, exclude=self._exclude)
         else:
-            self.plan = self._workspace.restore_held(self._tree, Held(present, safety.id))
+            self.plan = self._workspace.restore_held(self._tree, SafetySnapshot(present, safety.id))
 
     def _save_present(
         self, kind: str, words: str, decision: dict[str, Any] | None = None

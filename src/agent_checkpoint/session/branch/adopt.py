@@ -23,7 +23,7 @@ from agent_checkpoint.session.rollback.rollback import Rollback
 from agent_checkpoint.session.rollback.rollback_report import unseen_effect_notice
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord, read_session_record
 from agent_checkpoint.store.lookup import find
-from agent_checkpoint.workspace.restore.recovery import Held
+from agent_checkpoint.workspace.restore.operation import SafetySnapshot
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree_names import tree_in
 
@@ -173,7 +173,7 @@ class FileAdoption(Adoption):
         merged = merge(base, ours, theirs)
         if merged.conflicts:
             raise ConflictError(_conflict_message(self._target.key, merged.conflicts))
-        held = Held(ours, safety.id, self._last_regular_tree(safety))
+        held = SafetySnapshot(ours, safety.id, self._last_regular_tree(safety))
         try:
             self.report.files = files.workspace.restore_held(theirs, held, paths=merged.paths)
         except BaseException:  # also an interrupt: nothing is half-applied

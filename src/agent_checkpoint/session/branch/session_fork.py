@@ -23,7 +23,7 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, check_key, parse_checkpoint_id, short_repr
 from agent_checkpoint.session.rollback.rollback_target import find_target
 from agent_checkpoint.session.session import Session
-from agent_checkpoint.workspace.fork.isolated import private_place
+from agent_checkpoint.workspace.fork.isolated import private_forks_dir
 from agent_checkpoint.workspace.fork.workspace_fork import Fork
 from agent_checkpoint.workspace.tree_names import tree_in
 
@@ -151,7 +151,7 @@ class SessionForker:
         agent, parts = self.copy_parts()
         origin, files = session.workspace, None
         if origin is not None and self.tree is not None:
-            place = _as_path(path) or private_place() / _fork_directory_name(origin)
+            place = _as_path(path) or private_forks_dir() / _fork_directory_name(origin)
             files = origin.fork(place, self.tree, driver)
         try:
             branch = open_branch(

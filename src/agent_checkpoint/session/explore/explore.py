@@ -34,9 +34,8 @@ from agent_checkpoint.session.explore.worker import Job, run_in_worker
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
-from agent_checkpoint.workspace.fork.drivers import Fork as Places
-from agent_checkpoint.workspace.fork.drivers import end_fork, this_process
-from agent_checkpoint.workspace.fork.isolated import Stage
+from agent_checkpoint.workspace.fork.drivers import ForkPaths, end_fork, this_process
+from agent_checkpoint.workspace.fork.isolated import IsolatedForks
 
 _POLL_SECONDS = 0.5
 _LONGEST_KEY = 900
@@ -237,8 +236,8 @@ class _WorkerTrials:
         self._strategy = strategy
         self._timeout = timeout
         self._owner = this_process()
-        self._stage: Stage | None = None
-        self._places: dict[str, Places] = {}
+        self._stage: IsolatedForks | None = None
+        self._places: dict[str, ForkPaths] = {}
         url = forking.session.manager.store.backend.url
         if url is None:
             raise InvalidInputError(
@@ -251,7 +250,7 @@ class _WorkerTrials:
         workspace, tree = self._forking.session.workspace, self._forking.tree
         if workspace is not None and tree is not None:
             with suppress(WorkspaceError):  # then each gets its files from the store
-                self._stage = Stage(workspace, tree)
+                self._stage = IsolatedForks(workspace, tree)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -17,7 +17,7 @@ from agent_checkpoint.backends.disk.posix import open_private
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT
 from agent_checkpoint.session.tools.call_arguments import describe_error
-from agent_checkpoint.workspace.fork.isolated import View
+from agent_checkpoint.workspace.fork.isolated import ForkNamespace
 from agent_checkpoint.workspace.fork.namespace_view import end_with
 
 
@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _run(told: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
-    view = None if told["view"] is None else View(told["view"])
+    view = None if told["view"] is None else ForkNamespace(told["view"])
     end_with(told["parent"])
     if told["files"] is not None:
         os.chdir(told["files"])

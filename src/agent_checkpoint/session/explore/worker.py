@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from agent_checkpoint.backends.disk.posix import open_private
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gone
-from agent_checkpoint.workspace.fork.isolated import is_within_reach, private_place
+from agent_checkpoint.workspace.fork.isolated import is_same_machine, private_forks_dir
 from agent_checkpoint.workspace.fork.namespace_view import end_view, own_program
 
 JOB, PAYLOAD, OUTPUT, RESULT = "job", "parcel", "output", "result"
@@ -51,7 +51,7 @@ def run_in_worker(job: Job) -> dict[str, Any]:
     _exit_with(job.owner)
     began = time.monotonic()
     view = job.told["view"]
-    if view is not None and is_within_reach(view):
+    if view is not None and is_same_machine(view):
         found = _run(job, job.told, Path(view["private"]), view["name"])
     else:
         try:
@@ -82,7 +82,7 @@ def _exit_with(owner: dict[str, str]) -> None:
 
 def _run_without_view(job: Job) -> dict[str, Any]:
     """Run a trial that gets its files from the store."""
-    beside = private_place()
+    beside = private_forks_dir()
     places = begin_fork(beside.parent / "forks", beside)
     try:
         told = {**job.told, "view": None}

@@ -44,8 +44,8 @@ from agent_checkpoint.store.ledger.ledger import UNDONE, Effect
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef, ReusedPart
+from agent_checkpoint.workspace.restore.operation import SafetySnapshot
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
-from agent_checkpoint.workspace.restore.recovery import Held
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
@@ -335,7 +335,7 @@ class Rollback:
         if files is not None:
             held = tree_in(self._store, safety)
             if held is not None:
-                files.held = Held(held, safety.id, self._last_regular_tree(safety))
+                files.held = SafetySnapshot(held, safety.id, self._last_regular_tree(safety))
             files.keep_unseen = self._keep_unseen
         elsewhere = {name: part for name, part in targets.items() if isinstance(part, External)}
         for name, part in elsewhere.items():

@@ -89,7 +89,7 @@ def _file_changes(
     if only:
         rows = [row for row in rows if row[0] == only]
     found = []
-    looks = tuple(None if tree is None else file_view.Look(tree) for tree in trees)
+    looks = tuple(None if tree is None else file_view.TreeReader(tree) for tree in trees)
     for place, (path, kind, words, old) in enumerate(rows[:_MOST_FILES]):
         sides, note = None, ""
         if place < _OPEN_FILES and kind != "renamed" and not effort.is_over:
@@ -108,7 +108,7 @@ def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
 
 
 def _compared(
-    looks: Sequence[file_view.Look | None], old: str, new: str, words: str, effort: Effort
+    looks: Sequence[file_view.TreeReader | None], old: str, new: str, words: str, effort: Effort
 ) -> tuple[Sides | None, str]:
     texts: list[list[str]] = []
     notes: list[str] = []
@@ -123,7 +123,7 @@ def _compared(
     return side_by_side(texts[0], texts[1], effort), ""
 
 
-def _lines(look: file_view.Look | None, path: str) -> tuple[list[str], str]:
+def _lines(look: file_view.TreeReader | None, path: str) -> tuple[list[str], str]:
     """Return the lines of a file, or why there are none to be shown."""
     try:
         item: Any = None if look is None else look.find(path)

@@ -27,7 +27,7 @@ from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.fork.namespace_view import VIEW, end_view, is_in_view, view_command
 from agent_checkpoint.workspace.fork.overlay_mount import (
     NAME,
-    Changes,
+    OverlayChanges,
     call,
     changes,
     remove_tree,
@@ -45,7 +45,7 @@ _PROBE_COMMAND = (
     'read line < file && [ "$line" = base ] && echo more >> file && '
     "rm folder/file && rmdir folder && mkdir folder && : > new"
 )
-_PROBE_CHANGES = Changes({b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"})
+_PROBE_CHANGES = OverlayChanges({b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"})
 
 
 class _Tried(NamedTuple):
@@ -80,7 +80,7 @@ def can_view(place: Path) -> bool:
     return _try(place).view
 
 
-class Fork(NamedTuple):
+class ForkPaths(NamedTuple):
     """The places of one fork."""
 
     record: Path
@@ -116,7 +116,7 @@ class Fork(NamedTuple):
         return f"{VIEW}-{self.record.stem}"
 
 
-def begin_fork(records: Path, beside: Path, target: Path | None = None) -> Fork:
+def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkPaths:
     """Write down that this process makes a fork, and make its private directory.
 
     Args:
@@ -132,7 +132,7 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> Fork:
     private = Path(os.path.realpath(beside)) / f"{NAME}-fork-{token}"
     target = target if target is None else Path(os.path.realpath(target))
     made = target is not None and not os.path.lexists(target)
-    fork = Fork(Path(os.path.realpath(records)) / f"{token}.json", private, target, made)
+    fork = ForkPaths(Path(os.path.realpath(records)) / f"{token}.json", private, target, made)
     text = json.dumps(
         {
             "owner": this_process(),
@@ -165,7 +165,7 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> Fork:
     return fork
 
 
-def end_fork(fork: Fork) -> None:
+def end_fork(fork: ForkPaths) -> None:
     """Take a fork away: processes in its views, its mount, private directory, target and record.
 
     A target that was there before, or that holds something, stays.
@@ -288,7 +288,7 @@ def _clean_up(record: Path) -> None:
     try:
         private, target = Path(found["private"]), found["target"]
         made = found["made_target"] is True
-        fork = Fork(record, private, None if target is None else Path(target), made)
+        fork = ForkPaths(record, private, None if target is None else Path(target), made)
         is_ours = private.is_absolute() and private.name == f"{NAME}-fork-{record.stem}"
         is_left = is_ours and is_gone(found["owner"]) and not is_in_view(fork.view_name)
     except (KeyError, TypeError, AttributeError):  # from a later version, or crafted

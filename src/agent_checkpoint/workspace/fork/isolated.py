@@ -1,6 +1,6 @@
 """Forks that one process sees, at the original path, and nobody else. Owns what both sides need.
 
-    the one who explores        Stage: what the forks read through to, and a record for each
+    the one who explores        IsolatedForks: what the forks read through to, and a record for each
     the process of a fork       enter: its view, and a workspace that knows what is in it
 
 The records are of the one who explores: if that is killed, whoever opens a workspace next ends the
@@ -17,16 +17,15 @@ from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.backends.disk.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.fork.drivers import Fork as Places
-from agent_checkpoint.workspace.fork.drivers import begin_fork, can_view, end_fork
-from agent_checkpoint.workspace.fork.lowerdir import layer_of, open_ground
+from agent_checkpoint.workspace.fork.drivers import ForkPaths, begin_fork, can_view, end_fork
+from agent_checkpoint.workspace.fork.lowerdir import open_lowerdir, upper_changes
 from agent_checkpoint.workspace.fork.namespace_view import enter_private_view
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
 
-def private_place() -> Path:
+def private_forks_dir() -> Path:
     """Return the directory for private directories of forks, made if it is missing.
 
     Raises:
@@ -40,7 +39,7 @@ def private_place() -> Path:
     return place
 
 
-class Stage:
+class IsolatedForks:
     """What the forks of one tree share, for as long as they are made and used."""
 
     def __init__(self, origin: Workspace, tree: Tree) -> None:
@@ -50,7 +49,7 @@ class Stage:
             WorkspaceError: there can be no views here, or something cannot be written.
             IntegrityError: a part of the tree is missing or damaged.
         """
-        self._beside = private_place()
+        self._beside = private_forks_dir()
         if not can_view(self._beside):
             raise WorkspaceError("Processes cannot have views of their own here.")
         for own in (getattr(origin.store.backend, "path", None), self._beside):
@@ -59,8 +58,8 @@ class Stage:
                 raise WorkspaceError(f"{own} is within the workspace.")
         self._at = origin.path
         self._records = self._beside.parent / "forks"
-        self._ground = open_ground(origin, tree, self._beside.parent / "bases")
-        self._own: Places | None = None
+        self._ground = open_lowerdir(origin, tree, self._beside.parent / "bases")
+        self._own: ForkPaths | None = None
         try:
             self._own = begin_fork(self._records, self._beside)
             write_index(self._index, self._ground.folder)
@@ -77,7 +76,7 @@ class Stage:
             raise AssertionError("unreachable: it is closed")
         return self._own.private / "index"
 
-    def fork(self) -> tuple[Places, dict[str, Any]]:
+    def fork(self) -> tuple[ForkPaths, dict[str, Any]]:
         """Begin a fork: return its places, and what its process has to be told, as JSON.
 
         Raises:
@@ -104,7 +103,7 @@ class Stage:
             self._ground.release()
 
 
-def is_within_reach(told: dict[str, Any]) -> bool:
+def is_same_machine(told: dict[str, Any]) -> bool:
     """Tell whether this process sees the very directories of a fork: it may be another machine."""
     try:
         return bool([_mark(Path(told[name])) for name in ("lower", "private")] == told["marks"])
@@ -112,7 +111,7 @@ def is_within_reach(told: dict[str, Any]) -> bool:
         return False
 
 
-class View:
+class ForkNamespace:
     """A view that this process has entered."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -134,7 +133,7 @@ class View:
         options = {**options, "watch": False, "force": True}
         workspace = Workspace(self._told["at"], store, **options)
         lower = Path(f"/proc/self/fd/{self._lower}")
-        workspace._know(read_index(Path(self._told["index"])), layer_of(self._upper, lower))
+        workspace._know(read_index(Path(self._told["index"])), upper_changes(self._upper, lower))
         return workspace
 
 

@@ -10,20 +10,20 @@ from typing import NamedTuple
 
 from agent_checkpoint.workspace.changes.changed_paths import Touched
 from agent_checkpoint.workspace.changes.overlay_upper import Layer
-from agent_checkpoint.workspace.fork.materialized import Base, open_base
+from agent_checkpoint.workspace.fork.materialized import MaterializedTree, open_materialized
 from agent_checkpoint.workspace.fork.overlay_mount import changes, mounts_below
 from agent_checkpoint.workspace.tree.dir_state import Folder
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
 
-class Ground(NamedTuple):
+class Lowerdir(NamedTuple):
     """A directory that does not change, for as long as it is used."""
 
     lower: Path
     folder: Folder
     """What was seen in it."""
-    base: Base | None
+    base: MaterializedTree | None
     """What has to be released, if it was written out."""
 
     def release(self) -> None:
@@ -32,7 +32,7 @@ class Ground(NamedTuple):
             self.base.release()
 
 
-def open_ground(origin: Workspace, tree: Tree, bases: Path) -> Ground:
+def open_lowerdir(origin: Workspace, tree: Tree, bases: Path) -> Lowerdir:
     """Return what forks of a tree of a workspace can read through to.
 
     Args:
@@ -47,12 +47,12 @@ def open_ground(origin: Workspace, tree: Tree, bases: Path) -> Ground:
     held, known = origin._held, origin._known
     is_live = held is not None and held.id == tree.id and not mounts_below(origin.path)
     if is_live and known is not None and known.stored.id == tree.id:
-        return Ground(origin.path, known, None)
-    base = open_base(bases, tree, lambda path: _look(origin, path))
-    return Ground(base.files, base.folder, base)
+        return Lowerdir(origin.path, known, None)
+    base = open_materialized(bases, tree, lambda path: _look(origin, path))
+    return Lowerdir(base.files, base.folder, base)
 
 
-def layer_of(upper: Path, lower: Path) -> Layer:
+def upper_changes(upper: Path, lower: Path) -> Layer:
     """Return what tells the changes of a fork: the upper directory of a mount over a lower one."""
 
     def read() -> Touched:

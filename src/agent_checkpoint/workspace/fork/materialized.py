@@ -21,7 +21,7 @@ from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.file_ownership import other_writer
 from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.restore.apply import Restore
+from agent_checkpoint.workspace.restore.apply import PlanExecutor
 from agent_checkpoint.workspace.restore.plan import Planner
 from agent_checkpoint.workspace.restore.staging import Journal
 from agent_checkpoint.workspace.safe_open import open_root
@@ -33,7 +33,7 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class Base:
+class MaterializedTree:
     """A tree that is written out, for as long as it is used."""
 
     def __init__(self, place: Path, lock: int, folder: Folder) -> None:
@@ -52,7 +52,7 @@ class Base:
                 os.close(lock)
 
 
-def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
+def open_materialized(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> MaterializedTree:
     """Return the base of a tree, made if there is none.
 
     Args:
@@ -89,13 +89,13 @@ def open_base(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> Base:
             _take(lock, fcntl.LOCK_EX, place)
             folder = read_index(place / "index") or _make(place, tree, look)
             fcntl.flock(lock, fcntl.LOCK_SH)
-        return Base(place, lock, folder)
+        return MaterializedTree(place, lock, folder)
     except BaseException:
         os.close(lock)
         raise
 
 
-def clean_up_bases(bases: Path) -> None:
+def remove_unused_trees(bases: Path) -> None:
     """Remove the bases that no fork uses. Raises OSError."""
     for place in bases.iterdir() if bases.is_dir() else ():
         _check_own(place)
@@ -119,7 +119,7 @@ def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
         remove_tree(old)
     if (place / "files").exists():
         remove_tree(place / "files")
-    write_out(tree, draft)
+    materialize(tree, draft)
     os.rename(draft, place / "files")
     folder = look(place / "files")
     if folder.stored.id != tree.id:
@@ -154,7 +154,7 @@ def _is_in_place(fd: int, path: Path) -> bool:
         return False
 
 
-def write_out(tree: Tree, target: Path) -> None:
+def materialize(tree: Tree, target: Path) -> None:
     """Write a tree to a directory that is made for it.
 
     Raises:
@@ -165,7 +165,7 @@ def write_out(tree: Tree, target: Path) -> None:
     fd = open_root(target)
     try:
         plan = Planner(Side(None, tree.get), tree, exclude=Rules.of(())).plan()
-        work = Restore(fd, plan)
+        work = PlanExecutor(fd, plan)
         work.run(Journal(os.fspath(target), tree.ref, tree.ref, None, (), ""))
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be written ({error.strerror}).") from error

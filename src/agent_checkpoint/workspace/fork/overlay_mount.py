@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.backends.disk.mounts import Mount, mount_table
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
-from agent_checkpoint.workspace.fork.tree_copy import DIRECTORY, Reach
+from agent_checkpoint.workspace.fork.tree_copy import DIRECTORY, DirectoryOpener
 
 NAME = "agent-checkpoint"
 """What the mount table calls our mounts, or how it begins: no other mount is ever taken away."""
@@ -31,7 +31,7 @@ _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Changes(NamedTuple):
+class OverlayChanges(NamedTuple):
     """What an upper directory says, by the path of a directory; b"" is the root."""
 
     names: dict[bytes, set[bytes]]
@@ -136,7 +136,7 @@ def mounts(process: str = "self") -> Iterator[Mount]:
         yield from mount_table(Path(f"/proc/{process}/mountinfo"))
 
 
-def changes(upper: Path, lower: Path | None = None) -> Changes:
+def changes(upper: Path, lower: Path | None = None) -> OverlayChanges:
     """Read what was changed from the upper directory of a mount, mounted or not.
 
     With the lower directory given, the directories that it lacks are among the whole ones too.
@@ -144,7 +144,7 @@ def changes(upper: Path, lower: Path | None = None) -> Changes:
     Raises:
         WorkspaceError: the upper directory cannot be read: only a full scan tells.
     """
-    found = Changes({}, set())
+    found = OverlayChanges({}, set())
     path = b""
     with ExitStack() as opened:
         try:
@@ -179,7 +179,9 @@ def remove_tree(path: Path) -> None:
     os.rmdir(path)
 
 
-def _read_changes(path: bytes, fd: int, below: Reach | None, found: Changes) -> list[bytes]:
+def _read_changes(
+    path: bytes, fd: int, below: DirectoryOpener | None, found: OverlayChanges
+) -> list[bytes]:
     prefix = path + b"/" if path else b""
     if path and (_is_opaque(fd) or _is_new(path, below, found.whole)):
         found.whole.add(path)
@@ -205,7 +207,7 @@ def _is_opaque(fd: int) -> bool:
     return False
 
 
-def _is_new(path: bytes, below: Reach | None, whole: set[bytes]) -> bool:
+def _is_new(path: bytes, below: DirectoryOpener | None, whole: set[bytes]) -> bool:
     if path.rpartition(b"/")[0] in whole:
         return True
     if below is None:
@@ -222,10 +224,10 @@ def _is_new(path: bytes, below: Reach | None, whole: set[bytes]) -> bool:
 
 
 @contextmanager
-def _reach(directory: Path) -> Iterator[Reach]:
+def _reach(directory: Path) -> Iterator[DirectoryOpener]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with Reach(fd) as reach:
+        with DirectoryOpener(fd) as reach:
             yield reach
     finally:
         os.close(fd)

@@ -67,7 +67,7 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
             copy = _Copy(source, target_fd, leave_out)
         except OSError as error:
             raise _failure(place, b"", error) from error
-        here, there = (opened.enter_context(Reach(fd)) for fd in (source_fd, target_fd))
+        here, there = (opened.enter_context(DirectoryOpener(fd)) for fd in (source_fd, target_fd))
         return copy.run(here, there)
 
 
@@ -87,7 +87,7 @@ def can_reflink(directory: Path) -> bool:
         return False
 
 
-class Reach:
+class DirectoryOpener:
     """Opens directories below a root by their path, name by name, and never through a link.
 
     The directories on the way stay open, since the next path is mostly near. Those far down do
@@ -101,7 +101,7 @@ class Reach:
         self._fds: list[int] = []
         self._deep = -1
 
-    def __enter__(self) -> Reach:
+    def __enter__(self) -> DirectoryOpener:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -165,7 +165,7 @@ class _Copy:
         self._helper: ThreadPoolExecutor | None = None
         self._helped: list[Future[None]] = []
 
-    def run(self, source: Reach, target: Reach) -> list[bytes]:
+    def run(self, source: DirectoryOpener, target: DirectoryOpener) -> list[bytes]:
         # A directory comes a second time, with its stat, when all below it is there: one that may
         # not be written to must be filled before, and while it is at hand that takes no search.
         waiting: list[tuple[bytes, os.stat_result | None]] = [(b"", None)]

@@ -12,10 +12,19 @@ from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.fork.drivers import Fork as Places
-from agent_checkpoint.workspace.fork.drivers import begin_fork, best_driver, clean_up, end_fork
-from agent_checkpoint.workspace.fork.lowerdir import layer_of, open_ground
-from agent_checkpoint.workspace.fork.materialized import Base, clean_up_bases, write_out
+from agent_checkpoint.workspace.fork.drivers import (
+    ForkPaths,
+    begin_fork,
+    best_driver,
+    clean_up,
+    end_fork,
+)
+from agent_checkpoint.workspace.fork.lowerdir import open_lowerdir, upper_changes
+from agent_checkpoint.workspace.fork.materialized import (
+    MaterializedTree,
+    materialize,
+    remove_unused_trees,
+)
 from agent_checkpoint.workspace.fork.overlay_mount import mount_overlay, remove_tree
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
 from agent_checkpoint.workspace.restore.staging import STAGING
@@ -36,8 +45,8 @@ class Fork(Workspace):
         *,
         driver: str,
         tree: Tree,
-        places: Places | None = None,
-        base: Base | None = None,
+        places: ForkPaths | None = None,
+        base: MaterializedTree | None = None,
     ) -> None:
         """Open a fork that was made; `Workspace.fork` makes one."""
         super().__init__(path, store, **options)
@@ -130,7 +139,7 @@ def clean_up_all() -> None:
     home = data_home()
     clean_up(home / "forks")
     with suppress(OSError):
-        clean_up_bases(home / "bases")
+        remove_unused_trees(home / "bases")
 
 
 class _Making:
@@ -152,7 +161,7 @@ class _Making:
         return self._copy(driver)
 
     def _overlay(self) -> Fork:
-        ground = open_ground(self._origin, self._tree, self._home / "bases")
+        ground = open_lowerdir(self._origin, self._tree, self._home / "bases")
         try:
             places = begin_fork(self._home / "forks", self._target.parent, self._target)
         except BaseException:
@@ -162,7 +171,7 @@ class _Making:
         try:
             mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
             fork = self._open("overlay", places=places, base=ground.base)
-            fork._know(ground.folder, layer_of(places.upper, lower))
+            fork._know(ground.folder, upper_changes(places.upper, lower))
         except BaseException:
             end_fork(places)
             ground.release()
@@ -176,7 +185,7 @@ class _Making:
             if is_present:
                 copy_tree(self._origin.path, places.files, leave_out=self._leaves_out)
             else:
-                write_out(self._tree, places.files)
+                materialize(self._tree, places.files)
             os.rename(places.files, self._target)  # it is there as a whole, or not at all
         except OSError as error:
             raise WorkspaceError(f"{self._target} cannot be made ({error.strerror}).") from error

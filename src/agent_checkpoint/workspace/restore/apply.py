@@ -16,13 +16,13 @@ from contextlib import contextmanager, suppress
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.case_insensitive import ignores_case, refuse_collisions
-from agent_checkpoint.workspace.restore.entry_swap import Exchanging, Known, check
+from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersions, check
 from agent_checkpoint.workspace.restore.plan import Plan, Step, is_git_index
 from agent_checkpoint.workspace.restore.staging import (
     FEW,
     Journal,
     Staging,
-    slot_of,
+    slot_name,
     sync_file_system,
 )
 from agent_checkpoint.workspace.safe_open import Changing, directory_below, opened_file
@@ -33,7 +33,7 @@ _LONG_AGO = 1  # 0 would mean to git that there is no index
 CHANGED = "it changed while the restore was under way"
 
 
-class Restore:
+class PlanExecutor:
     """One restore, from staging to the last rename."""
 
     def __init__(self, root: int, plan: Plan, *, is_begun: bool = False) -> None:
@@ -53,7 +53,7 @@ class Restore:
         """What turned out to be no longer what the safety checkpoint holds."""
         self.touched: dict[bytes, set[bytes]] = {}
         """The names that were made, changed or removed, by directory."""
-        self.entries = Exchanging(root)
+        self.entries = EntrySwap(root)
         """Puts files in place; knows what was kept of others."""
         self._modes: dict[bytes, int] = {}
         """Directories that have got another mode for a while, or are to get one at last."""
@@ -94,7 +94,8 @@ class Restore:
             self._set_modes()
             self._sync()
             known = {
-                slot_of(step.path): Known(step.path, step.before, step.after) for step in steps
+                slot_name(step.path): StoredVersions(step.path, step.before, step.after)
+                for step in steps
             }
             self.entries.rescue(staging.files, known)
         except BaseException:
@@ -187,12 +188,12 @@ class Restore:
             self._modes[step.path] = after.mode
         else:
             if after.type == LINK:
-                os.symlink(after.target, slot_of(step.path), dir_fd=staging.files)
+                os.symlink(after.target, slot_name(step.path), dir_fd=staging.files)
             elif is_git_index(step.path):
                 # Git trusts what it noted of files that are older than its index. This one is as
                 # old as can be: it looks at every file once more.
                 times = (_LONG_AGO, _LONG_AGO)
-                os.utime(slot_of(step.path), times, dir_fd=staging.files, follow_symlinks=False)
+                os.utime(slot_name(step.path), times, dir_fd=staging.files, follow_symlinks=False)
             if step.before is None or step.removes_folder:
                 self.entries.add(step, fd, staging)
             else:

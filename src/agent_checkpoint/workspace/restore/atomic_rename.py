@@ -40,7 +40,7 @@ class Entry(NamedTuple):
         os.unlink(self.name, dir_fd=self.fd)
 
 
-class NoExchange(OSError):
+class ExchangeUnsupported(OSError):
     """Entries cannot be exchanged here."""
 
 
@@ -48,7 +48,7 @@ def exchange(one: Entry, other: Entry) -> None:
     """Exchange two entries in one step, whatever they are.
 
     Raises:
-        NoExchange: the kernel or the file system cannot; nothing was changed.
+        ExchangeUnsupported: the kernel or the file system cannot; nothing was changed.
         OSError: one is not there, or it is not allowed.
     """
     try:
@@ -56,7 +56,7 @@ def exchange(one: Entry, other: Entry) -> None:
     except OSError as error:
         if error.errno not in _MISSING:
             raise
-        raise NoExchange(error.errno, error.strerror) from error
+        raise ExchangeUnsupported(error.errno, error.strerror) from error
 
 
 def put(source: Entry, target: Entry) -> None:

@@ -19,9 +19,15 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from agent_checkpoint.workspace.restore.atomic_rename import Entry, NoExchange, exchange, put, take
+from agent_checkpoint.workspace.restore.atomic_rename import (
+    Entry,
+    ExchangeUnsupported,
+    exchange,
+    put,
+    take,
+)
 from agent_checkpoint.workspace.restore.plan import Step
-from agent_checkpoint.workspace.restore.staging import TAKEN, Staging, copied_to, slot_of
+from agent_checkpoint.workspace.restore.staging import TAKEN, Staging, partial_name, slot_name
 from agent_checkpoint.workspace.safe_open import (
     Changing,
     directory_below,
@@ -47,7 +53,7 @@ _ONE_WRITER, _ALL_WRITERS = 0.05, 1.0
 """How long to wait, in seconds, for those who have a file open, and in a whole restore."""
 
 
-class Known(NamedTuple):
+class StoredVersions(NamedTuple):
     """What may be in staging for a path, and may be dropped: both are in the store."""
 
     path: bytes
@@ -55,7 +61,7 @@ class Known(NamedTuple):
     after: Item | None
 
 
-class _Look(NamedTuple):
+class _CheckedEntry(NamedTuple):
     """An entry that was found to be what the safety checkpoint holds."""
 
     stat: os.stat_result
@@ -63,7 +69,7 @@ class _Look(NamedTuple):
     """Whether its stamp told that; else its content did, and will have to."""
 
 
-class Exchanging:
+class EntrySwap:
     """Changes the entries of one workspace, and tells what became of those of others."""
 
     def __init__(self, root: int) -> None:
@@ -112,7 +118,7 @@ class Exchanging:
         try:
             look = check(step, fd)
             try:
-                slot = _taken(Entry(slot_of(step.path), staging.files))
+                slot = _taken(Entry(slot_name(step.path), staging.files))
                 take(place, slot)
             except OSError as error:
                 if error.errno != errno.EXDEV:
@@ -128,7 +134,7 @@ class Exchanging:
 
     def _across(self, step: Step, fd: int, staging: Staging, act: Callable[[Entry], None]) -> None:
         """Do it with what is staged; where another file system is mounted, with a copy of it."""
-        slot = Entry(slot_of(step.path), staging.files)
+        slot = Entry(slot_name(step.path), staging.files)
         try:
             act(slot)
         except OSError as error:
@@ -142,14 +148,14 @@ class Exchanging:
                 self._clear_aside(step.path, Entry(staging.aside, fd), held)
                 raise
 
-    def _replace(self, step: Step, fd: int, slot: Entry, look: _Look) -> None:
+    def _replace(self, step: Step, fd: int, slot: Entry, look: _CheckedEntry) -> None:
         place = _place(step, fd)
         try:
             exchange(slot, place)
         except FileNotFoundError:
             put(slot, place)
             return
-        except NoExchange:
+        except ExchangeUnsupported:
             self._replace_in_two(step, fd, slot, look)
             return
         if not self._is_held(step, slot, look):
@@ -157,7 +163,7 @@ class Exchanging:
             raise Changing
         slot.unlink()
 
-    def _replace_in_two(self, step: Step, fd: int, slot: Entry, look: _Look) -> None:
+    def _replace_in_two(self, step: Step, fd: int, slot: Entry, look: _CheckedEntry) -> None:
         """Take the old away, then put the new there: for a moment there is nothing."""
         place, old = _place(step, fd), _taken(slot)
         with suppress(FileNotFoundError):
@@ -178,7 +184,7 @@ class Exchanging:
 
     # -- what came out ---------------------------------------------------------------------------
 
-    def _is_held(self, step: Step, slot: Entry, look: _Look) -> bool:
+    def _is_held(self, step: Step, slot: Entry, look: _CheckedEntry) -> bool:
         """Tell whether what came out of its place is what was found to be held there."""
         was_open = self._wait_for_writers(step.path, slot)
         # A write may set the time long before it changes the content: then only that tells.
@@ -250,7 +256,7 @@ class Exchanging:
 
     # -- what was left ---------------------------------------------------------------------------
 
-    def rescue(self, files: int, known: Mapping[bytes, Known]) -> None:
+    def rescue(self, files: int, known: Mapping[bytes, StoredVersions]) -> None:
         """Empty a staging directory: drop what is in the store, put back or keep all else.
 
         Args:
@@ -274,7 +280,7 @@ class Exchanging:
             else:
                 self._give_back_below(found.path, slot)
 
-    def rescue_aside(self, aside: bytes, known: Mapping[bytes, Known]) -> None:
+    def rescue_aside(self, aside: bytes, known: Mapping[bytes, StoredVersions]) -> None:
         """Do the same in directories on which another file system is mounted.
 
         Args:
@@ -290,7 +296,7 @@ class Exchanging:
         for directory, held in items.items():
             gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
             with gone, directory_below(self._root, directory) as fd:
-                copied = Entry(copied_to(aside), fd)
+                copied = Entry(partial_name(aside), fd)
                 with suppress(FileNotFoundError):
                     copied.stat()  # on a read-only disk nothing is removed, not even nothing
                     copied.unlink()
@@ -312,7 +318,7 @@ class Exchanging:
             self._keep(path, slot, self._root)
 
 
-def check(step: Step, fd: int) -> _Look:
+def check(step: Step, fd: int) -> _CheckedEntry:
     """See to it that an entry is still what the safety checkpoint holds.
 
     Raises:
@@ -329,7 +335,7 @@ def check(step: Step, fd: int) -> _Look:
             raise Changing
     elif not is_told and not is_item(before, place):
         raise Changing
-    return _Look(found, is_told)
+    return _CheckedEntry(found, is_told)
 
 
 def is_item(item: Item | None, place: Entry) -> bool:

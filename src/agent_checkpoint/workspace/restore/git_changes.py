@@ -11,7 +11,7 @@ from agent_checkpoint.workspace.tree.tree_format import FILE, Get, Item
 _LONGEST, _LONGEST_PACKED = 4096, 1 << 20
 
 
-class GitWords:
+class GitChanges:
     """Gathers sentences about the changes of one plan."""
 
     def __init__(self, before: Side, after: Side) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.restore.git_changes import GitWords
+from agent_checkpoint.workspace.restore.git_changes import GitChanges
 from agent_checkpoint.workspace.restore.staging import STAGING
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences, is_same
 from agent_checkpoint.workspace.tree.dir_state import (
@@ -105,7 +105,7 @@ class Plan:
     leave: dict[str, str] = field(default_factory=dict)
     """What is left alone though the tree has it otherwise, and why."""
     unseen: list[str] = field(default_factory=list)
-    """What is overwritten or deleted and no ordinary checkpoint holds, only the safety one."""
+    """What is overwritten or deleted and no regular checkpoint holds, only the safety one."""
     kept: dict[str, str] = field(default_factory=dict)
     """Where a version is kept that was written during the restore, beside a later one."""
     open: list[str] = field(default_factory=list)
@@ -196,8 +196,8 @@ class Planner:
         now: Side,
         tree: Tree,
         *,
-        evidence: Side | None = None,
-        seen: Tree | None = None,
+        safety: Side | None = None,
+        last_regular: Tree | None = None,
         keep_unseen: bool = False,
         paths: Iterable[bytes] | None = None,
         exclude: Rules,
@@ -207,8 +207,8 @@ class Planner:
         Args:
             now: the workspace as it was just seen.
             tree: what it is to become.
-            evidence: what the safety checkpoint holds, if that is not `now`.
-            seen: the tree of the last ordinary checkpoint, if there is one.
+            safety: the tree of the safety checkpoint, if that is not `now`.
+            last_regular: the tree of the last regular checkpoint, if there is one.
             keep_unseen: leave alone what that one does not hold.
             paths: what to restore; everything if None.
             exclude: what not to restore.
@@ -222,8 +222,8 @@ class Planner:
         self._keep_unseen = keep_unseen
         self._notes = {os.fsencode(note.path): note for note in tree.notes}
         self._rules = _RulesOf(tree)
-        self._unseen = _changed(seen, now)
-        self._strange = None if evidence is None else _strange(evidence, now, tree)
+        self._unseen = _changed(last_regular, now)
+        self._strange = None if safety is None else _strange(safety, now, tree)
 
     def plan(self) -> Plan:
         """Return the plan.
@@ -236,7 +236,7 @@ class Planner:
         left = plan.left
         holding: set[bytes] = set()
         then = Side(self._tree.root.ref, self._tree.get)
-        git = GitWords(self._now, then)
+        git = GitChanges(self._now, then)
         for change in differences(self._now, then, self._wants):
             if self._is_on_the_way(change):
                 continue
@@ -373,7 +373,7 @@ def _step(change: Change) -> Step:
 
 
 def _changed(seen: Tree | None, now: Side) -> set[bytes]:
-    """Return the paths of what the last ordinary checkpoint does not hold as it is now."""
+    """Return the paths of what the last regular checkpoint does not hold as it is now."""
     if seen is None:
         return set()
     changes = differences(Side(seen.root.ref, seen.get), now)

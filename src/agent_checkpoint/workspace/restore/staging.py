@@ -67,6 +67,11 @@ class Journal(NamedTuple):
     """The last ordinary snapshot, if what that does not hold is to be kept."""
 
     @property
+    def encoded_paths(self) -> tuple[bytes, ...] | None:
+        """The paths to restore, as bytes."""
+        return None if self.paths is None else tuple(map(os.fsencode, self.paths))
+
+    @property
     def said(self) -> bytes:
         """What is sealed: whoever can write a file here, or has it cloned, could name others."""
         return json.dumps(["restore of a workspace", self._asdict()]).encode()
@@ -89,7 +94,7 @@ class Staging:
         self._root = root
         self._count = 0
         self._fd = self.files = -1
-        self.aside = aside_of(journal)
+        self.aside = aside_name(journal)
         """The same as a name in `files`, in a directory that another file system is mounted on."""
         if not is_begun:
             os.mkdir(STAGING, 0o700, dir_fd=root)
@@ -146,7 +151,7 @@ class Staging:
 
     def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
         """Move what is staged into a directory of another file system, aside. Raises OSError."""
-        copied = Entry(copied_to(self.aside), directory)
+        copied = Entry(partial_name(self.aside), directory)
         try:
             if is_link:
                 os.symlink(os.readlink(source, dir_fd=self.files), copied.name, dir_fd=directory)
@@ -181,7 +186,7 @@ class Staging:
         contents = dict(zip(small, get(small)))
         for path, item in batch:
             self._count += 1
-            with self._new(slot_of(path), self.files) as file:
+            with self._new(slot_name(path), self.files) as file:
                 if item.id == item.ref:
                     found = contents[item.ref]
                     if found.kind != BLOB or len(found.payload) != item.size:
@@ -214,7 +219,7 @@ class Staging:
             os.close(file)
 
 
-def slot_of(path: bytes) -> bytes:
+def slot_name(path: bytes) -> bytes:
     """Return the name in staging of what is for a path, or was there.
 
     It follows from the path, so that whoever finds it after a crash can tell what it is.
@@ -222,7 +227,7 @@ def slot_of(path: bytes) -> bytes:
     return hashlib.sha256(path).hexdigest().encode()
 
 
-def aside_of(journal: Journal) -> bytes:
+def aside_name(journal: Journal) -> bytes:
     """Return the name of what is staged where another file system is mounted.
 
     Nobody else has an entry of that name, and whoever finds the journal after a crash knows it.
@@ -231,7 +236,7 @@ def aside_of(journal: Journal) -> bytes:
     return b".agent-checkpoint-" + hashlib.sha256(told).hexdigest().encode()
 
 
-def copied_to(aside: bytes) -> bytes:
+def partial_name(aside: bytes) -> bytes:
     """Return the name of what is being copied there: it is ours, whole or not."""
     return aside + _COPIED
 
@@ -269,7 +274,7 @@ def read_journal(root: int, path: str) -> Journal | None:
         ) from error
 
 
-def set_aside(root: int, path: str) -> str | None:
+def move_staging_aside(root: int, path: str) -> str | None:
     """Make room where there is no journal of this user; return what has to be said of that.
 
     What a restore of this user has left before it touched anything is removed. Everything else is
@@ -431,7 +436,7 @@ def sync_file_system(fd: int) -> None:
 
 
 @contextmanager
-def left_in_staging(root: int) -> Iterator[int | None]:
+def staged_files(root: int) -> Iterator[int | None]:
     """Give the directory in which a restore that began has left files, or None. Raises OSError."""
     try:
         staging = open_directory(STAGING, root)

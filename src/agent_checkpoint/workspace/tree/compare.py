@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.workspace.tree.dir_state import Folder
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, Item, read_directory
-from agent_checkpoint.workspace.tree.tree_limits import Bound
+from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 
 
 class Side(NamedTuple):
@@ -69,7 +69,7 @@ def differences(
         IntegrityError: an object is missing or damaged, or there is no end of entries.
         StorageError: the medium failed.
     """
-    bound = Bound(*((side.place, side.get) for side in (before, after)))
+    bound = TreeSizeLimit(*((side.place, side.get) for side in (before, after)))
     stack = [(b"", before, after)]
     while stack:
         path, old, new = stack.pop()

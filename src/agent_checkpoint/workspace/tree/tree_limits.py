@@ -18,7 +18,7 @@ _ENTRY = 256
 """What an entry counts beside its path."""
 
 
-class _Weight(NamedTuple):
+class _ExpandedSize(NamedTuple):
     entries: int
     paths: int
 
@@ -27,7 +27,7 @@ class _Weight(NamedTuple):
         return self.entries * _ENTRY + self.paths
 
 
-class Bound:
+class TreeSizeLimit:
     """Goes along with a walk over trees, and ends it if they come to more than they may."""
 
     def __init__(self, *trees: tuple[object, Get]) -> None:
@@ -44,13 +44,13 @@ class Bound:
         self._left -= entries * (_ENTRY + path)
         if self._left < 0:
             for name, get in self._trees:
-                if _weigh(name, get).bytes > MOST:
+                if _expanded_size(name, get).bytes > MOST:
                     raise IntegrityError("The tree has more entries than it may have.")
             self._trees = []
 
 
-def _weigh(name: str, get: Get) -> _Weight:
-    known: dict[str, _Weight] = {}
+def _expanded_size(name: str, get: Get) -> _ExpandedSize:
+    known: dict[str, _ExpandedSize] = {}
     waiting: dict[str, list[tuple[int, str]]] = {}
     stack = [name]
     while stack:
@@ -68,7 +68,7 @@ def _weigh(name: str, get: Get) -> _Weight:
     return known[name]
 
 
-def _sum(items: list[tuple[int, str]], known: dict[str, _Weight]) -> _Weight:
+def _sum(items: list[tuple[int, str]], known: dict[str, _ExpandedSize]) -> _ExpandedSize:
     entries, paths = len(items), 0
     for length, ref in items:
         paths += length
@@ -76,4 +76,4 @@ def _sum(items: list[tuple[int, str]], known: dict[str, _Weight]) -> _Weight:
             below = known[ref]
             entries += below.entries
             paths += below.entries * (length + 1) + below.paths
-    return _Weight(entries, paths)
+    return _ExpandedSize(entries, paths)

@@ -16,12 +16,12 @@ from agent_checkpoint.workspace.tree.tree_format import (
     read_chunks,
     read_directory,
 )
-from agent_checkpoint.workspace.tree.tree_limits import Bound
+from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 
 _AT_ONCE = 8
 
 
-class Look:
+class TreeReader:
     """Looks for entries of one tree; a directory is read once."""
 
     def __init__(self, tree: Tree) -> None:
@@ -54,8 +54,8 @@ class Look:
 
 
 def find(tree: Tree, path: str) -> Item | None:
-    """Return the entry at a path; None for the root. Raises as `Look.find` does."""
-    return Look(tree).find(path)
+    """Return the entry at a path; None for the root. Raises as `TreeReader.find` does."""
+    return TreeReader(tree).find(path)
 
 
 def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:
@@ -70,7 +70,7 @@ def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:
         yield path, top
         return
     ref = tree.root.ref if top is None else top.ref
-    bound = Bound((ref, tree.get))
+    bound = TreeSizeLimit((ref, tree.get))
     stack = [(f"{path}/" if path else "", iter(_below(ref, tree, bound, 0)))]
     while stack:
         above, items = stack[-1]
@@ -100,7 +100,7 @@ def pieces(tree: Tree, item: Item) -> Iterator[bytes]:
             yield found.payload
 
 
-def _below(ref: str, tree: Tree, bound: Bound, length: int) -> list[Item]:
+def _below(ref: str, tree: Tree, bound: TreeSizeLimit, length: int) -> list[Item]:
     items = read_directory(ref, tree.get)
     bound.count(length, len(items))
     return items

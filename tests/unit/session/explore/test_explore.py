@@ -236,7 +236,7 @@ def test_no_result_is_fine(session):
 def test_each_sees_its_files_at_the_original_path(session, processes, place):
     outcome = explore(session, strategies.tell_place, [{}] * 4, executor=processes)
     assert [trial.error for trial in outcome] == [None] * 4
-    can_view = isolated.can_view(isolated.private_place())
+    can_view = isolated.can_view(isolated.private_forks_dir())
     assert {trial.metrics["same_path"] for trial in outcome} == {float(can_view)}
     assert {trial.metrics["files"] for trial in outcome} == {3.0}
     assert sorted(files_of(place)) == ["run.sh", "src/app.py"]
@@ -282,7 +282,7 @@ def test_one_that_hangs_is_killed_with_what_it_started(session, processes):
 
 
 def test_what_a_trial_leaves_running_ends_with_it(session, processes):
-    if not isolated.can_view(isolated.private_place()):
+    if not isolated.can_view(isolated.private_forks_dir()):
         pytest.skip("processes that leave their group are only found in a view")
     (trial,) = explore(session, strategies.leave, [{"how": "daemon"}], executor=processes)
     assert trial.ok

@@ -410,11 +410,11 @@ def test_nobody_takes_the_fork_away_that_they_are_in(tmp_path):
 import sys
 from pathlib import Path
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.workspace.fork.drivers import Fork, clean_up, end_fork
+from agent_checkpoint.workspace.fork.drivers import ForkPaths, clean_up, end_fork
 record, private = map(Path, sys.argv[1:3])
 print(clean_up(record.parent))
 try:
-    end_fork(Fork(record, private, None, False))
+    end_fork(ForkPaths(record, private, None, False))
 except WorkspaceError as error:
     print(error)
 """

@@ -20,7 +20,7 @@ from agent_checkpoint.workspace.fork.namespace_view import (
     view_command,
 )
 from agent_checkpoint.workspace.fork.overlay_mount import (
-    Changes,
+    OverlayChanges,
     changes,
     mounts,
     mounts_below,
@@ -153,7 +153,7 @@ def test_a_command_sees_its_own_files_at_the_original_path(place):
     assert (place.workspace / "folder/below").read_text() == "base"
     assert not (place.workspace / "new").exists()
     assert (place.upper() / "file").read_text() == "fork\n"
-    assert changes(place.upper(), place.workspace) == Changes(
+    assert changes(place.upper(), place.workspace) == OverlayChanges(
         {b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"}
     )
 

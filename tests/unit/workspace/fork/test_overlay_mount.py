@@ -14,7 +14,7 @@ import pytest
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.fork.overlay_mount import (
     NAME,
-    Changes,
+    OverlayChanges,
     changes,
     is_called,
     is_mounted,
@@ -214,7 +214,7 @@ def test_changes_say_what_to_look_at(layers):
         (layers.lower / path).write_text("base")
     (layers.lower / "to_folder").touch()
     target = layers.mount()
-    assert changes(layers.upper) == Changes({b"": set()}, set())
+    assert changes(layers.upper) == OverlayChanges({b"": set()}, set())
     (target / "kept/a").write_text("fork")
     shutil.rmtree(target / "gone")
     shutil.rmtree(target / "replaced")
@@ -248,10 +248,10 @@ def test_changes_say_what_to_look_at(layers):
         b"new": set(),
     }
     known = {b"replaced", b"replaced/again", b"to_folder", b"kept/moved"}
-    assert changes(layers.upper) == Changes(names, known)
-    assert changes(layers.upper, layers.lower) == Changes(names, known | {b"new"})
+    assert changes(layers.upper) == OverlayChanges(names, known)
+    assert changes(layers.upper, layers.lower) == OverlayChanges(names, known | {b"new"})
     unmount(target)
-    assert changes(layers.upper, layers.lower) == Changes(names, known | {b"new"})
+    assert changes(layers.upper, layers.lower) == OverlayChanges(names, known | {b"new"})
 
 
 def listing(root, below=b""):
@@ -345,7 +345,7 @@ def test_changes_cost_what_was_changed(layers):
         (layers.lower / f"{number % 50}").mkdir(exist_ok=True)
         (layers.lower / f"{number % 50}" / f"{number}").touch()
     (layers.mount() / "7" / "7").write_text("fork")
-    assert changes(layers.upper, layers.lower) == Changes({b"": {b"7"}, b"7": {b"7"}}, set())
+    assert changes(layers.upper, layers.lower) == OverlayChanges({b"": {b"7"}, b"7": {b"7"}}, set())
 
 
 def test_an_upper_directory_that_cannot_be_read_is_told(tmp_path):

@@ -429,7 +429,7 @@ def test_a_reach_keeps_few_directories_open(tmp_path, monkeypatch):
         (tmp_path / path).mkdir(parents=True)
     root = os.open(tmp_path, os.O_RDONLY)
     before = len(os.listdir("/dev/fd"))
-    with tree_copy.Reach(root) as reach:
+    with tree_copy.DirectoryOpener(root) as reach:
         for path in (b"a/b/c/d", b"a/b/c/d", b"a/b/x/y", b"", b"a/b/x", b"q", b"a"):
             seen = os.fstat(reach.open(path))
             assert seen.st_ino == (tmp_path / os.fsdecode(path)).stat().st_ino

@@ -17,7 +17,13 @@ import pytest
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.errors import RestoreIncompleteError
 from agent_checkpoint.workspace.restore import atomic_rename, entry_swap
-from agent_checkpoint.workspace.restore.atomic_rename import Entry, NoExchange, exchange, put, take
+from agent_checkpoint.workspace.restore.atomic_rename import (
+    Entry,
+    ExchangeUnsupported,
+    exchange,
+    put,
+    take,
+)
 from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import IS_ROOT, File, Link, describe, make, without_syncs
@@ -535,7 +541,7 @@ def here(tmp_path: Path) -> Iterator[int]:
 def test_an_exchange(here: int, tmp_path: Path) -> None:
     try:
         exchange(Entry(b"a", here), Entry(b"b", here))
-    except NoExchange:
+    except ExchangeUnsupported:
         pytest.skip("this file system cannot")
     assert (tmp_path / "a").read_text() == "b"
     assert (tmp_path / "b").read_text() == "a"

@@ -20,7 +20,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.workspace.restore import apply as module
 from agent_checkpoint.workspace.restore import atomic_rename
-from agent_checkpoint.workspace.restore.apply import Restore
+from agent_checkpoint.workspace.restore.apply import PlanExecutor
 from agent_checkpoint.workspace.scan import file_reader
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import File, Folder, Link, clear, describe, make
@@ -384,7 +384,7 @@ def test_who_has_no_more_files_to_open_leaves_the_finishing_to_the_next(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(atomic_rename, "_rename", stop)
         ws.restore(tree)
-    with monkeypatch.context() as patch, pytest.raises(WorkspaceError, match="The next who opens"):
+    with monkeypatch.context() as patch, pytest.raises(WorkspaceError, match="again retries it"):
         patch.setattr(file_reader, "read_whole", no_more_files)
         Workspace(ws.path, manager.store)
     with Workspace(ws.path, manager.store) as again:
@@ -407,7 +407,7 @@ def test_the_oldest_safety_checkpoint_is_kept_until_it_is_restored(
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Restore, "_check_room", no_room)
+        patch.setattr(PlanExecutor, "_check_room", no_room)
         with pytest.raises(WorkspaceError):
             ws.restore(str(oldest))
     ws.restore(str(oldest))
