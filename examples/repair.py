@@ -2,8 +2,8 @@
 
     python examples/repair.py
 
-Each patch is tried in a fork of the session, in a process of its own, on files of its own. The
-program that is repaired is written to a temporary directory first.
+Each patch is tried in a fork of the session, in its own process, on its own files. The program to
+repair is written to a temporary directory first.
 """
 
 import re
@@ -51,7 +51,7 @@ class TestMerge(unittest.TestCase):
         self.assertEqual(merge([(5, 6), (1, 2)]), [(1, 2), (5, 6)])
 """
 
-# What a model would propose: edits of the program, by name.
+# Edits of the program, by name. A real agent would ask a model for them.
 SORT = ("in intervals:", "in sorted(intervals):")
 TOUCH = ("start < merged", "start <= merged")
 LONGER = ("[0], end)", "[0], max(end, merged[-1][1]))")
@@ -64,7 +64,7 @@ PATCHES = {
 
 
 class Mechanic(Checkpointable):
-    """The agent. Here it only takes notes; a real one would ask a model for the patches."""
+    """The agent. It only takes notes here."""
 
     def __init__(self):
         self.notes = []
@@ -79,26 +79,26 @@ def edit(path, old, new):
     Path(path).write_text(text.replace(old, new))
 
 
-def run_tests(place):
-    """Run the tests of a project, and count how they end."""
-    # -B: else the caches of Python would be part of what is adopted.
+def run_tests(directory):
+    """Run the tests of a project, and count the results."""
+    # -B: without it, Python's bytecode caches would be adopted with the files.
     command = [sys.executable, "-B", "-m", "unittest", "-v"]
-    done = subprocess.run(command, cwd=place, stderr=subprocess.PIPE, text=True)
-    ends = re.findall(r"\.\.\. (ok|FAIL|ERROR)$", done.stderr, flags=re.M)
-    return {"passed": ends.count("ok"), "failed": len(ends) - ends.count("ok")}
+    done = subprocess.run(command, cwd=directory, stderr=subprocess.PIPE, text=True)
+    results = re.findall(r"\.\.\. (ok|FAIL|ERROR)$", done.stderr, flags=re.M)
+    return {"passed": results.count("ok"), "failed": len(results) - results.count("ok")}
 
 
 def attempt(branch, patch):
-    """Try one patch. `branch` is a fork of the session: whatever this does happens only there."""
-    place = branch.workspace.path
+    """Try one patch in `branch`, a fork of the session. The session does not change."""
+    directory = branch.workspace.path
     for old, new in PATCHES[patch]:
-        edit(str(place / "intervals.py"), old, new)
+        edit(str(directory / "intervals.py"), old, new)
     branch.agent.notes.append(f"tried: {patch}")
-    return run_tests(place)
+    return run_tests(directory)
 
 
 def main():
-    """Explore, adopt the winner, and show that this can be undone."""
+    """Explore, adopt the best patch, undo that and redo it."""
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder, "project")
         project.mkdir()
@@ -107,7 +107,7 @@ def main():
 
         agent, store = Mechanic(), Path(folder, "store")
         with Session("repair", agent=agent, workspace=project, store=store) as session:
-            print("as it was:", run_tests(project))
+            print("before:", run_tests(project))
 
             variants = [{"patch": name} for name in PATCHES]
             with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
@@ -115,15 +115,15 @@ def main():
             print(f"\n{outcome.table()}\n")
             print("after exploring:", run_tests(project))
 
-            winner = outcome.best("passed")
-            print(f"\n{winner.file_diff}")
-            winner.adopt()
+            best = outcome.best("passed")
+            print(f"\n{best.file_diff}")
+            best.adopt()
             print("adopted:", run_tests(project), agent.notes)
 
             session.undo()
             print("undone:", run_tests(project), agent.notes)
             session.undo()
-            print("and back:", run_tests(project), agent.notes)
+            print("redone:", run_tests(project), agent.notes)
 
 
 if __name__ == "__main__":

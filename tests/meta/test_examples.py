@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHOWS = {
     "repair.py": [
-        "as it was: {'passed': 2, 'failed': 3}",
+        "before: {'passed': 2, 'failed': 3}",
         "patch='sort'                 1/1   3       2",
         "patch='does not fit'         0/1",
         "ValueError: 'while intervals:' is not in intervals.py",
@@ -18,7 +18,7 @@ SHOWS = {
         "+    for start, end in sorted(intervals):",
         "adopted: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
         "undone: {'passed': 2, 'failed': 3} []",
-        "and back: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
+        "redone: {'passed': 5, 'failed': 0} ['tried: sort, touch, longer']",
     ]
 }
 
