@@ -168,7 +168,7 @@ def test_a_forged_journal_is_not_obeyed_wherever_its_store_is(tmp_path, monkeypa
             (staging / "journal").write_text(json.dumps({**journal._asdict(), "seal": seal}))
             monkeypatch.chdir(place)
             with Workspace(place, evil.store if where == "given" else None) as ws:
-                assert "not of a restore that you began" in ws.notices[0]
+                assert "not created by a restore of yours" in ws.notices[0]
                 assert ws.recovered is None
         assert not (place / ".git").exists()
 

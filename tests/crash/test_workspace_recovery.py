@@ -349,7 +349,7 @@ def test_a_damaged_journal_is_set_aside_and_told(place, text):
     before = {path: what for path, what in place.seen().items() if not path.startswith(".agent")}
     with open_manager(place.path) as manager, open_workspace(place.path, manager) as ws:
         assert ws.recovered is None
-        assert "its journal is damaged" in ws.notices[0]
+        assert "journal is damaged" in ws.notices[0]
         (aside,) = place.files.glob(".agent-checkpoint-restore.found-*")
         assert (aside / "journal").read_bytes() == text
         shutil.rmtree(aside)

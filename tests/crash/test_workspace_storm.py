@@ -148,8 +148,8 @@ def write(place, number, seed, stop_file):
 
 def be_patient(patch):
     """Wait for whoever has a file open: how long that is on a busy machine is not the question."""
-    patch.setattr(entry_swap, "_ONE_WRITER", 60.0)
-    patch.setattr(entry_swap, "_ALL_WRITERS", 60.0)
+    patch.setattr(entry_swap, "_WRITER_SECONDS", 60.0)
+    patch.setattr(entry_swap, "_ALL_WRITERS_SECONDS", 60.0)
 
 
 def dawdle(patch, seed):

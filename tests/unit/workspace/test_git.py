@@ -163,7 +163,7 @@ def test_a_plan_says_which_branch_moves(ws: Workspace) -> None:
     tree = ws.snapshot()
     commit(ws.path, "file", "two")
     new = git(ws.path, "rev-parse", "HEAD").strip()
-    words = [f"branch main of this repository goes from {new[:12]} to {old[:12]}"]
+    words = [f"branch main of this repository moves from {new[:12]} to {old[:12]}"]
     told = ws.restore(tree, dry_run=True)
     assert told.git == words
     assert f"  git: {words[0]}" in str(told).splitlines()
@@ -177,7 +177,7 @@ def test_a_plan_says_where_a_head_goes(ws: Workspace) -> None:
     git(ws.path, "checkout", "-q", "-b", "topic/new")
     commit(ws.path, "file", "two")
     plan = ws.restore(tree)
-    assert "HEAD of this repository goes from topic/new to main" in plan.git
+    assert "HEAD of this repository moves from topic/new to main" in plan.git
     new = next(words for words in plan.git if words.startswith("branch topic/new of "))
     assert new.endswith(" to nothing")
     assert git(ws.path, "branch", "--format=%(refname:short)") == "main\n"
@@ -190,7 +190,7 @@ def test_a_plan_knows_branches_that_are_packed(ws: Workspace) -> None:
     commit(ws.path, "file", "two")
     new = git(ws.path, "rev-parse", "HEAD").strip()
     told = ws.restore(tree, dry_run=True).git
-    assert told == [f"branch main of this repository goes from {new[:12]} to {old[:12]}"]
+    assert told == [f"branch main of this repository moves from {new[:12]} to {old[:12]}"]
     git(ws.path, "pack-refs", "--all")
     git(ws.path, "branch", "-q", "-D", "side")
     ws.restore(tree)
@@ -212,7 +212,7 @@ def test_a_plan_names_the_repository(ws: Workspace) -> None:
     tree = ws.snapshot()
     commit(ws.path / "vendor" / "nested", "file", "two")
     (words,) = ws.restore(tree, dry_run=True).git
-    assert words.startswith("branch main of vendor/nested goes from ")
+    assert words.startswith("branch main of vendor/nested moves from ")
 
 
 def test_a_plan_says_nothing_of_git_if_nothing_moves(ws: Workspace) -> None:
@@ -250,7 +250,7 @@ def test_objects_of_git_are_never_deleted(ws: Workspace) -> None:
     before = objects_of(ws.path)
     plan = ws.restore(tree)
     assert objects_of(ws.path) >= before
-    assert "objects of git are never deleted" in plan.leave.values()
+    assert "git objects are never deleted" in plan.leave.values()
     assert not any("/objects/" in path for path in plan.delete)
     assert git(ws.path, "cat-file", "-p", f"{lost}:file") == "two"
     assert git(ws.path, "fsck", "--full", "--strict", "--no-dangling") == ""

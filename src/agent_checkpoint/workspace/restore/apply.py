@@ -1,8 +1,8 @@
-"""A plan carried out. Owns the order of steps and the look before each; decides nothing.
+"""Applies a restore plan. Owns the order of steps and the check before each; decides nothing.
 
-Contents are staged before anything is touched. Then what has to go goes, the deepest first, and
-what has to come comes, each file in one rename. Before a step and after it, what was there must be
-what the safety checkpoint holds: if it is not, it is left alone.
+All contents are staged before any file is changed. Then entries are deleted, the deepest first, and
+created, each file by one rename. Before and after each step the old entry is compared with the
+safety checkpoint. If they differ, the entry is left alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_checkpoint.workspace.restore.case_insensitive import ignores_case, re
 from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersions, check
 from agent_checkpoint.workspace.restore.plan import Plan, Step, is_git_index
 from agent_checkpoint.workspace.restore.staging import (
-    FEW,
+    FSYNC_EACH_MAX,
     Journal,
     Staging,
     slot_name,
@@ -29,53 +29,53 @@ from agent_checkpoint.workspace.safe_open import Changing, directory_below, open
 from agent_checkpoint.workspace.tree.dir_state import stamp_of
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE_BITS
 
-_LONG_AGO = 1  # 0 would mean to git that there is no index
-CHANGED = "it changed while the restore was under way"
+_OLDEST_MTIME = 1  # 0 tells git that there is no index
+CHANGED = "it changed during the restore"
 
 
 class PlanExecutor:
-    """One restore, from staging to the last rename."""
+    """Applies one plan, from staging to the last rename."""
 
     def __init__(self, root: int, plan: Plan, *, is_begun: bool = False) -> None:
         """Prepare.
 
         Args:
             root: the directory, open.
-            plan: what is to be done.
-            is_begun: whether another began it, whose journal stays until it is finished.
+            plan: the steps.
+            is_begun: whether the journal is on disk already: crash recovery.
         """
         self._root = root
         self._plan = plan
         self._is_begun = is_begun
         self.failed: dict[str, str] = {}
-        """What could not be done, and why."""
+        """Paths whose step failed, with the reason."""
         self.left: dict[str, str] = {}
-        """What turned out to be no longer what the safety checkpoint holds."""
+        """Paths left alone because they differ from the safety checkpoint, with the reason."""
         self.touched: dict[bytes, set[bytes]] = {}
-        """The names that were made, changed or removed, by directory."""
+        """Names that were created, changed or removed, by directory."""
         self.entries = EntrySwap(root)
-        """Puts files in place; knows what was kept of others."""
+        """Swaps entries; records concurrent versions that were kept."""
         self._modes: dict[bytes, int] = {}
-        """Directories that have got another mode for a while, or are to get one at last."""
+        """Modes that directories get at the end: new ones, or those that were widened to write."""
 
     def run(self, journal: Journal) -> None:
-        """Carry the plan out.
+        """Apply the plan.
 
         Raises:
-            IntegrityError: a content is missing or damaged; nothing was touched.
-            WorkspaceError: two names would be one here; nothing was touched.
-            OSError: it cannot be staged; nothing was touched.
+            IntegrityError: a content is missing or damaged; no file was changed.
+            WorkspaceError: two names collide on this file system; no file was changed.
+            OSError: staging failed; no file was changed.
         """
         steps = self._plan.steps
-        files = [step for step in steps if _brings_content(step) or self._is_shared(step)]
-        self._check_room(files)
+        files = [step for step in steps if _brings_content(step) or self._is_hard_linked(step)]
+        self._check_free_space(files)
         staging = Staging(self._root, journal, is_begun=self._is_begun)
         try:
             if ignores_case(self._root):
                 refuse_collisions(steps)
             staged = self._stage(files, staging)
             if self._is_begun:
-                staging.go_on()
+                staging.resume()
             else:
                 staging.begin(journal)
         except BaseException:
@@ -86,25 +86,25 @@ class PlanExecutor:
             raise
         try:
             for step in reversed(steps):
-                if step.removes_folder or _makes_room(step):
+                if step.removes_folder or _removes_file(step):
                     self._do(step, lambda step, fd: self._remove(step, fd, staging))
             for step in steps:
                 if step.after is not None:
                     self._do(step, lambda step, fd: self._make(step, fd, staging, staged))
             self._set_modes()
             self._sync()
-            known = {
+            stored = {
                 slot_name(step.path): StoredVersions(step.path, step.before, step.after)
                 for step in steps
             }
-            self.entries.rescue(staging.files, known)
+            self.entries.rescue(staging.files, stored)
         except BaseException:
-            staging.close()  # the journal stays: the next who opens the workspace goes on
+            staging.close()  # the journal stays: crash recovery rolls it forward
             raise
         staging.end()
 
     def _stage(self, files: list[Step], staging: Staging) -> set[bytes]:
-        """Write contents beside their places; return the paths. An error names the file.
+        """Write contents to staging; return the paths. Errors name the file.
 
         Raises:
             IntegrityError: one is missing or damaged.
@@ -118,27 +118,27 @@ class PlanExecutor:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, os.fsdecode(step.path)) from error
             except IntegrityError as error:
-                # Contents are read some at a time: it may be that of another one.
+                # Contents are read in batches: the damaged one may be of another file.
                 bad = (item.path for item in files if item.after and item.after.ref in str(error))
                 path = short_repr(os.fsdecode(next(bad, step.path)))
                 raise type(error)(f"{path} cannot be restored. {error}") from error
         return {step.path for step in files}
 
-    def _check_room(self, files: Iterable[Step]) -> None:
-        """See to it that what is to be staged fits on the disk, before a part of it fills it up.
+    def _check_free_space(self, files: Iterable[Step]) -> None:
+        """Refuse to start if the files to stage do not fit on the disk.
 
         Raises:
-            OSError: it does not.
+            OSError: ENOSPC.
         """
-        found = os.fstatvfs(self._root)
+        disk = os.fstatvfs(self._root)
         size = sum(step.after.size for step in files if step.after is not None)
-        if size > found.f_bavail * found.f_frsize > 0:
+        if size > disk.f_bavail * disk.f_frsize > 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     # -- one step --------------------------------------------------------------------------------
 
-    def _is_shared(self, step: Step) -> bool:
-        """Tell whether a new mode would also be that of other names, perhaps outside."""
+    def _is_hard_linked(self, step: Step) -> bool:
+        """Tell whether a mode change would affect other hard links, perhaps outside."""
         if not step.keeps_content or step.after is None or step.after.type != FILE:
             return False
         directory, _, name = step.path.rpartition(b"/")
@@ -152,7 +152,7 @@ class PlanExecutor:
         if shown in self.left or shown in self.failed:
             return
         above = os.fsdecode(directory)
-        if above in self.left:  # something else is there
+        if above in self.left:
             self.left[shown] = self.left[above]
             return
         try:
@@ -162,10 +162,10 @@ class PlanExecutor:
         except Changing:
             self.left[shown] = CHANGED
         except FileExistsError:
-            self.left[shown] = "something has taken its place"
+            self.left[shown] = "another entry was created at its path"
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
-                self.left[shown] = "something has come into it"
+                self.left[shown] = "an entry was created in it"
             else:
                 self.failed[shown] = error.strerror or type(error).__name__
 
@@ -173,7 +173,7 @@ class PlanExecutor:
         if not step.removes_folder:
             self.entries.remove(step, fd, staging)
             return
-        with suppress(FileNotFoundError):  # somebody was faster
+        with suppress(FileNotFoundError):  # removed already
             check(step, fd)
             os.rmdir(_name(step), dir_fd=fd)
 
@@ -190,9 +190,9 @@ class PlanExecutor:
             if after.type == LINK:
                 os.symlink(after.target, slot_name(step.path), dir_fd=staging.files)
             elif is_git_index(step.path):
-                # Git trusts what it noted of files that are older than its index. This one is as
-                # old as can be: it looks at every file once more.
-                times = (_LONG_AGO, _LONG_AGO)
+                # Git trusts its cached stat data of files older than the index. The oldest mtime
+                # makes it compare every file again.
+                times = (_OLDEST_MTIME, _OLDEST_MTIME)
                 os.utime(slot_name(step.path), times, dir_fd=staging.files, follow_symlinks=False)
             if step.before is None or step.removes_folder:
                 self.entries.add(step, fd, staging)
@@ -213,7 +213,7 @@ class PlanExecutor:
 
     @contextmanager
     def _writable(self, path: bytes) -> Iterator[int]:
-        """Give a directory, opened; if it is ours and refuses changes, they are allowed for now."""
+        """Open a directory; if it is ours and read-only, make it writable until `_set_modes`."""
         with directory_below(self._root, path) as fd:
             found = os.fstat(fd)
             if found.st_mode & 0o300 != 0o300 and found.st_uid == os.geteuid():
@@ -222,7 +222,7 @@ class PlanExecutor:
             yield fd
 
     def _set_modes(self) -> None:
-        """Give directories the modes that they are to have, the deepest first."""
+        """Set the final modes of directories, the deepest first."""
         for path in sorted(self._modes, reverse=True):
             try:
                 with directory_below(self._root, path) as fd:
@@ -230,13 +230,13 @@ class PlanExecutor:
                     if mode & MODE_BITS != self._modes[path]:
                         os.fchmod(fd, mode & ~MODE_BITS | self._modes[path])
             except (FileNotFoundError, NotADirectoryError):
-                continue  # it had to be changed to be removed
+                continue  # it was made writable and then removed
             except OSError as error:
                 self.failed[os.fsdecode(path)] = error.strerror or type(error).__name__
 
     def _sync(self) -> None:
-        """Make durable what was renamed and removed."""
-        if len(self.touched) > FEW:
+        """Make renames and removals durable."""
+        if len(self.touched) > FSYNC_EACH_MAX:
             sync_file_system(self._root)
             return
         for path in self.touched:
@@ -253,7 +253,7 @@ def _brings_content(step: Step) -> bool:
     return step.after is not None and step.after.type == FILE and not step.keeps_content
 
 
-def _makes_room(step: Step) -> bool:
-    """Tell whether a file or link goes, for good or for a directory."""
+def _removes_file(step: Step) -> bool:
+    """Tell whether a file or link is removed, also to make room for a directory."""
     was_file = step.before is not None and step.before.type != FOLDER
     return was_file and (step.after is None or step.after.type == FOLDER)

@@ -1,7 +1,7 @@
-"""Renames that overwrite nothing. Owns the system calls, and what is done where they are missing.
+"""Renames that never overwrite. Owns the system calls and the fallbacks where they are missing.
 
-A plain rename drops whatever has come to its target since somebody looked. An exchange drops
-nothing, and a rename to a new name fails if the name is taken.
+A plain rename deletes an entry that was created at the target after the last check. An exchange
+deletes nothing, and a no-replace rename fails if the target exists.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from agent_checkpoint.backends.disk.fork_safety import block_forks
 
 _NOREPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
-_NUMBERS = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
-"""Of the system call, for C libraries that have no function for it."""
-_MISSING = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-"""What kernels and file systems say that do not know the flags."""
-_NO_LINKS = frozenset({*_MISSING, errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES})
+_SYSCALL_NUMBERS = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
+"""Numbers of the system call `renameat2`, for C libraries without a function for it."""
+_UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""Errors of kernels and file systems that do not support the flags."""
+_NO_LINKS = frozenset({*_UNSUPPORTED, errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES})
 
-Call = Callable[[int, bytes, int, bytes, int], int]
+Rename = Callable[[int, bytes, int, bytes, int], int]
 
 
 class Entry(NamedTuple):
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     fd: int
 
     def stat(self) -> os.stat_result:
-        """Look at what is there, and follow no link. Raises OSError."""
+        """Return its stat, without following links. Raises OSError."""
         return os.stat(self.name, dir_fd=self.fd, follow_symlinks=False)
 
     def unlink(self) -> None:
@@ -41,35 +41,35 @@ class Entry(NamedTuple):
 
 
 class ExchangeUnsupported(OSError):
-    """Entries cannot be exchanged here."""
+    """The kernel or the file system cannot exchange entries."""
 
 
 def exchange(one: Entry, other: Entry) -> None:
-    """Exchange two entries in one step, whatever they are.
+    """Exchange two entries of any type atomically.
 
     Raises:
         ExchangeUnsupported: the kernel or the file system cannot; nothing was changed.
-        OSError: one is not there, or it is not allowed.
+        OSError: an entry does not exist, or permission is denied.
     """
     try:
         _rename(one, other, _EXCHANGE)
     except OSError as error:
-        if error.errno not in _MISSING:
+        if error.errno not in _UNSUPPORTED:
             raise
         raise ExchangeUnsupported(error.errno, error.strerror) from error
 
 
 def put(source: Entry, target: Entry) -> None:
-    """Rename an entry of ours to a name that is free, where others may be as well.
+    """Rename an entry of ours to a free name in a directory that others write to.
 
-    Where the file system knows no such rename, the name is linked first, which fails in the same
-    way. Where it has no links either, a look before the rename is all that there is.
+    Without a no-replace rename, the name is hard-linked first, which fails in the same way. Without
+    hard links, a check before the rename has to do.
 
     Raises:
         FileExistsError: the name is taken.
         OSError: it cannot be renamed.
     """
-    if _renamed_to_new(source, target):
+    if _rename_no_replace(source, target):
         return
     try:
         os.link(
@@ -82,34 +82,34 @@ def put(source: Entry, target: Entry) -> None:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        _look_and_rename(source, target)
+        _check_and_rename(source, target)
     else:
-        source.unlink()  # nobody else knows this name
+        source.unlink()  # no other process uses this name
 
 
 def take(source: Entry, target: Entry) -> None:
-    """Rename whatever is at a name to a free one of ours.
+    """Rename the entry at a name to a free name of ours.
 
     Raises:
-        FileExistsError: ours is not free.
+        FileExistsError: our name is taken.
         OSError: it cannot be renamed.
     """
-    if not _renamed_to_new(source, target):
-        _look_and_rename(source, target)
+    if not _rename_no_replace(source, target):
+        _check_and_rename(source, target)
 
 
-def _renamed_to_new(source: Entry, target: Entry) -> bool:
-    """Rename to a free name; False if that is not known here."""
+def _rename_no_replace(source: Entry, target: Entry) -> bool:
+    """Rename to a free name; return False if no-replace renames are unsupported."""
     try:
         _rename(source, target, _NOREPLACE)
     except OSError as error:
-        if error.errno not in _MISSING:
+        if error.errno not in _UNSUPPORTED:
             raise
         return False
     return True
 
 
-def _look_and_rename(source: Entry, target: Entry) -> None:
+def _check_and_rename(source: Entry, target: Entry) -> None:
     try:
         target.stat()
     except FileNotFoundError:
@@ -119,25 +119,30 @@ def _look_and_rename(source: Entry, target: Entry) -> None:
 
 
 def _rename(source: Entry, target: Entry, flags: int) -> None:
-    number = _call()(source.fd, source.name, target.fd, target.name, flags)
+    number = _rename_function()(source.fd, source.name, target.fd, target.name, flags)
     if number != 0:
         raise OSError(number, os.strerror(number))
 
 
 @cache
-def _call() -> Call:
-    """Return what makes the call and gives its error, or 0; without a way to, it says so."""
+def _rename_function() -> Rename:
+    """Return a function that makes the call and returns its errno, or 0; ENOSYS without one."""
     try:
         with block_forks():
             import ctypes  # slow to load, and only restores need it
-    except ImportError:  # a Python that was built without it
+    except ImportError:  # a Python built without it
         return lambda *_: errno.ENOSYS
-    # Without a signature, ctypes passes bytes and small numbers as C does: no types are built.
+    # Without a signature, ctypes passes bytes and small numbers as C does.
     library = ctypes.CDLL(None, use_errno=True)
-    found = getattr(library, "renameat2", None) or getattr(library, "renameatx_np", None)
-    number = _NUMBERS.get(os.uname().machine)
-    if found is None and sys.platform == "linux" and number is not None and sys.maxsize > 1 << 32:
-        found = partial(library.syscall, ctypes.c_long(number))
-    if found is None:
+    function = getattr(library, "renameat2", None) or getattr(library, "renameatx_np", None)
+    number = _SYSCALL_NUMBERS.get(os.uname().machine)
+    if (
+        function is None
+        and sys.platform == "linux"
+        and number is not None
+        and sys.maxsize > 1 << 32
+    ):
+        function = partial(library.syscall, ctypes.c_long(number))
+    if function is None:
         return lambda *_: errno.ENOSYS
-    return lambda *arguments: ctypes.get_errno() if found(*arguments) != 0 else 0
+    return lambda *arguments: ctypes.get_errno() if function(*arguments) != 0 else 0

@@ -1,4 +1,4 @@
-"""File systems on which A and a are one name. Owns telling that, and which names collide there."""
+"""Case-insensitive file systems: detection, and refusal of names that collide there."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agent_checkpoint.workspace.restore.staging import STAGING
 
 
 def ignores_case(root: int) -> bool:
-    """Tell whether names differ by more than case in a directory, by our own one in it.
+    """Tell whether a directory is case-insensitive, by the staging directory in it.
 
     Raises:
-        OSError: it cannot be looked at.
+        OSError: it cannot be read.
     """
     try:
         os.stat(STAGING.upper(), dir_fd=root, follow_symlinks=False)
@@ -26,7 +26,7 @@ def ignores_case(root: int) -> bool:
 
 
 def refuse_collisions(steps: Iterable[Step]) -> None:
-    """See to it that no two things are made of which one would take the other's place.
+    """Refuse to create two entries whose names differ by case only.
 
     Raises:
         WorkspaceError: there are two such names.
@@ -34,14 +34,14 @@ def refuse_collisions(steps: Iterable[Step]) -> None:
     with block_forks():
         import unicodedata
 
-    made: dict[str, bytes] = {}
+    created: dict[str, bytes] = {}
     for step in steps:
         if step.after is not None:
             folded = unicodedata.normalize("NFC", os.fsdecode(step.path).casefold())
-            other = made.setdefault(folded, step.path)
+            other = created.setdefault(folded, step.path)
             if other != step.path:
                 raise WorkspaceError(
                     f"{short_repr(os.fsdecode(other))} and {short_repr(os.fsdecode(step.path))} "
-                    "differ by case only, and are one name on this file system. Nothing was "
-                    "touched: restore one of them, with paths=, or to another place."
+                    "differ by case only, and this file system is case-insensitive. No file was "
+                    "changed. Restore one of them with paths=, or restore to another file system."
                 )

@@ -1,12 +1,13 @@
-"""Entries put in place, replaced and removed. Owns that nothing is dropped but what is held.
+"""Creates, replaces and removes entries without losing concurrent edits.
 
-Between a look and a rename anybody may write a file. So what is in the way is not overwritten: it
-is exchanged with the new file, or moved into staging, and looked at there, where nobody else finds
-it. What the safety checkpoint holds is dropped. All else goes back to its place; if that is taken
-by then, it is kept beside it.
+Owns the rule that an entry is deleted only if the safety checkpoint holds it. Another process may
+write to a file between the check and the rename. So the old entry is not overwritten: it is
+exchanged with the new one, or moved into staging, and checked there, where no other process opens
+it. If the safety checkpoint holds it, it is deleted. Else it is moved back; if its path is taken by
+then, it is kept beside it under another name.
 
-The rest of a race is with those who have the old file open for writing. They are waited for, for a
-moment; whoever has it open for longer is told of.
+A process may still have the old file open for writing. The swap waits for it for a moment, then
+continues and reports the path.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ from agent_checkpoint.workspace.tree.tree_format import (
     Item,
 )
 
-_PIECE = 1 << 20
+_READ_BYTES = 1 << 20
 _UNNAMED = b"unnamed"
-_SLOT = 64
-_MOST_KEPT = 1000
-_LONGEST_STEM = 230
-_ONE_WRITER, _ALL_WRITERS = 0.05, 1.0
-"""How long to wait, in seconds, for those who have a file open, and in a whole restore."""
+_SLOT_LENGTH = 64
+_MAX_KEPT = 1000
+_MAX_STEM_BYTES = 230
+_WRITER_SECONDS, _ALL_WRITERS_SECONDS = 0.05, 1.0
+"""How long to wait for the writers of one file, and of all files of a restore."""
 
 
 class StoredVersions(NamedTuple):
-    """What may be in staging for a path, and may be dropped: both are in the store."""
+    """The old and new versions of a path. Both are in the store: in staging they may be deleted."""
 
     path: bytes
     before: Item | None
@@ -62,61 +63,61 @@ class StoredVersions(NamedTuple):
 
 
 class _CheckedEntry(NamedTuple):
-    """An entry that was found to be what the safety checkpoint holds."""
+    """An entry that matches the safety checkpoint."""
 
     stat: os.stat_result
-    is_told: bool
-    """Whether its stamp told that; else its content did, and will have to."""
+    by_signature: bool
+    """Whether its stat signature matched; else its content was compared, and has to be again."""
 
 
 class EntrySwap:
-    """Changes the entries of one workspace, and tells what became of those of others."""
+    """Swaps entries of one workspace; records concurrent versions that were kept."""
 
     def __init__(self, root: int) -> None:
         """Prepare for a root directory, which is open."""
         self._root = root
-        self._patience = _ALL_WRITERS
+        self._patience = _ALL_WRITERS_SECONDS
         self.kept: dict[str, str] = {}
-        """Where a version is kept that was written meanwhile, by path."""
+        """Versions written during the restore: where each is kept, by path."""
         self.open: list[str] = []
-        """What was dropped while somebody had it open for writing."""
+        """Paths whose old file was deleted while a process had it open for writing."""
 
     # -- one step --------------------------------------------------------------------------------
 
     def add(self, step: Step, fd: int, staging: Staging) -> None:
-        """Put what is staged where nothing is.
+        """Move a staged entry to a path where nothing exists.
 
         Raises:
-            FileExistsError: something has come there.
-            OSError: it cannot be put there.
+            FileExistsError: an entry was created there.
+            OSError: it cannot be moved.
         """
-        self._across(step, fd, staging, lambda slot: put(slot, _place(step, fd)))
+        self._with_slot(step, fd, staging, lambda slot: put(slot, _target(step, fd)))
 
     def replace(self, step: Step, fd: int, staging: Staging) -> None:
-        """Put what is staged in the place of what the safety checkpoint holds.
+        """Replace an entry that the safety checkpoint holds by a staged one.
 
         Raises:
-            Changing: something else is there, and is left alone.
-            FileExistsError: something else came, and is left alone.
-            OSError: it cannot be put there.
+            Changing: the entry has changed, and is left alone.
+            FileExistsError: another entry was created, and is left alone.
+            OSError: it cannot be replaced.
         """
         try:
-            look = check(step, fd)
+            checked = check(step, fd)
         except FileNotFoundError:  # it was removed
             self.add(step, fd, staging)
             return
-        self._across(step, fd, staging, lambda slot: self._replace(step, fd, slot, look))
+        self._with_slot(step, fd, staging, lambda slot: self._replace(step, fd, slot, checked))
 
     def remove(self, step: Step, fd: int, staging: Staging) -> None:
         """Remove a file or link that the safety checkpoint holds, if it is still there.
 
         Raises:
-            Changing: something else is there, and is left alone.
+            Changing: the entry has changed, and is left alone.
             OSError: it cannot be removed.
         """
-        place = _place(step, fd)
+        place = _target(step, fd)
         try:
-            look = check(step, fd)
+            checked = check(step, fd)
             try:
                 slot = _taken(Entry(slot_name(step.path), staging.files))
                 take(place, slot)
@@ -126,14 +127,16 @@ class EntrySwap:
                 slot = Entry(staging.aside, fd)
                 take(place, slot)
         except FileNotFoundError:
-            return  # somebody was faster
-        if not self._is_held(step, slot, look):
-            self._give_back(step.path, slot, fd)
+            return  # removed already
+        if not self._is_protected(step, slot, checked):
+            self._move_back(step.path, slot, fd)
             raise Changing
         slot.unlink()
 
-    def _across(self, step: Step, fd: int, staging: Staging, act: Callable[[Entry], None]) -> None:
-        """Do it with what is staged; where another file system is mounted, with a copy of it."""
+    def _with_slot(
+        self, step: Step, fd: int, staging: Staging, act: Callable[[Entry], None]
+    ) -> None:
+        """Act on a staged entry; on another, mounted file system, on a copy of it there."""
         slot = Entry(slot_name(step.path), staging.files)
         try:
             act(slot)
@@ -143,33 +146,35 @@ class EntrySwap:
             staging.copy(slot.name, fd, is_link=step.after is not None and step.after.type == LINK)
             try:
                 act(Entry(staging.aside, fd))
-            except (Changing, OSError):  # an interrupt leaves it to who recovers the workspace
-                held = step.before, step.after
-                self._clear_aside(step.path, Entry(staging.aside, fd), held)
+            except (Changing, OSError):  # after an interrupt, crash recovery does this
+                stored = step.before, step.after
+                self._clear_aside(step.path, Entry(staging.aside, fd), stored)
                 raise
 
-    def _replace(self, step: Step, fd: int, slot: Entry, look: _CheckedEntry) -> None:
-        place = _place(step, fd)
+    def _replace(self, step: Step, fd: int, slot: Entry, checked: _CheckedEntry) -> None:
+        place = _target(step, fd)
         try:
             exchange(slot, place)
         except FileNotFoundError:
             put(slot, place)
             return
         except ExchangeUnsupported:
-            self._replace_in_two(step, fd, slot, look)
+            self._replace_in_two_steps(step, fd, slot, checked)
             return
-        if not self._is_held(step, slot, look):
-            self._exchange_back(step, fd, slot)
+        if not self._is_protected(step, slot, checked):
+            self._undo_exchange(step, fd, slot)
             raise Changing
         slot.unlink()
 
-    def _replace_in_two(self, step: Step, fd: int, slot: Entry, look: _CheckedEntry) -> None:
-        """Take the old away, then put the new there: for a moment there is nothing."""
-        place, old = _place(step, fd), _taken(slot)
+    def _replace_in_two_steps(
+        self, step: Step, fd: int, slot: Entry, checked: _CheckedEntry
+    ) -> None:
+        """Remove the old entry, then move the new one there: for a moment the path is empty."""
+        place, old = _target(step, fd), _taken(slot)
         with suppress(FileNotFoundError):
             take(place, old)
-            if not self._is_held(step, old, look):
-                self._give_back(step.path, old, fd)
+            if not self._is_protected(step, old, checked):
+                self._move_back(step.path, old, fd)
                 raise Changing
         try:
             put(slot, place)
@@ -178,28 +183,30 @@ class EntrySwap:
             raise
         except OSError:
             with suppress(FileNotFoundError):
-                self._give_back(step.path, old, fd)
+                self._move_back(step.path, old, fd)
             raise
         _drop(old)
 
-    # -- what came out ---------------------------------------------------------------------------
+    # -- the old entry ---------------------------------------------------------------------------
 
-    def _is_held(self, step: Step, slot: Entry, look: _CheckedEntry) -> bool:
-        """Tell whether what came out of its place is what was found to be held there."""
+    def _is_protected(self, step: Step, slot: Entry, checked: _CheckedEntry) -> bool:
+        """Tell whether the entry that was moved out is the one that was checked."""
         was_open = self._wait_for_writers(step.path, slot)
-        # A write may set the time long before it changes the content: then only that tells.
-        is_told = look.is_told and not was_open
-        is_same = is_told and _essence(slot.stat()) == _essence(look.stat)
-        return is_same or is_item(step.before, slot)
+        # A write may set the mtime long before it changes the content: compare the content then.
+        by_signature = checked.by_signature and not was_open
+        is_same = by_signature and _renamed_signature(slot.stat()) == _renamed_signature(
+            checked.stat
+        )
+        return is_same or matches_item(step.before, slot)
 
     def _wait_for_writers(self, path: bytes, slot: Entry) -> bool:
-        """Let those finish who have a file open for writing; tell whether there was anybody.
+        """Wait until no process has a file open for writing; tell whether one had.
 
-        Once it is here, nobody opens it any more.
+        The file has left its path, so no process opens it anew.
         """
         was_open = False
         with suppress(Changing, OSError), opened_file(slot.fd, slot.name) as file:
-            until = time.monotonic() + min(_ONE_WRITER, self._patience)
+            until = time.monotonic() + min(_WRITER_SECONDS, self._patience)
             while is_open_for_writing(file.fd):
                 was_open, began = True, time.monotonic()
                 if began > until:
@@ -209,44 +216,44 @@ class EntrySwap:
                 self._patience -= time.monotonic() - began
         return was_open
 
-    def _exchange_back(self, step: Step, fd: int, slot: Entry) -> None:
-        """Put back what came out of an exchange. Raises OSError."""
+    def _undo_exchange(self, step: Step, fd: int, slot: Entry) -> None:
+        """Undo an exchange. Raises OSError."""
         for _ in range(2):
             try:
-                exchange(slot, _place(step, fd))
-            except FileNotFoundError:  # somebody has removed ours
-                self._give_back(step.path, slot, fd)
+                exchange(slot, _target(step, fd))
+            except FileNotFoundError:  # another process has removed the new entry
+                self._move_back(step.path, slot, fd)
                 return
             self._wait_for_writers(step.path, slot)
-            if is_item(step.after, slot):
+            if matches_item(step.after, slot):
                 slot.unlink()
                 return
-            # Somebody has written where ours was for a moment: that is the later version.
+            # Another process wrote to the new entry meanwhile: that is the later version.
         self._keep(step.path, slot, fd)
 
-    def _give_back(self, path: bytes, slot: Entry, fd: int) -> None:
-        """Put back what was taken away, unless its place is taken. Raises OSError."""
+    def _move_back(self, path: bytes, slot: Entry, fd: int) -> None:
+        """Move an entry back to its path, or keep it beside it if that is taken. Raises OSError."""
         try:
             put(slot, Entry(path.rpartition(b"/")[2], fd))
         except FileExistsError:
             self._keep(path, slot, fd)
 
     def _keep(self, path: bytes, slot: Entry, fd: int) -> None:
-        """Keep a version beside its place, or in the root if the directory is gone.
+        """Keep a version beside its path, or in the root if the directory is gone.
 
         Raises:
-            OSError: it stays in staging, and so does the journal.
+            OSError: the version and the journal stay in staging.
         """
         directory, _, name = path.rpartition(b"/")
         if fd == self._root:
             directory = b""
-        for number in range(1, _MOST_KEPT):
-            kept = name[:_LONGEST_STEM] + b".kept-%d" % number
+        for number in range(1, _MAX_KEPT):
+            kept = name[:_MAX_STEM_BYTES] + b".kept-%d" % number
             with suppress(FileExistsError):
                 try:
                     put(slot, Entry(kept, fd))
                 except (FileNotFoundError, PermissionError):
-                    slot.stat()  # it is the directory that is not there
+                    slot.stat()  # raises unless it is the directory that is missing
                     directory = b""
                     put(slot, Entry(kept, self._root))
                 where = directory + b"/" + kept if directory else kept
@@ -254,92 +261,92 @@ class EntrySwap:
                 return
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(path))
 
-    # -- what was left ---------------------------------------------------------------------------
+    # -- leftovers in staging --------------------------------------------------------------------
 
-    def rescue(self, files: int, known: Mapping[bytes, StoredVersions]) -> None:
-        """Empty a staging directory: drop what is in the store, put back or keep all else.
+    def rescue(self, files: int, stored: Mapping[bytes, StoredVersions]) -> None:
+        """Empty a staging directory: delete versions that are in the store, move back all others.
 
         Args:
             files: the directory, open.
-            known: what may be dropped, by its name there.
+            stored: the versions in the store, by slot name.
 
         Raises:
-            OSError: something can neither be dropped nor kept.
+            OSError: an entry can neither be deleted nor kept.
         """
         for name in map(os.fsencode, os.listdir(files)):
             slot = Entry(name, files)
-            if len(name) < _SLOT:  # an earlier version never had anything else there
+            if len(name) < _SLOT_LENGTH:  # of an earlier release: always a disposable file
                 slot.unlink()
                 continue
-            found = known.get(name[:_SLOT])
-            self._wait_for_writers(found.path if found else _UNNAMED, slot)
-            if found is None:
+            versions = stored.get(name[:_SLOT_LENGTH])
+            self._wait_for_writers(versions.path if versions else _UNNAMED, slot)
+            if versions is None:
                 self._keep(_UNNAMED, slot, self._root)
-            elif any(is_item(item, slot) for item in (found.before, found.after)):
+            elif any(matches_item(item, slot) for item in (versions.before, versions.after)):
                 slot.unlink()
             else:
-                self._give_back_below(found.path, slot)
+                self._move_back_to(versions.path, slot)
 
-    def rescue_aside(self, aside: bytes, known: Mapping[bytes, StoredVersions]) -> None:
-        """Do the same in directories on which another file system is mounted.
+    def rescue_aside(self, aside: bytes, stored: Mapping[bytes, StoredVersions]) -> None:
+        """Do the same in directories on other, mounted file systems.
 
         Args:
-            aside: the name of what is staged there.
-            known: what may be dropped.
+            aside: the name of staged entries there.
+            stored: the versions in the store.
 
         Raises:
-            OSError: something can neither be dropped nor kept.
+            OSError: an entry can neither be deleted nor kept.
         """
         items: dict[bytes, list[Item | None]] = {}
-        for path, before, after in known.values():
+        for path, before, after in stored.values():
             items.setdefault(path.rpartition(b"/")[0], []).extend((before, after))
-        for directory, held in items.items():
+        for directory, versions in items.items():
             gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
             with gone, directory_below(self._root, directory) as fd:
                 copied = Entry(partial_name(aside), fd)
                 with suppress(FileNotFoundError):
-                    copied.stat()  # on a read-only disk nothing is removed, not even nothing
+                    copied.stat()  # a read-only disk refuses unlink even if the entry is missing
                     copied.unlink()
-                self._clear_aside(directory + b"/" + _UNNAMED, Entry(aside, fd), held)
+                self._clear_aside(directory + b"/" + _UNNAMED, Entry(aside, fd), versions)
 
-    def _clear_aside(self, path: bytes, aside: Entry, held: Iterable[Item | None]) -> None:
+    def _clear_aside(self, path: bytes, aside: Entry, stored: Iterable[Item | None]) -> None:
         for slot in (aside, _taken(aside)):
             with suppress(FileNotFoundError):
-                if any(is_item(item, slot) for item in held):
+                if any(matches_item(item, slot) for item in stored):
                     slot.unlink()
                 else:
                     self._keep(path, slot, slot.fd)
 
-    def _give_back_below(self, path: bytes, slot: Entry) -> None:
+    def _move_back_to(self, path: bytes, slot: Entry) -> None:
         try:
             with directory_below(self._root, path.rpartition(b"/")[0]) as fd:
-                self._give_back(path, slot, fd)
-        except OSError:  # there is no such directory any more
+                self._move_back(path, slot, fd)
+        except OSError:  # the directory is gone
             self._keep(path, slot, self._root)
 
 
 def check(step: Step, fd: int) -> _CheckedEntry:
-    """See to it that an entry is still what the safety checkpoint holds.
+    """Check that an entry is still what the safety checkpoint holds.
 
     Raises:
         Changing: it is not.
-        OSError: it cannot be looked at.
+        OSError: it cannot be read.
     """
-    before, place = step.before, _place(step, fd)
+    before, place = step.before, _target(step, fd)
     found = place.stat()
-    is_told = stamp_of(found) == step.stamp
+    by_signature = stamp_of(found) == step.stamp
     if before is None:
         raise Changing
     if before.type == FOLDER:
         if not stat.S_ISDIR(found.st_mode):
             raise Changing
-    elif not is_told and not is_item(before, place):
+    elif not by_signature and not matches_item(before, place):
         raise Changing
-    return _CheckedEntry(found, is_told)
+    return _CheckedEntry(found, by_signature)
 
 
-def is_item(item: Item | None, place: Entry) -> bool:
-    """Tell whether an entry is just a file or link of a tree, by its content. Raises OSError."""
+def matches_item(item: Item | None, place: Entry) -> bool:
+    """Tell whether an entry has the type, mode and content of a file or link. Raises OSError."""
     found = place.stat()
     if item is None or item.type == FOLDER:
         return False
@@ -352,14 +359,14 @@ def is_item(item: Item | None, place: Entry) -> bool:
     whole = ContentHash()
     try:
         with opened_file(place.fd, place.name) as file:
-            while data := os.read(file.fd, _PIECE):
+            while data := os.read(file.fd, _READ_BYTES):
                 whole.add(data)
-    except (Changing, PermissionError):  # what nobody may read is somebody else's
+    except (Changing, PermissionError):  # an unreadable file is not one of ours
         return False
     return whole.id() == item.id
 
 
-def _place(step: Step, fd: int) -> Entry:
+def _target(step: Step, fd: int) -> Entry:
     return Entry(step.path.rpartition(b"/")[2], fd)
 
 
@@ -372,6 +379,6 @@ def _drop(slot: Entry) -> None:
         slot.unlink()
 
 
-def _essence(found: os.stat_result) -> bytes:
-    """Return what tells a change of an entry that was renamed, which sets its ctime."""
+def _renamed_signature(found: os.stat_result) -> bytes:
+    """Return the stat signature without ctime, which a rename sets."""
     return stamp_of(found)[:16] + stamp_of(found)[24:]

@@ -1,4 +1,4 @@
-"""What a restore does to git's heads and branches, in words. Owns those words; writes nothing."""
+"""Describes how a restore moves HEAD and branches of git repositories. Writes nothing."""
 
 from __future__ import annotations
 
@@ -8,54 +8,54 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.tree.compare import Change, Side
 from agent_checkpoint.workspace.tree.tree_format import FILE, Get, Item
 
-_LONGEST, _LONGEST_PACKED = 4096, 1 << 20
+_MAX_REF_BYTES, _MAX_PACKED_REFS_BYTES = 4096, 1 << 20
 
 
 class GitChanges:
-    """Gathers sentences about the changes of one plan."""
+    """Collects one sentence per ref that a plan moves."""
 
     def __init__(self, before: Side, after: Side) -> None:
         self._before = before
         self._after = after
-        self.words: list[str] = []
+        self.descriptions: list[str] = []
 
-    def look(self, change: Change) -> None:
-        """Add a sentence if a change moves a head or a branch."""
-        place, found, inside = (b"/" + change.path).partition(b"/.git/")
-        if not found or not (inside == b"HEAD" or inside.startswith(b"refs/heads/")):
+    def add(self, change: Change) -> None:
+        """Add a sentence if the change moves HEAD or a branch."""
+        repository, is_git, ref = (b"/" + change.path).partition(b"/.git/")
+        if not is_git or not (ref == b"HEAD" or ref.startswith(b"refs/heads/")):
             return
-        old = _read(change.before, self._before.get) or _packed(self._before, place, inside)
-        new = _read(change.after, self._after.get) or _packed(self._after, place, inside)
+        old = _read(change.before, self._before.get) or _packed(self._before, repository, ref)
+        new = _read(change.after, self._after.get) or _packed(self._after, repository, ref)
         if old == new:
             return
-        repository = os.fsdecode(place[1:]) or "this repository"
-        what = "HEAD" if inside == b"HEAD" else f"branch {os.fsdecode(inside[11:])}"
-        self.words.append(f"{what} of {repository} goes from {_short(old)} to {_short(new)}")
+        shown = os.fsdecode(repository[1:]) or "this repository"
+        name = "HEAD" if ref == b"HEAD" else f"branch {os.fsdecode(ref[11:])}"
+        self.descriptions.append(f"{name} of {shown} moves from {_short(old)} to {_short(new)}")
 
 
-def _packed(side: Side, place: bytes, reference: bytes) -> str | None:
-    """Return where a branch is that has no file of its own."""
+def _packed(side: Side, repository: bytes, ref: bytes) -> str | None:
+    """Return the value of a ref in `packed-refs`."""
     item: Item | None = None
-    for name in (place[1:] + b"/.git/packed-refs").lstrip(b"/").split(b"/"):
+    for name in (repository[1:] + b"/.git/packed-refs").lstrip(b"/").split(b"/"):
         side = side if item is None else side.below(item)
         item = next((item for item in side.items() if item.name == name), None)
         if item is None:
             return None
-    for line in (_read(item, side.get, _LONGEST_PACKED) or "").splitlines():
-        where, _, what = line.partition(" ")
-        if what == os.fsdecode(reference):
-            return where
+    for line in (_read(item, side.get, _MAX_PACKED_REFS_BYTES) or "").splitlines():
+        value, _, name_of_line = line.partition(" ")
+        if name_of_line == os.fsdecode(ref):
+            return value
     return None
 
 
-def _read(item: Item | None, get: Get, longest: int = _LONGEST) -> str | None:
-    if item is None or item.type != FILE or item.size > longest or item.id != item.ref:
+def _read(item: Item | None, get: Get, max_bytes: int = _MAX_REF_BYTES) -> str | None:
+    if item is None or item.type != FILE or item.size > max_bytes or item.id != item.ref:
         return None
     try:
-        (found,) = get([item.ref])
-    except IntegrityError:  # just seen, and not stored yet: the plan needs no such words
+        (blob,) = get([item.ref])
+    except IntegrityError:  # scanned but not stored yet: the description is optional
         return None
-    return os.fsdecode(found.payload).strip()
+    return os.fsdecode(blob.payload).strip()
 
 
 def _short(text: str | None) -> str:

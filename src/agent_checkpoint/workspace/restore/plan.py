@@ -1,7 +1,7 @@
-"""What a restore would do, and what it leaves alone. Owns that decision; touches nothing.
+"""The plan of a restore: which entries change and which are left alone. Changes nothing itself.
 
-Whatever is deleted or overwritten is held by the safety checkpoint, just as it is now. What is
-excluded, could not be read or was torn is left alone, in the present and in the tree alike.
+An entry is deleted or overwritten only if the safety checkpoint holds its current state. Entries
+that are excluded, unreadable or torn, now or in the target tree, are left alone.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from agent_checkpoint.workspace.tree.dir_state import (
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Item
 
-_WORDS = {
+_REASONS = {
     IGNORED: "it is excluded",
-    SPECIAL: "it is {text}, which is never touched",
+    SPECIAL: "it is {text}, which a restore never changes",
     STORE: "it is {text}",
     UNREADABLE: "it cannot be read ({text})",
     TORN: "it was changing while it was read",
@@ -41,25 +41,25 @@ _WORDS = {
 
 
 _EXECUTABLE = 0o111
-_INERT_IN_GIT = frozenset(
+_GIT_DATA_NAMES = frozenset(
     b"objects refs logs HEAD ORIG_HEAD FETCH_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD index "
     b"packed-refs description shallow COMMIT_EDITMSG MERGE_MSG MERGE_MODE SQUASH_MSG".split()
 )
-"""Names in a `.git` whose content git neither runs nor takes settings from."""
+"""Names in a `.git` whose content git neither executes nor reads settings from."""
 _GIT_OBJECT = re.compile(
     rb"/objects/([0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]{40,64}\.[a-z]+)\Z"
 )
 
 
 class PlanChangedError(ConflictError):
-    """Something else would be done to files than what was shown before."""
+    """The plan of a restore differs from the one that was previewed."""
 
     def __init__(self, what: str = "Files have") -> None:
-        super().__init__(f"{what} changed since the preview: nothing was done. Look at it again.")
+        super().__init__(f"{what} changed since the preview: nothing was done. Preview again.")
 
 
 class Step(NamedTuple):
-    """One entry to be made so; `before` is what is there now, with its stamp."""
+    """One entry to change: its current state with its stat signature, and its target state."""
 
     path: bytes
     before: Item | None
@@ -68,7 +68,7 @@ class Step(NamedTuple):
 
     @property
     def keeps_content(self) -> bool:
-        """Whether only the mode is to change."""
+        """Whether only the mode changes."""
         before, after = self.before, self.after
         return (
             before is not None
@@ -78,64 +78,64 @@ class Step(NamedTuple):
 
     @property
     def makes_executable(self) -> bool:
-        """Whether a file can be run afterwards that could not be, or that had other content."""
+        """Whether a file becomes executable, or an executable file gets other content."""
         after = self.after
-        is_program = after is not None and after.type == FILE and after.mode & _EXECUTABLE
-        was_program = self.before is not None and self.before.mode & _EXECUTABLE
-        return bool(is_program and not (self.keeps_content and was_program))
+        is_executable = after is not None and after.type == FILE and after.mode & _EXECUTABLE
+        was_executable = self.before is not None and self.before.mode & _EXECUTABLE
+        return bool(is_executable and not (self.keeps_content and was_executable))
 
     @property
     def removes_folder(self) -> bool:
-        """Whether a directory goes, for good or to make room for something else."""
+        """Whether a directory is removed, also to make room for a file or link."""
         was_folder = self.before is not None and self.before.type == FOLDER
         return was_folder and (self.after is None or self.after.type != FOLDER)
 
 
 @dataclass(repr=False)
 class Plan:
-    """What a restore does, path by path, in words that a person can check."""
+    """The changes that a restore makes, path by path, for people to check."""
 
     tree: Tree
     steps: list[Step] = field(default_factory=list, repr=False)
     write: list[str] = field(default_factory=list)
-    """Files, links and directories that are made or get their old content."""
+    """Files, links and directories that are created or overwritten."""
     delete: list[str] = field(default_factory=list)
     mode: list[str] = field(default_factory=list)
-    """What only gets its old permission bits."""
+    """Paths of which only the permission bits change."""
     leave: dict[str, str] = field(default_factory=dict)
-    """What is left alone though the tree has it otherwise, and why."""
+    """Paths that differ from the tree and are left alone, with the reason."""
     unseen: list[str] = field(default_factory=list)
-    """What is overwritten or deleted and no regular checkpoint holds, only the safety one."""
+    """Paths to be overwritten or deleted whose content only the safety checkpoint holds."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Where a version is kept that was written during the restore, beside a later one."""
+    """Versions written during the restore: where each is kept, by path."""
     open: list[str] = field(default_factory=list)
-    """What was replaced or deleted while a process had it open for writing: what that process still
-    writes goes to the old file, which has no name any more."""
+    """Paths replaced or deleted while a process had them open for writing. Its later writes go to
+    the old file, which is unlinked."""
     git: list[str] = field(default_factory=list)
-    """What happens to git's own heads and branches."""
+    """Changes of HEAD and branches of git repositories."""
     executable: list[str] = field(default_factory=list)
-    """Files that become executable, or are and get other content."""
+    """Files that become executable, and executable files that get other content."""
     git_files: list[str] = field(default_factory=list)
-    """What is written into a `.git` that git may run or take settings from."""
+    """Files written into a `.git` that git may execute or read settings from."""
     left: set[bytes] = field(default_factory=set, repr=False)
-    """What is left alone, with all that is below."""
+    """Paths left alone, with everything below them."""
     safety: Tree | None = None
-    """The workspace as it was before, to go back to."""
+    """The workspace before the restore."""
     safety_id: str | None = None
-    """The checkpoint that holds it."""
+    """The safety checkpoint, which holds it."""
 
     def keep(self, holding: set[bytes]) -> None:
-        """Keep directories that hold what is left alone, and say what is done to all others."""
+        """Keep the directories of entries that are left alone, and list all other steps by kind."""
         kept = {step.path for step in self.steps if step.path in holding and step.removes_folder}
         replaced = {
             step.path for step in self.steps if step.path in kept and step.after is not None
         }
-        done, self.steps = self.steps, []
-        for step in done:
+        steps, self.steps = self.steps, []
+        for step in steps:
             if replaced and not replaced.isdisjoint({step.path, *_parents(step.path)}):
-                self.leave[os.fsdecode(step.path)] = "a directory in its place cannot be emptied"
+                self.leave[os.fsdecode(step.path)] = "the directory at its path cannot be emptied"
             elif step.path in kept:
-                self.leave[os.fsdecode(step.path)] = "it holds what is left alone"
+                self.leave[os.fsdecode(step.path)] = "it holds entries that are left alone"
             else:
                 self.steps.append(step)
         for step in self.steps:
@@ -151,13 +151,13 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """What tells whether another plan does the same to each file, and finds it the same now."""
-        told = sha256()
+        """A hash of every step and of the current state of its entry, to compare plans."""
+        digest = sha256()
         for step in self.steps:
             items = [item and item._replace(ref="") for item in (step.before, step.after)]
-            told.update(repr((step.path, items)).encode())
-        told.update(repr(sorted(self.leave)).encode())
-        return told.hexdigest()
+            digest.update(repr((step.path, items)).encode())
+        digest.update(repr(sorted(self.leave)).encode())
+        return digest.hexdigest()
 
     def __bool__(self) -> bool:
         return bool(self.steps)
@@ -167,8 +167,8 @@ class Plan:
 
     def _summary(self) -> str:
         numbers = [(self.write, "to write"), (self.delete, "to delete"), (self.mode, "modes")]
-        told = [f"{len(paths):,} {words}" for paths, words in numbers if paths]
-        return f"to tree {self.tree.id[:12]}: {', '.join(told) or 'nothing to do'}"
+        parts = [f"{len(paths):,} {words}" for paths, words in numbers if paths]
+        return f"to tree {self.tree.id[:12]}: {', '.join(parts) or 'nothing to do'}"
 
     def __str__(self) -> str:
         lines = [f"Restore {self._summary()}"]
@@ -182,18 +182,18 @@ class Plan:
         lines += [f"  kept {path} as {where}" for path, where in self.kept.items()]
         lines += [f"  open for writing in another process: {path}" for path in self.open]
         lines += [f"  in no other checkpoint: {path}" for path in self.unseen]
-        lines += [f"  git: {words}" for words in self.git]
+        lines += [f"  git: {sentence}" for sentence in self.git]
         lines += [f"  executable: {path}" for path in self.executable]
         lines += [f"  run or read by git: {path}" for path in self.git_files]
         return "\n".join(lines)
 
 
 class Planner:
-    """Decides, for one restore, about each entry that differs."""
+    """Decides what one restore does with each entry that differs."""
 
     def __init__(
         self,
-        now: Side,
+        current: Side,
         tree: Tree,
         *,
         safety: Side | None = None,
@@ -205,79 +205,79 @@ class Planner:
         """Prepare.
 
         Args:
-            now: the workspace as it was just seen.
-            tree: what it is to become.
-            safety: the tree of the safety checkpoint, if that is not `now`.
-            last_regular: the tree of the last regular checkpoint, if there is one.
-            keep_unseen: leave alone what that one does not hold.
-            paths: what to restore; everything if None.
-            exclude: what not to restore.
+            current: the workspace as scanned.
+            tree: the target.
+            safety: the tree of the safety checkpoint, if that is not `current`.
+            last_regular: the tree of the last regular checkpoint, if any.
+            keep_unseen: leave alone entries that `last_regular` does not hold.
+            paths: the paths to restore; all if None.
+            exclude: rules of paths not to restore.
         """
-        self._now = now
+        self._current = current
         self._tree = tree
         self._paths = None if paths is None else frozenset(paths)
         self._above = {above for path in self._paths or () for above in _parents(path)}
         self._exclude = exclude
-        self._refused: list[bytes] = []
+        self._unselected: list[bytes] = []
         self._keep_unseen = keep_unseen
         self._notes = {os.fsencode(note.path): note for note in tree.notes}
-        self._rules = _RulesOf(tree)
-        self._unseen = _changed(last_regular, now)
-        self._strange = None if safety is None else _strange(safety, now, tree)
+        self._rules = _TreeRules(tree)
+        self._unseen = _changed_since(last_regular, current)
+        self._unprotected = None if safety is None else _unprotected(safety, current, tree)
 
     def plan(self) -> Plan:
         """Return the plan.
 
         Raises:
-            IntegrityError: an object of the tree is missing or damaged, or it is no tree at all.
+            IntegrityError: an object of the tree is missing or damaged, or is not a tree.
             StorageError: the medium failed.
         """
         plan = Plan(self._tree)
         left = plan.left
         holding: set[bytes] = set()
-        then = Side(self._tree.root.ref, self._tree.get)
-        git = GitChanges(self._now, then)
-        for change in differences(self._now, then, self._wants):
-            if self._is_on_the_way(change):
+        target = Side(self._tree.root.ref, self._tree.get)
+        git = GitChanges(self._current, target)
+        for change in differences(self._current, target, self._selects):
+            if self._is_parent_only(change):
                 continue
             if change.path.rpartition(b"/")[0] in left:
                 left.add(change.path)
                 continue
-            why = self._why_left(change)
-            if why is None and change.path in self._unseen and change.before is not None:
+            reason = self._reason_to_leave(change)
+            if reason is None and change.path in self._unseen and change.before is not None:
                 plan.unseen.append(os.fsdecode(change.path))
-                why = "no checkpoint but the safety one holds it" if self._keep_unseen else None
-            if why is not None:
-                plan.leave[os.fsdecode(change.path)] = why
+                reason = "only the safety checkpoint holds it" if self._keep_unseen else None
+            if reason is not None:
+                plan.leave[os.fsdecode(change.path)] = reason
                 left.add(change.path)
                 holding |= _parents(change.path)
                 continue
-            if _holds_more(change):
+            if _holds_uncaptured(change):
                 holding |= {change.path, *_parents(change.path)}
             plan.steps.append(_step(change))
-            git.look(change)
-        self._tell_losses(plan)
-        for path in self._refused:
+            git.add(change)
+        self._list_losses(plan)
+        for path in self._unselected:
             holding |= _parents(path)
-        plan.git = git.words
+        plan.git = git.descriptions
         plan.keep(holding)
         return plan
 
-    def _tell_losses(self, plan: Plan) -> None:
-        """Say what is left alone because it cannot be captured, also where the tree lacks it."""
-        if not isinstance(self._now.place, Folder):
+    def _list_losses(self, plan: Plan) -> None:
+        """List entries that cannot be captured as left alone, also those that the tree lacks."""
+        if not isinstance(self._current.place, Folder):
             return
-        for path, note in self._now.place.all_notes():
-            if note.is_loss and not note.is_captured and self._is_wanted(path, bool(note.type)):
-                plan.leave.setdefault(os.fsdecode(path), _WORDS[note.kind].format(text=note.text))
+        for path, note in self._current.place.all_notes():
+            if note.is_loss and not note.is_captured and self._is_selected(path, bool(note.type)):
+                plan.leave.setdefault(os.fsdecode(path), _REASONS[note.kind].format(text=note.text))
 
-    def _wants(self, path: bytes, is_folder: bool) -> bool:
-        is_wanted = self._is_wanted(path, is_folder)
-        if not is_wanted:
-            self._refused.append(path)
-        return is_wanted
+    def _selects(self, path: bytes, is_folder: bool) -> bool:
+        is_selected = self._is_selected(path, is_folder)
+        if not is_selected:
+            self._unselected.append(path)
+        return is_selected
 
-    def _is_wanted(self, path: bytes, is_folder: bool) -> bool:
+    def _is_selected(self, path: bytes, is_folder: bool) -> bool:
         directory, _, name = path.rpartition(b"/")
         if self._exclude and self._exclude.excludes(directory, name, is_folder):
             return False
@@ -286,80 +286,84 @@ class Planner:
         return self._is_within(path) or (is_folder and path in self._above)
 
     def _is_within(self, path: bytes) -> bool:
-        """Tell whether a path was asked for, or is below one that was."""
+        """Tell whether a path is one of `paths`, or below one."""
         return self._paths is None or not self._paths.isdisjoint({path, *_parents(path)})
 
-    def _is_on_the_way(self, change: Change) -> bool:
-        """Tell whether a directory only leads to what was asked for: it stays as it is."""
+    def _is_parent_only(self, change: Change) -> bool:
+        """Tell whether a directory is only a parent of selected paths: it is not changed."""
         is_kept = change.before is not None and change.after is not None
         return is_kept and not self._is_within(change.path)
 
-    def _why_left(self, change: Change) -> str | None:
+    def _reason_to_leave(self, change: Change) -> str | None:
         if change.path == STAGING:
-            return "restores are staged there"
-        here = change.folder.notes.get(change.name) if change.folder is not None else None
-        if here is not None and (here.kind == TORN or not here.is_captured):
-            return _WORDS[here.kind].format(text=here.text)
-        if self._strange is not None and change.path in self._strange:
+            return "it is the staging directory of restores"
+        note = change.folder.notes.get(change.name) if change.folder is not None else None
+        if note is not None and (note.kind == TORN or not note.is_captured):
+            return _REASONS[note.kind].format(text=note.text)
+        if self._unprotected is not None and change.path in self._unprotected:
             return "it changed after the safety checkpoint"
-        there = self._notes.get(change.path)
-        if there is not None and there.kind == TORN and change.path not in (self._paths or ()):
+        tree_note = self._notes.get(change.path)
+        if (
+            tree_note is not None
+            and tree_note.kind == TORN
+            and change.path not in (self._paths or ())
+        ):
             return "it was changing when the checkpoint was taken"
         if change.after is not None and is_git_lock(change.path):
-            return "git would take it for the lock of one that is running"
+            return "git would treat it as the lock of a running process"
         if change.after is None:
-            if there is not None and Note(there.kind).is_loss:
+            if tree_note is not None and Note(tree_note.kind).is_loss:
                 return (
                     "it was a store when the checkpoint was taken"
-                    if there.kind == STORE
+                    if tree_note.kind == STORE
                     else "it could not be read when the checkpoint was taken"
                 )
             if self._rules.excluded(change.path, change.before):
                 return "it was excluded when the checkpoint was taken"
             if is_git_object(change.path) and change.before and change.before.type != FOLDER:
-                return "objects of git are never deleted"
+                return "git objects are never deleted"
         return None
 
 
 def is_git_object(path: bytes) -> bool:
-    """Tell whether a path is in the objects of a git repository, also of a submodule's."""
+    """Tell whether a path is in the object directory of a git repository or submodule."""
     names = path.split(b"/")
     return b".git" in names and b"objects" in names[names.index(b".git") :]
 
 
 def is_git_lock(path: bytes) -> bool:
-    """Tell whether a path is a lock of git: to bring it back would keep every git out."""
+    """Tell whether a path is a lock of git: restoring it would block every git command."""
     *above, name = path.split(b"/")
     return b".git" in above and (name.endswith(b".lock") or name == b"gc.pid")
 
 
 def is_git_setting(path: bytes) -> bool:
-    """Tell whether a path is in a `.git`, and git may run it or take settings from it.
+    """Tell whether a path is in a `.git` and git may execute it or read settings from it.
 
-    Hooks, `config`, and all that is not known to be harmless; also a file `.git`, which leads to
-    another repository. Upper and lower case are one where the file system takes them so.
+    These are hooks, `config` and every name not known to be harmless; also a file `.git`, which
+    points to another repository. Case is ignored, as case-insensitive file systems do.
     """
     names = path.split(b"/")
-    below = [names[place + 1 :] for place, name in enumerate(names) if name.lower() == b".git"]
-    return any(not rest or rest[0] not in _INERT_IN_GIT for rest in below) and not (
-        _GIT_OBJECT.search(path)  # of a submodule, say
+    below = [names[index + 1 :] for index, name in enumerate(names) if name.lower() == b".git"]
+    return any(not rest or rest[0] not in _GIT_DATA_NAMES for rest in below) and not (
+        _GIT_OBJECT.search(path)  # for example of a submodule
     )
 
 
 def is_git_index(path: bytes) -> bool:
-    """Tell whether a path is an index of git, of a repository or of one within it."""
+    """Tell whether a path is the index of a git repository or of a nested one."""
     *above, name = path.split(b"/")
     return b".git" in above and name == b"index"
 
 
 def _parents(path: bytes) -> set[bytes]:
-    """Return the paths of the directories above."""
+    """Return the paths of the parent directories."""
     names = path.split(b"/")
     return {b"/".join(names[:depth]) for depth in range(1, len(names))}
 
 
-def _holds_more(change: Change) -> bool:
-    """Tell whether there is something in a directory that is not captured."""
+def _holds_uncaptured(change: Change) -> bool:
+    """Tell whether a directory to be removed holds entries that are not captured."""
     if change.folder is None or change.before is None or change.before.type != FOLDER:
         return False
     return any(not note.is_captured for note in change.folder.folders[change.name].notes.values())
@@ -372,22 +376,22 @@ def _step(change: Change) -> Step:
     return Step(change.path, change.before, change.after, stamp)
 
 
-def _changed(seen: Tree | None, now: Side) -> set[bytes]:
-    """Return the paths of what the last regular checkpoint does not hold as it is now."""
-    if seen is None:
+def _changed_since(last_regular: Tree | None, current: Side) -> set[bytes]:
+    """Return the paths whose current state the last regular checkpoint does not hold."""
+    if last_regular is None:
         return set()
-    changes = differences(Side(seen.root.ref, seen.get), now)
+    changes = differences(Side(last_regular.root.ref, last_regular.get), current)
     return {change.path for change in changes if change.after and change.after.type != FOLDER}
 
 
-def _strange(evidence: Side, now: Side, tree: Tree) -> set[bytes]:
-    """Return the paths of what neither the safety checkpoint nor the target holds as it is now."""
-    wanted = differences(Side(tree.root.ref, tree.get), now)
-    return _not_as_now(wanted) & _not_as_now(differences(evidence, now))
+def _unprotected(safety: Side, current: Side, tree: Tree) -> set[bytes]:
+    """Return the paths whose current state neither the safety checkpoint nor the target holds."""
+    from_target = differences(Side(tree.root.ref, tree.get), current)
+    return _new_or_changed(from_target) & _new_or_changed(differences(safety, current))
 
 
-def _not_as_now(changes: Iterable[Change]) -> set[bytes]:
-    """Return the paths of what came or changed; of directories, only those that came."""
+def _new_or_changed(changes: Iterable[Change]) -> set[bytes]:
+    """Return the paths of new or changed entries; of directories, only the new ones."""
     return {
         path
         for path, before, after, _ in changes
@@ -395,23 +399,23 @@ def _not_as_now(changes: Iterable[Change]) -> set[bytes]:
     }
 
 
-class _RulesOf:
-    """The rules that were in force when a tree was taken, read from the tree as needed."""
+class _TreeRules:
+    """The ignore rules that applied when a tree was captured, read from the tree on demand."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._top = Rules.of(tree.ignore, gitignore=tree.gitignore)
-        self._known: dict[bytes, tuple[Rules, Side]] = {}
+        self._by_directory: dict[bytes, tuple[Rules, Side]] = {}
 
     def excluded(self, path: bytes, item: Item | None) -> bool:
-        """Tell whether a path that the tree lacks was left out of it."""
+        """Tell whether a path that the tree lacks was excluded from it."""
         directory, _, name = path.rpartition(b"/")
         rules, _ = self._within(directory)
         is_folder = item is not None and item.type == FOLDER
         return bool(rules) and rules.excludes(directory, name, is_folder)
 
     def _within(self, directory: bytes) -> tuple[Rules, Side]:
-        if directory not in self._known:
+        if directory not in self._by_directory:
             if directory:
                 parent, _, name = directory.rpartition(b"/")
                 rules, above = self._within(parent)
@@ -423,5 +427,8 @@ class _RulesOf:
                 for item in (side.items() if rules.files(directory) else ())
                 if item.name in rules.files(directory) and item.type == FILE and item.id == item.ref
             }
-            self._known[directory] = (rules.within(directory, texts) if texts else rules, side)
-        return self._known[directory]
+            self._by_directory[directory] = (
+                rules.within(directory, texts) if texts else rules,
+                side,
+            )
+        return self._by_directory[directory]

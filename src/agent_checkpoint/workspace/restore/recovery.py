@@ -178,5 +178,6 @@ def _refuse_shortage(current: Folder) -> None:
     for path, note in current.all_notes():
         if note.kind == UNREADABLE and note.text in _SHORTAGES:
             raise WorkspaceError(
-                f"{_INTERRUPTED}: {short_repr(os.fsdecode(path))} cannot be read ({note.text}). {_RETRY}"
+                f"{_INTERRUPTED}: {short_repr(os.fsdecode(path))} cannot be read ({note.text}). "
+                f"{_RETRY}"
             )

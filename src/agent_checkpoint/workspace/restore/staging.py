@@ -1,9 +1,9 @@
-"""The directory in a workspace where a restore is prepared. Owns its files and the journal.
+"""The staging directory of a restore, in the workspace. Owns its files and the journal.
 
-It lies in the workspace because a rename must not leave the file system. As long as it has a
-journal, a restore has begun and has to be finished, by whoever opens the workspace next. Anyone may
-bring along something of that name: what is not sealed by this user for this directory is not ours,
-is neither obeyed nor removed, and blocks nothing.
+It is in the workspace because a rename cannot cross file systems. While it holds a journal, a
+restore has begun, and crash recovery completes it when the workspace is opened next. A directory of
+this name may also come from others, for example with a git clone. Without a seal of this user for
+this workspace it is neither obeyed nor removed, and it blocks nothing.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item, 
 STAGING = b".agent-checkpoint-restore"
 _JOURNAL = b"journal"
 _STAGED = b"staged"
-"""Where contents are written. What is in it is ours, whole or not."""
+"""Holds contents while they are written. All files in it are ours, complete or not."""
 _FILES = b"files"
-"""What it is called when everything is in it: from then on, what was replaced may be there, too."""
+"""The name of that directory once it is complete: it may then hold replaced files as well."""
 TAKEN = b".old"
-"""Ends the name of what was taken away, where it could not be exchanged."""
+"""The suffix of a removed entry, where the file system cannot exchange two entries."""
 _COPIED = b".new"
-"""Ends the name of a copy that is being written."""
+"""The suffix of an unfinished copy."""
 _OWNER = b"owner"
-_LONGEST_OWNER = 128
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
-"""Errors that say nothing of a file: another process, or later, it can be read."""
+_MAX_OWNER_BYTES = 128
+_TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
+"""Errors that are not about the file: another process can read it, or a later attempt."""
 _FOREIGN = frozenset(
     {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.EPERM, errno.EACCES}
 )
-"""Errors that only entries raise that no restore has made."""
-FEW = 64
-"""So many files are synced one by one; for more, the whole file system is."""
+"""Errors that occur only with entries that no restore has created."""
+FSYNC_EACH_MAX = 64
+"""Up to this many files are synced one by one; for more, the whole file system is."""
 _BATCH = 8
-"""So many contents are in memory at a time."""
-_LARGEST_JOURNAL = 1 << 26
-_PIECE = 1 << 20
+"""How many contents are in memory at a time."""
+_MAX_JOURNAL_BYTES = 1 << 26
+_COPY_BYTES = 1 << 20
 
 
 class Journal(NamedTuple):
-    """A restore that has begun: what it makes of what, and how it was asked for."""
+    """A restore that has begun: its target, its safety checkpoint and its options."""
 
     root: str
-    """The directory that it is for: elsewhere, it is only a copy."""
+    """The workspace. A journal found in another directory is a copy and is ignored."""
     tree: str
     safety: str
     paths: tuple[str, ...] | None
     exclude: tuple[str, ...]
     store: str
     safety_id: str = ""
-    """The checkpoint that holds what `safety` names."""
+    """The checkpoint that holds the tree `safety`."""
     seen: str | None = None
-    """The last ordinary snapshot, if what that does not hold is to be kept."""
+    """The last regular snapshot, if entries that it does not hold are to be kept."""
 
     @property
     def encoded_paths(self) -> tuple[bytes, ...] | None:
@@ -72,30 +72,30 @@ class Journal(NamedTuple):
         return None if self.paths is None else tuple(map(os.fsencode, self.paths))
 
     @property
-    def said(self) -> bytes:
-        """What is sealed: whoever can write a file here, or has it cloned, could name others."""
+    def sealed_bytes(self) -> bytes:
+        """The bytes under the seal: else anybody who can write here could name other trees."""
         return json.dumps(["restore of a workspace", self._asdict()]).encode()
 
 
 class Staging:
-    """What a restore is about to put in place. Holds open the root and its own directory."""
+    """The staged files of one restore. Holds its directory open."""
 
     def __init__(self, root: int, journal: Journal, *, is_begun: bool) -> None:
-        """Make the directory anew.
+        """Create the directory.
 
         Args:
             root: the workspace, open.
-            journal: what is to be done.
-            is_begun: whether the directory is there already, with that journal.
+            journal: the restore.
+            is_begun: whether the directory exists already, with that journal.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         self._root = root
         self._count = 0
         self._fd = self.files = -1
         self.aside = aside_name(journal)
-        """The same as a name in `files`, in a directory that another file system is mounted on."""
+        """The name of a staged entry in a directory on another, mounted file system."""
         if not is_begun:
             os.mkdir(STAGING, 0o700, dir_fd=root)
         try:
@@ -113,7 +113,7 @@ class Staging:
             raise
 
     def put(self, files: Iterable[tuple[bytes, Item]], get: Get) -> Iterator[None]:
-        """Write the contents of files, each given with its path; yield after each, in order.
+        """Write the contents of files, given as path and item; yield after each, in order.
 
         Raises:
             IntegrityError: a content is missing or damaged.
@@ -127,20 +127,20 @@ class Staging:
                 batch = []
         yield from self._put(batch, get)
 
-    def go_on(self) -> None:
-        """Make durable what is staged, for a restore that has a journal. Raises OSError."""
-        self._settle()
-        # Else, after a power loss, what was replaced could be where everything is ours.
+    def resume(self) -> None:
+        """Make staged files durable, for a restore that has a journal already. Raises OSError."""
+        self._sync_staged()
+        # Else, after a power loss, replaced files could be in the directory of disposable ones.
         os.fsync(self._fd)
 
     def begin(self, journal: Journal) -> None:
-        """Make durable what is staged, then the journal: from now on there is no way back.
+        """Make staged files durable, then the journal. From here on the restore rolls forward.
 
         Raises:
             OSError: it cannot be written.
         """
-        self._settle()
-        seal = _sealed(journal.said)
+        self._sync_staged()
+        seal = _sealed(journal.sealed_bytes)
         text = json.dumps({**journal._asdict(), "seal": seal}).encode()
         with self._new(_JOURNAL + b".new", self._fd) as file:
             _write(file, text)
@@ -150,7 +150,7 @@ class Staging:
         os.fsync(self._root)
 
     def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
-        """Move what is staged into a directory of another file system, aside. Raises OSError."""
+        """Move a staged entry into a directory on another file system. Raises OSError."""
         copied = Entry(partial_name(self.aside), directory)
         try:
             if is_link:
@@ -158,7 +158,7 @@ class Staging:
             else:
                 self._copy_file(source, copied)
             put(copied, Entry(self.aside, directory))
-        except OSError:  # a part of a file may have filled the disk
+        except OSError:  # remove the partial copy: it may have filled the disk
             with suppress(OSError):
                 copied.unlink()
             raise
@@ -170,14 +170,14 @@ class Staging:
         remove_staging(self._root)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         for fd in (self.files, self._fd):
             if fd >= 0:
                 os.close(fd)
         self.files = self._fd = -1
 
-    def _settle(self) -> None:
-        if self._count > FEW:
+    def _sync_staged(self) -> None:
+        if self._count > FSYNC_EACH_MAX:
             sync_file_system(self._root)
         os.rename(_STAGED, _FILES, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
@@ -188,25 +188,25 @@ class Staging:
             self._count += 1
             with self._new(slot_name(path), self.files) as file:
                 if item.id == item.ref:
-                    found = contents[item.ref]
-                    if found.kind != BLOB or len(found.payload) != item.size:
-                        raise IntegrityError(f"The object {item.ref} is not the file it should be.")
-                    _write(file, found.payload)
+                    blob = contents[item.ref]
+                    if blob.kind != BLOB or len(blob.payload) != item.size:
+                        raise IntegrityError(f"The object {item.ref} does not match its entry.")
+                    _write(file, blob.payload)
                 else:
                     _write_chunks(file, item, get)
                 os.fchmod(file, item.mode)
-                if self._count <= FEW:
+                if self._count <= FSYNC_EACH_MAX:
                     os.fsync(file)
             yield
 
     def _copy_file(self, source: bytes, copied: Entry) -> None:
         file = os.open(source, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.files)
         with open(file, "rb") as old, self._new(copied.name, copied.fd) as new:
-            while data := old.read(_PIECE):
+            while data := old.read(_COPY_BYTES):
                 _write(new, data)
-            found = os.fstat(file)
-            os.fchmod(new, found.st_mode & 0o777)
-            os.utime(new, ns=(found.st_atime_ns, found.st_mtime_ns))
+            stat = os.fstat(file)
+            os.fchmod(new, stat.st_mode & 0o777)
+            os.utime(new, ns=(stat.st_atime_ns, stat.st_mtime_ns))
             os.fsync(new)
 
     @contextmanager
@@ -220,29 +220,29 @@ class Staging:
 
 
 def slot_name(path: bytes) -> bytes:
-    """Return the name in staging of what is for a path, or was there.
+    """Return the name in staging of the new or replaced entry of a path.
 
-    It follows from the path, so that whoever finds it after a crash can tell what it is.
+    It is derived from the path, so that crash recovery can tell which path an entry belongs to.
     """
     return hashlib.sha256(path).hexdigest().encode()
 
 
 def aside_name(journal: Journal) -> bytes:
-    """Return the name of what is staged where another file system is mounted.
+    """Return the name of staged entries in directories on another, mounted file system.
 
-    Nobody else has an entry of that name, and whoever finds the journal after a crash knows it.
+    It is unique, and is derived from the journal, so that crash recovery knows it.
     """
-    told = journal.safety_id.encode(errors="surrogatepass")
-    return b".agent-checkpoint-" + hashlib.sha256(told).hexdigest().encode()
+    checkpoint_id = journal.safety_id.encode(errors="surrogatepass")
+    return b".agent-checkpoint-" + hashlib.sha256(checkpoint_id).hexdigest().encode()
 
 
 def partial_name(aside: bytes) -> bytes:
-    """Return the name of what is being copied there: it is ours, whole or not."""
+    """Return the name of an unfinished copy there: it is ours, complete or not."""
     return aside + _COPIED
 
 
 def has_staging(root: int) -> bool:
-    """Tell whether something has the name of the directory, whoever made it. Raises OSError."""
+    """Tell whether an entry has the name of the staging directory. Raises OSError."""
     try:
         os.stat(STAGING, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
@@ -254,50 +254,55 @@ def read_journal(root: int, path: str) -> Journal | None:
     """Return the journal of a restore that this user has begun, or None.
 
     Args:
-        root: the directory, open.
-        path: where it is.
+        root: the workspace, open.
+        path: its path.
 
     Raises:
-        WorkspaceError: it cannot be read just now.
+        WorkspaceError: it cannot be read now.
     """
     try:
         journal, seal = _read_journal(root)
-        return journal if journal.root == path and is_own_claim(journal.said, seal) else None
+        return (
+            journal if journal.root == path and is_own_claim(journal.sealed_bytes, seal) else None
+        )
     except (Changing, ValueError, KeyError, TypeError, RecursionError):
         return None
     except (OSError, StateError) as error:
-        if isinstance(error, OSError) and error.errno not in _PASSING:
+        if isinstance(error, OSError) and error.errno not in _TRANSIENT:
             return None
         raise WorkspaceError(
-            f"A restore may have been interrupted here, and {os.fsdecode(STAGING)}/journal cannot "
-            f"be read now ({error}). The next who opens the workspace goes on."
+            "A restore of this workspace may have been interrupted: "
+            f"{os.fsdecode(STAGING)}/journal cannot be read now ({error}). "
+            "Opening the workspace again retries it."
         ) from error
 
 
 def move_staging_aside(root: int, path: str) -> str | None:
-    """Make room where there is no journal of this user; return what has to be said of that.
+    """Free the name of the staging directory where there is no journal of this user.
 
-    What a restore of this user has left before it touched anything is removed. Everything else is
-    somebody's data: it gets another name.
+    The leftovers of a restore that had not changed any file are removed. Everything else is user
+    data, and is renamed.
 
     Args:
-        root: the directory, open.
-        path: where it is.
+        root: the workspace, open.
+        path: its path.
+
+    Returns a notice for people, or None.
 
     Raises:
-        OSError: what a restore has left cannot be removed.
-        WorkspaceError: it cannot be told now who made it.
+        OSError: the leftovers cannot be removed.
+        WorkspaceError: the owner cannot be determined now.
     """
-    why = "is not of a restore that you began in this directory, and may have come with the files"
+    finding = "was not created by a restore of yours here, and may have come with the files"
     try:
         if _is_own(root, path):
             if _has_journal(root):
-                why = (
-                    "is of a restore that was interrupted here, and its journal is damaged: some "
-                    "files may be as they were before it, and a safety checkpoint holds the others"
+                finding = (
+                    "is of an interrupted restore whose journal is damaged: some files may not be "
+                    "restored, and a safety checkpoint holds the previous versions of the others"
                 )
             else:
-                why = "holds more than a restore has put there"
+                finding = "holds entries that no restore has created"
                 remove_staging(root)
                 return None
     except OSError as error:
@@ -305,16 +310,16 @@ def move_staging_aside(root: int, path: str) -> str | None:
             raise
     with suppress(Changing, OSError, ValueError, KeyError, TypeError, RecursionError):
         safety = short_repr(_read_journal(root)[0].safety_id, 120)
-        why += f". By its journal {safety} holds what was here before"
-    says = f"{os.fsdecode(STAGING)} in {short_repr(path, 1000)} {why}."
+        finding += f". By its journal the safety checkpoint is {safety}"
+    notice = f"{os.fsdecode(STAGING)} in {short_repr(path, 1000)} {finding}."
     if os.stat(STAGING, dir_fd=root, follow_symlinks=False).st_uid != os.geteuid():
-        return f"{says} It belongs to another user, is left alone and not captured."
+        return f"{notice} It belongs to another user: it is left alone and not captured."
     aside = STAGING + b".found-" + os.urandom(4).hex().encode()
     try:
         os.rename(STAGING, aside, src_dir_fd=root, dst_dir_fd=root)
     except OSError as error:
-        return f"{says} It cannot be renamed ({error.strerror}), and is not captured."
-    return f"{says} It is {os.fsdecode(aside)} now."
+        return f"{notice} It cannot be renamed ({error.strerror}), and is not captured."
+    return f"{notice} It was renamed to {os.fsdecode(aside)}."
 
 
 def _has_journal(root: int) -> bool:
@@ -326,11 +331,11 @@ def _has_journal(root: int) -> bool:
 
 
 def _is_own(root: int, path: str) -> bool:
-    """Tell whether the directory is one that a restore of this user has made, or is empty.
+    """Tell whether the directory was created by a restore of this user, or is empty.
 
     Raises:
         OSError: it cannot be read.
-        WorkspaceError: the secret cannot be read just now.
+        WorkspaceError: the user's secret cannot be read now.
     """
     staging = open_directory(STAGING, root)
     try:
@@ -339,10 +344,10 @@ def _is_own(root: int, path: str) -> bool:
             return True
         try:
             with opened_file(staging, _OWNER) as file:
-                seal = read_all(file.fd, min(file.stat.st_size, _LONGEST_OWNER)).decode("ascii")
+                seal = read_all(file.fd, min(file.stat.st_size, _MAX_OWNER_BYTES)).decode("ascii")
         except (FileNotFoundError, Changing, UnicodeDecodeError):
             return False
-        # Whoever was killed as the seal was written has written nothing else.
+        # The seal is written first: a process killed there has written nothing else.
         return _is_claimed(path, seal) or (not seal and names == {os.fsdecode(_OWNER)})
     finally:
         os.close(staging)
@@ -353,7 +358,7 @@ def _owner_of(path: str) -> bytes:
 
 
 def _claimed(path: str) -> str | None:
-    """Return the seal by which the directory is known. Raises OSError."""
+    """Return the seal of the directory's owner. Raises OSError."""
     return _sealed(_owner_of(path))
 
 
@@ -362,23 +367,23 @@ def _is_claimed(path: str, seal: str) -> bool:
         return is_own_claim(_owner_of(path), seal)
     except StateError as error:
         raise WorkspaceError(
-            f"It cannot be told now whether {os.fsdecode(STAGING)} is yours ({error}). Try again."
+            f"The owner of {os.fsdecode(STAGING)} cannot be determined now ({error}). Try again."
         ) from error
 
 
-def _sealed(said: bytes) -> str | None:
+def _sealed(content: bytes) -> str | None:
     try:
-        return seal_claim(said)
+        return seal_claim(content)
     except StateError as error:
         raise OSError(errno.EIO, str(error)) from error
 
 
 def _read_journal(root: int) -> tuple[Journal, object]:
-    """Return what a journal says, and its seal. Raises what reading and parsing raise."""
+    """Return the journal and its seal. Raises the errors of reading and parsing."""
     staging = open_directory(STAGING, root)
     try:
         with opened_file(staging, _JOURNAL) as file:
-            record = json.loads(read_all(file.fd, min(file.stat.st_size, _LARGEST_JOURNAL)))
+            record = json.loads(read_all(file.fd, min(file.stat.st_size, _MAX_JOURNAL_BYTES)))
         journal = Journal(
             str(record["root"]),
             str(record["tree"]),
@@ -395,9 +400,9 @@ def _read_journal(root: int) -> tuple[Journal, object]:
 
 
 def remove_staging(root: int, *, keep_journal: bool = False) -> None:
-    """Remove what a restore has left, its journal first unless that is to stay.
+    """Remove the staging directory, its journal first; or all but the journal.
 
-    The name of the owner goes last: what is left if this is interrupted is still known.
+    The owner file goes last, so that the leftovers of an interruption are still recognized.
 
     Raises:
         OSError: it cannot be removed.
@@ -421,10 +426,10 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
 
 
 def sync_file_system(fd: int) -> None:
-    """Have everything written on the file system of an open file. Raises OSError."""
+    """Sync the whole file system of an open file. Raises OSError."""
     try:
         with block_forks():
-            import ctypes  # slow to load, and seldom wanted
+            import ctypes  # slow to load, and rarely needed
 
         syncfs = ctypes.CDLL(None, use_errno=True).syncfs
     except (ImportError, OSError, AttributeError):  # not Linux, or a Python without ctypes
@@ -437,7 +442,7 @@ def sync_file_system(fd: int) -> None:
 
 @contextmanager
 def staged_files(root: int) -> Iterator[int | None]:
-    """Give the directory in which a restore that began has left files, or None. Raises OSError."""
+    """Open the staged files of a restore that has begun; None if there are none. Raises OSError."""
     try:
         staging = open_directory(STAGING, root)
     except FileNotFoundError:
@@ -475,13 +480,13 @@ def _write_chunks(file: int, item: Item, get: Get) -> None:
     whole = ContentHash()
     size = 0
     for name in chunks.names:
-        (found,) = get([name])  # never more than one in memory
-        if found.kind != BLOB:
-            raise IntegrityError(f"The object {name} is no piece of a file.")
-        whole.add(found.payload)
-        size += len(found.payload)
+        (chunk,) = get([name])  # one at a time, to bound memory
+        if chunk.kind != BLOB:
+            raise IntegrityError(f"The object {name} is not a chunk of a file.")
+        whole.add(chunk.payload)
+        size += len(chunk.payload)
         if size > item.size:
             break
-        _write(file, found.payload)
+        _write(file, chunk.payload)
     if whole.id() != item.id or size != item.size:
-        raise IntegrityError(f"The chunks {item.ref} do not make up the file they are of.")
+        raise IntegrityError(f"The chunks {item.ref} do not match the content id of their file.")

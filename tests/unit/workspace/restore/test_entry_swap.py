@@ -34,7 +34,7 @@ THINGS = {
     b"d/added": File(b"target"),
     b"d/other": File(b"target"),
 }
-LEFT = "it changed while the restore was under way"
+LEFT = "it changed during the restore"
 Act = Callable[[], Any]
 
 
@@ -342,8 +342,8 @@ def test_a_mode_is_not_set_on_another_file(
 def test_whoever_has_it_open_may_finish_writing(
     ws: Workspace, tree: Tree, renames: Renames, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_swap, "_ONE_WRITER", 60)
-    monkeypatch.setattr(entry_swap, "_ALL_WRITERS", 60)
+    monkeypatch.setattr(entry_swap, "_WRITER_SECONDS", 60)
+    monkeypatch.setattr(entry_swap, "_ALL_WRITERS_SECONDS", 60)
     place = ws.path / path
     waited, opened = threading.Event(), []
 
@@ -376,7 +376,7 @@ def test_whoever_has_it_open_may_finish_writing(
 def test_whoever_has_it_open_for_long_is_told_of(
     ws: Workspace, tree: Tree, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_swap, "_ALL_WRITERS", 0)
+    monkeypatch.setattr(entry_swap, "_ALL_WRITERS_SECONDS", 0)
     with (ws.path / path).open("ab"):
         plan = ws.restore(tree)
     assert (plan.open, plan.leave) == ([path], {})
@@ -580,12 +580,12 @@ def test_a_library_without_the_function(
     real = ctypes.CDLL(None, use_errno=True)
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", Library)
-        atomic_rename._call.cache_clear()
-        call = atomic_rename._call()
-        patch.setattr(atomic_rename, "_NUMBERS", {})
-        atomic_rename._call.cache_clear()
-        missing = atomic_rename._call()
-    atomic_rename._call.cache_clear()
+        atomic_rename._rename_function.cache_clear()
+        call = atomic_rename._rename_function()
+        patch.setattr(atomic_rename, "_SYSCALL_NUMBERS", {})
+        atomic_rename._rename_function.cache_clear()
+        missing = atomic_rename._rename_function()
+    atomic_rename._rename_function.cache_clear()
     assert call(here, b"a", here, b"c", atomic_rename._NOREPLACE) == 0
     assert call(here, b"c", here, b"b", atomic_rename._NOREPLACE) == errno.EEXIST
     assert missing(here, b"c", here, b"d", 0) == errno.ENOSYS

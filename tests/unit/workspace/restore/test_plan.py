@@ -126,7 +126,7 @@ def test_a_directory_stays_if_only_one_file_of_it_is_to_go(ws: Workspace, tree: 
     (ws.path / "new" / "other").write_text("stays")
     plan = ws.restore(tree, paths=["new/file"])
     assert plan.delete == ["new/file"]
-    assert plan.leave == {"new": "it holds what is left alone"}
+    assert plan.leave == {"new": "it holds entries that are left alone"}
     assert [path.name for path in (ws.path / "new").iterdir()] == ["other"]
 
 
@@ -172,7 +172,7 @@ def test_a_directory_that_holds_what_is_excluded_stays(ws: Workspace, tree: Tree
     told = ws.restore(tree, exclude=["cache"], dry_run=True)
     plan = ws.restore(tree, exclude=["cache"])
     assert told.delete == plan.delete == ["new/file"]
-    assert told.leave == plan.leave == {"new": "it holds what is left alone"}
+    assert told.leave == plan.leave == {"new": "it holds entries that are left alone"}
     assert (ws.path / "new" / "cache" / "data").read_text() == "expensive"
 
 
@@ -359,7 +359,7 @@ def test_specials_are_left_alone_and_reported(ws: Workspace, tree: Tree) -> None
     (ws.path / "run").unlink()
     os.mkfifo(ws.path / "run")
     plan = ws.restore(tree)
-    assert plan.leave == {"run": "it is a fifo, which is never touched"}
+    assert plan.leave == {"run": "it is a fifo, which a restore never changes"}
 
 
 # -- what could run ------------------------------------------------------------------------------

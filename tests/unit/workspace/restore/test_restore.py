@@ -260,7 +260,7 @@ def test_a_file_that_changes_meanwhile_is_left_alone(
     (ws.path / "a" / "x").write_text("changed")
     meanwhile(lambda: (ws.path / "file").write_text("unsaved"))
     plan = ws.restore(tree)
-    assert plan.leave == {"file": "it changed while the restore was under way"}
+    assert plan.leave == {"file": "it changed during the restore"}
     assert (ws.path / "file").read_text() == "unsaved"
     assert (ws.path / "a" / "x").read_text() == "x"
 
@@ -407,7 +407,7 @@ def test_the_oldest_safety_checkpoint_is_kept_until_it_is_restored(
         raise OSError(errno.ENOSPC, "full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(PlanExecutor, "_check_room", no_room)
+        patch.setattr(PlanExecutor, "_check_free_space", no_room)
         with pytest.raises(WorkspaceError):
             ws.restore(str(oldest))
     ws.restore(str(oldest))

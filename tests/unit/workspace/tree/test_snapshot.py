@@ -117,7 +117,7 @@ def test_a_store_that_came_into_the_workspace_since_is_left_alone(
         manager.import_archive(tmp_path / "archive")
         workspace = Workspace(root, manager.store)
         plan = workspace.restore(ObjectRef(tree.ref, manager.store.backend))
-        assert plan.leave == {"new": "it holds what is left alone"}
+        assert plan.leave == {"new": "it holds entries that are left alone"}
         assert manager.verify().problems == ()
 
 
