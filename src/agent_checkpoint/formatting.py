@@ -17,6 +17,7 @@ _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 """They count as printable, and nothing is seen of them."""
 _VARIANTS = ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef")
 """What chooses the form of the character before, and often none at all."""
+DAY = 86_400
 LONGEST = 300
 """Of one value in a line for people. JSON has all of it."""
 _NAMED = 3
@@ -151,17 +152,24 @@ def truncate_to_width(text: str, room: int) -> str:
     return text + "…"
 
 
+def format_age(seconds: float) -> str:
+    """Return an age of less than a day: `just now`, `30 s ago`, `5 min ago`, `2 h ago`."""
+    if seconds < 5:
+        return "just now"
+    if seconds < 60:
+        return f"{seconds:.0f} s ago"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min ago"
+    return f"{seconds / 3600:.0f} h ago"
+
+
 def format_time(ts: float | None, now: float | None = None) -> str:
     """Return a time as people say it: `5 min ago`, or a date."""
     if ts is None:
         return "?"
     ago = (time.time() if now is None else now) - ts
-    if 0 <= ago < 60:
-        return "just now" if ago < 5 else f"{ago:.0f} s ago"
-    if 0 <= ago < 3600:
-        return f"{ago / 60:.0f} min ago"
-    if 0 <= ago < 86_400:
-        return f"{ago / 3600:.0f} h ago"
+    if 0 <= ago < DAY:
+        return format_age(ago)
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
     except (OverflowError, ValueError, OSError):  # a crafted one

@@ -1,4 +1,4 @@
-"""A real browser for tests: which one, and what it must never see."""
+"""A real browser for tests, which records errors, dialogs and requests to other servers."""
 
 import shutil
 import threading
@@ -11,7 +11,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def chromium() -> Optional[str]:
-    """Where the browser is; None if this machine has none."""
+    """Path of the browser; None if there is none."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 

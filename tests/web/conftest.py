@@ -1,4 +1,4 @@
-"""Stores to look at. Making one takes a second: those that only look share it."""
+"""Stores for tests. Creating one takes a second, so read-only tests share it."""
 
 from collections.abc import Iterator
 from pathlib import Path

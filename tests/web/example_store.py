@@ -1,4 +1,4 @@
-"""A store as people have one: an agent that mended a program, with all that can happen on the way.
+"""An example store: an agent that fixed a program, with forks, rollbacks, effects and approvals.
 
     python -m tests.web.example_store STORE REPO [NUMBER of checkpoints of a long run]
 

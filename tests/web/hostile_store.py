@@ -1,4 +1,4 @@
-"""A store in which every text tries to be more than text."""
+"""A store in which every text is an injection attempt."""
 
 import os
 from contextlib import suppress

@@ -1,8 +1,8 @@
-"""Takes the pictures of the web page for the documents, of the example store.
+"""Takes the screenshots for the documentation, of the example store.
 
     python -m tests.web.pictures docs/images
 
-With a second argument also all pages in light, dark and on a small screen, to be looked at there.
+A second directory also gets screenshots of all pages: light, dark, and on a small screen.
 """
 
 import os
@@ -68,7 +68,7 @@ def main(documents: Path, everything: "Path | None") -> None:
             threading.Thread(target=server.run, daemon=True).start()
 
             def tab(scheme: str, size: Any) -> Tab:
-                return Tab(browser, server.address, color_scheme=scheme, viewport=size)
+                return Tab(browser, server.invite(), color_scheme=scheme, viewport=size)
 
             for name, path in FOR_DOCUMENTS.items():
                 size = TALL if name == "timeline" else WIDE

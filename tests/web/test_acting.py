@@ -1,4 +1,4 @@
-"""What can be done from the page: answers, fork, export. Rolling back has a file of its own."""
+"""Actions from the page: approvals, outcomes, fork, export. Rollback has its own file."""
 
 import json
 import re

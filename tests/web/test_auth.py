@@ -1,4 +1,4 @@
-"""Who is let in, and what a request must have: the token, the right host and origin, the form."""
+"""Authentication: token, cookie, host, origin, CSRF token, headers."""
 
 import re
 import sys
@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError
-from agent_checkpoint.web.app import CHANGING, LOOKING, make_app
-from agent_checkpoint.web.auth import Guard, is_loopback
+from agent_checkpoint.web.app import GET_ROUTES, POST_ROUTES, make_app
+from agent_checkpoint.web.auth import Auth, is_loopback
 from tests.web.conftest import Place
 from tests.web.example_store import KEY
 from tests.web.visitor import ORIGIN, PORT, TOKEN, Client, Visitor, opened
 
-PAGES = sorted({*LOOKING, *CHANGING, "/static/page.css", "/static/page.js", "/events"})
+PAGES = sorted({*GET_ROUTES, *POST_ROUTES, "/static/page.css", "/static/page.js", "/events"})
 
 
-def stranger(manager: CheckpointManager, guard: Guard) -> Client:
-    return Client(make_app(manager, guard))
+def stranger(manager: CheckpointManager, auth: Auth) -> Client:
+    return Client(make_app(manager, auth))
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def visitor(manager: CheckpointManager) -> Visitor:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_nothing_is_shown_without_the_token(manager: CheckpointManager, page: str) -> None:
-    client = stranger(manager, Guard(port=PORT))
+    client = stranger(manager, Auth(port=PORT))
     for answer in (client.get(page), client.post(page, headers={"Origin": ORIGIN})):
         assert answer.status_code == 401
         assert "key" not in answer.text
@@ -47,54 +47,54 @@ def test_nothing_is_shown_without_the_token(manager: CheckpointManager, page: st
 
 @pytest.mark.parametrize("change", [lambda _: "", lambda _: TOKEN, lambda one: one[:-1], str.upper])
 def test_another_token_is_none(manager: CheckpointManager, change: Any) -> None:
-    guard = Guard(TOKEN, port=PORT)
-    client = stranger(manager, guard)
-    said = change(guard.invite())
-    assert client.get(guard.base, params={"token": said}).status_code == 401
+    auth = Auth(TOKEN, port=PORT)
+    client = stranger(manager, auth)
+    said = change(auth.invite())
+    assert client.get(auth.base, params={"token": said}).status_code == 401
 
 
 def test_a_token_is_exchanged_for_a_cookie_that_no_script_and_no_other_page_gets(
     manager: CheckpointManager,
 ) -> None:
-    guard = Guard(port=PORT)
-    client = stranger(manager, guard)
-    token = guard.invite()
-    answer = client.get(f"{guard.base}timeline", params={"key": "a b&c", "token": token})
+    auth = Auth(port=PORT)
+    client = stranger(manager, auth)
+    token = auth.invite()
+    answer = client.get(f"{auth.base}timeline", params={"key": "a b&c", "token": token})
     assert answer.status_code == 303
-    assert answer.headers["location"] == f"{guard.base}timeline?key=a+b%26c"
+    assert answer.headers["location"] == f"{auth.base}timeline?key=a+b%26c"
     assert answer.headers["referrer-policy"] == "no-referrer"
     cookie = answer.headers["set-cookie"]
-    assert {"HttpOnly", "SameSite=Strict", f"Path={guard.base}"} <= set(cookie.split("; "))
+    assert {"HttpOnly", "SameSite=Strict", f"Path={auth.base}"} <= set(cookie.split("; "))
     assert "Domain" not in cookie
     assert token not in cookie
     assert client.get("/").status_code == 200
 
 
 def test_a_token_counts_only_below_the_path_of_its_run(manager: CheckpointManager) -> None:
-    guard = Guard(port=PORT)
-    assert stranger(manager, guard).get("/", params={"token": guard.invite()}).status_code == 401
+    auth = Auth(port=PORT)
+    assert stranger(manager, auth).get("/", params={"token": auth.invite()}).status_code == 401
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/\\evil.example", "/%2f%2fevil.example"])
 def test_the_token_leads_to_no_other_site(manager: CheckpointManager, path: str) -> None:
-    guard = Guard(port=PORT)
-    client = stranger(manager, guard)
-    answer = client.get(guard.base + path, params={"token": guard.invite()})
+    auth = Auth(port=PORT)
+    client = stranger(manager, auth)
+    answer = client.get(auth.base + path, params={"token": auth.invite()})
     assert answer.status_code == 303
-    assert answer.headers["location"].startswith(guard.base)
-    answer = client.request("GET", guard.base + path, params={"token": guard.invite()})
-    assert answer.headers["location"].startswith(guard.base)
+    assert answer.headers["location"].startswith(auth.base)
+    answer = client.request("GET", auth.base + path, params={"token": auth.invite()})
+    assert answer.headers["location"].startswith(auth.base)
 
 
 def test_the_cookie_of_another_server_is_none(manager: CheckpointManager) -> None:
     visitor, other = Visitor(manager), Visitor(manager)
     (name, value) = next(iter(other.client.cookies.items()))
-    client = stranger(manager, visitor.guard)
+    client = stranger(manager, visitor.auth)
     assert client.get("/", headers={"Cookie": f"{name}={value}"}).status_code == 401
 
 
 def test_tokens_are_random_and_long() -> None:
-    guards = [Guard(port=PORT) for _ in range(20)]
+    guards = [Auth(port=PORT) for _ in range(20)]
     for found in ({one.invite() for one in guards}, {one.base for one in guards}):
         assert len(found) == 20
         assert min(map(len, found)) >= 32
@@ -103,13 +103,13 @@ def test_tokens_are_random_and_long() -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.4", "example.org"])
 def test_an_address_that_others_reach_needs_a_token(host: str) -> None:
     with pytest.raises(InvalidInputError, match="--token"):
-        Guard(hosts=["127.0.0.1", host], port=PORT)
-    Guard(TOKEN, hosts=[host], port=PORT)
+        Auth(hosts=["127.0.0.1", host], port=PORT)
+    Auth(TOKEN, hosts=[host], port=PORT)
 
 
 def test_a_short_token_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="16"):
-        Guard("short", port=PORT)
+        Auth("short", port=PORT)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "[::1]"])
@@ -138,7 +138,7 @@ def test_a_foreign_host_is_refused(visitor: Visitor, host: str) -> None:
 
 
 def test_only_what_is_listened_at_is_a_host_of_ours(manager: CheckpointManager) -> None:
-    client = stranger(manager, Guard(hosts=["LocalHost", "::1"], port=PORT))
+    client = stranger(manager, Auth(hosts=["LocalHost", "::1"], port=PORT))
     for host, status in (
         (f"localhost:{PORT}", 401),
         (f"[::1]:{PORT}", 401),
@@ -151,7 +151,7 @@ def test_only_what_is_listened_at_is_a_host_of_ours(manager: CheckpointManager) 
 def test_where_others_reach_it_addresses_are_hosts_and_foreign_names_are_not(
     manager: CheckpointManager,
 ) -> None:
-    client = stranger(manager, Guard(TOKEN, hosts=["0.0.0.0"], port=PORT))
+    client = stranger(manager, Auth(TOKEN, hosts=["0.0.0.0"], port=PORT))
     assert client.get("/", headers={"Host": f"192.168.1.4:{PORT}"}).status_code == 401
     assert client.get("/", headers={"Host": f"evil.example:{PORT}"}).status_code == 421
 
@@ -188,7 +188,7 @@ def test_a_request_that_says_it_is_from_another_site_is_refused(visitor: Visitor
 # -- forms -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", sorted(CHANGING))
+@pytest.mark.parametrize("page", sorted(POST_ROUTES))
 @pytest.mark.parametrize("csrf", [None, "", "wrong"])
 def test_a_form_needs_the_token_of_the_page(visitor: Visitor, page: str, csrf: Any) -> None:
     form = {"id": "key", "key": "key", "name": "new", "confirmed": "yes", "approval": "x"}
@@ -218,7 +218,7 @@ def test_a_huge_form_is_refused(visitor: Visitor) -> None:
     assert visitor.post("/fork", [("x", "y")] * 1000).status_code == 400
 
 
-@pytest.mark.parametrize("page", sorted(CHANGING.keys() - LOOKING.keys()))
+@pytest.mark.parametrize("page", sorted(POST_ROUTES.keys() - GET_ROUTES.keys()))
 def test_what_changes_something_is_no_get(visitor: Visitor, page: str) -> None:
     assert visitor.get(page).status_code == 405
 
@@ -239,7 +239,9 @@ def addresses(key: str) -> "list[tuple[str, dict[str, str]]]":
         "path": "x",
     }
     said["of"] = "a preview"
-    return [(page, {**said, **({"part": ""} if page == "/checkpoint" else {})}) for page in LOOKING]
+    return [
+        (page, {**said, **({"part": ""} if page == "/checkpoint" else {})}) for page in GET_ROUTES
+    ]
 
 
 def content(manager: CheckpointManager) -> Any:
@@ -255,7 +257,7 @@ def test_looking_changes_nothing(shared: Place) -> None:
         for page, said in addresses(KEY):
             answer = visitor.client.get(page, params=said)
             assert answer.status_code in (200, 404), (page, answer.text)
-            said = {**said, "csrf": visitor.guard.csrf, "confirmed": "yes", "name": "n"}
+            said = {**said, "csrf": visitor.auth.csrf, "confirmed": "yes", "name": "n"}
             visitor.client.get(page, params=said)
             visitor.client.head(page, params=said)
         assert content(manager) == before
@@ -271,7 +273,7 @@ def test_read_only_changes_nothing_and_offers_nothing(shared: Place) -> None:
     with opened(shared.store) as manager:
         visitor = Visitor(manager, read_only=True)
         before = content(manager)
-        for page in CHANGING:
+        for page in POST_ROUTES:
             form = {"id": KEY, "key": KEY, "name": "new", "confirmed": "yes"}
             answer = visitor.post(page, form)
             assert answer.status_code == 403

@@ -1,4 +1,4 @@
-"""The page in a real browser: looking, acting, keys, colours, news, hostile content, much of it."""
+"""The page in a real browser: navigation, actions, keyboard, themes, hostile and large stores."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The page in a real browser while things happen: it follows, in any number of tabs."""
+"""Live updates in a real browser, in any number of tabs."""
 
 import threading
 from urllib.parse import quote
@@ -6,7 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session
-from agent_checkpoint.web.server.browser import in_browser
+from agent_checkpoint.web.server.browser import open_in_browser
 from agent_checkpoint.web.server.server import listen
 from tests.web.browsing import Served, Tab, chromium
 from tests.web.conftest import Place
@@ -80,7 +80,7 @@ def test_the_file_that_a_browser_is_told_by(
 ) -> None:
     files: list[str] = []
     monkeypatch.setattr("webbrowser.open", files.append)
-    with in_browser(served.serve(manager)):
+    with open_in_browser(served.serve(manager)):
         page = served.browser.new_context().new_page()
         page.goto(files[0])
         page.get_by_role("heading", name="Keys and sessions").wait_for()

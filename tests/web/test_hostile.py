@@ -1,4 +1,4 @@
-"""Content that tries to be more than text, or more than there is room for."""
+"""Hostile content: markup, control characters, and states beyond every limit."""
 
 import pickle
 import re

@@ -1,4 +1,4 @@
-"""What is known of many keys, and whether something is new, without reading all each time."""
+"""The catalog of many keys: order, versions, and bounded reads."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.web.pages import key_list
 from agent_checkpoint.web.timeline import key_catalog
-from agent_checkpoint.web.timeline.key_catalog import Catalog
+from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor
 
@@ -25,7 +25,7 @@ def many(monkeypatch: pytest.MonkeyPatch) -> CheckpointManager:
     return manager
 
 
-def looks_until_seen(watch: Catalog, before: str) -> int:
+def looks_until_seen(watch: KeyCatalog, before: str) -> int:
     for number in range(1, 20):
         if watch.version() != before:
             return number
@@ -33,7 +33,7 @@ def looks_until_seen(watch: Catalog, before: str) -> int:
 
 
 def test_every_key_is_seen_in_its_turn(many: CheckpointManager) -> None:
-    watch = Catalog(many.store)
+    watch = KeyCatalog(many.store)
     version = watch.version()
     assert [watch.version() for _ in range(10)] == [version] * 10
     for number in (0, 7, 15, 29):
@@ -46,7 +46,7 @@ def test_every_key_is_seen_in_its_turn(many: CheckpointManager) -> None:
 
 
 def test_what_comes_and_goes_is_seen_at_once(many: CheckpointManager) -> None:
-    watch = Catalog(many.store)
+    watch = KeyCatalog(many.store)
     version = watch.version()
     many.save("zz", {"n": 1})
     assert looks_until_seen(watch, version) == 1
@@ -73,7 +73,7 @@ def counted(many: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> "list[s
 
 
 def test_a_look_reads_few_streams(many: CheckpointManager, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch = Catalog(many.store)
+    watch = KeyCatalog(many.store)
     watch.version()
     read = counted(many, monkeypatch)
     watch.version()
@@ -119,7 +119,7 @@ def test_what_takes_long_is_not_done_for_each_page(
 
 
 def test_a_pruned_beginning_and_a_deleted_key_are_noticed(many: CheckpointManager) -> None:
-    known = Catalog(many.store)
+    known = KeyCatalog(many.store)
     many.fork("key-00", "a fork")
     many.save("a fork", {"n": 2})
     assert known.origins()["a fork"].parent == ("key-00", 1)
@@ -132,10 +132,10 @@ def test_a_pruned_beginning_and_a_deleted_key_are_noticed(many: CheckpointManage
 
 def test_pages_share_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = CheckpointManager()
-    watch = Catalog(manager.store)
+    watch = KeyCatalog(manager.store)
     version = watch.version()
     manager.save("key", {"n": 1})
     assert watch.version() == version  # within a second
     monkeypatch.setattr(key_catalog, "EVERY", 0.0)
     assert watch.version() != version
-    assert Catalog(manager.store).version() != watch.version()  # another server is another one
+    assert KeyCatalog(manager.store).version() != watch.version()  # another server is another one

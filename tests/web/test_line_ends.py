@@ -1,16 +1,18 @@
-"""Names with line ends: browsers write them otherwise in forms, and another name would be meant."""
+"""Names with line ends: browsers change them in forms, which would name another key."""
 
 from urllib.parse import quote
 
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, InvalidInputError, Session
-from agent_checkpoint.web.page_text import coded, uncoded
+from agent_checkpoint.web.page_text import decode_field, encode_field
 from tests.web.browsing import Served, Tab, chromium, press
 from tests.web.test_what_is_seen import asked
 from tests.web.visitor import Visitor
 
-in_browser = pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+open_in_browser = pytest.mark.skipif(
+    chromium() is None, reason="there is no chromium on this machine"
+)
 ALIKE = ["a\nb", "a\r\nb", "a\rb", "a b"]
 
 
@@ -18,15 +20,15 @@ ALIKE = ["a\nb", "a\r\nb", "a\rb", "a b"]
     "text", [*ALIKE, "", "a+b%0A&=", "é\u202e\U0001f600", "\udcff\udc80", "a*b", "\x00\x7f"]
 )
 def test_what_is_coded_comes_back_as_it_was(text: str) -> None:
-    assert uncoded(coded(text)) == text
-    assert coded(text).isascii()
-    assert not set(coded(text)) & set("\r\n\"'<>& +")
+    assert decode_field(encode_field(text)) == text
+    assert encode_field(text).isascii()
+    assert not set(encode_field(text)) & set("\r\n\"'<>& +")
 
 
 @pytest.mark.parametrize("text", ["a b", "a\nb", "%0a", "%", "%zz", "é", "%41", "a/b"])
 def test_what_is_coded_otherwise_is_refused(text: str) -> None:
     with pytest.raises(InvalidInputError):
-        uncoded(text)
+        decode_field(text)
     visitor = Visitor(CheckpointManager())
     assert visitor.client.get("/timeline", params={"key*": text}).status_code == 400
     assert visitor.post("/export", {"key*": text}).status_code == 400
@@ -41,7 +43,7 @@ def manager() -> CheckpointManager:
     return made
 
 
-@in_browser
+@open_in_browser
 @pytest.mark.parametrize("key", ALIKE)
 def test_forms_act_on_the_key_that_they_are_of(
     served: Served, manager: CheckpointManager, key: str
@@ -76,7 +78,7 @@ def test_forms_act_on_the_key_that_they_are_of(
     assert other.list_keys() == [key]
 
 
-@in_browser
+@open_in_browser
 @pytest.mark.parametrize("key", ALIKE[:3])
 def test_sessions_and_parts_are_the_ones_that_were_chosen(served: Served, key: str) -> None:
     with CheckpointManager() as manager:
@@ -91,7 +93,7 @@ def test_sessions_and_parts_are_the_ones_that_were_chosen(served: Served, key: s
         (target,) = [row for row in manager.history(key) if row["label"] == "one"]
         page = tab.open(f"/rollback?id={quote(target['id'], safe='')}")
         page.get_by_label("only:").check()
-        page.locator(f'input[name="part*"][value="{coded(key)}"]').check()
+        page.locator(f'input[name="part*"][value="{encode_field(key)}"]').check()
         press(page, "Preview")
         press(page, "Roll back")
         page.get_by_role("heading", name="Rolled back").wait_for()
@@ -113,7 +115,7 @@ class Box:
         self.n = state["n"]
 
 
-@in_browser
+@open_in_browser
 def test_an_answer_is_given_to_the_session_that_asked(served: Served) -> None:
     with CheckpointManager() as manager:
         names = {key: asked(manager, key, n=1) for key in ALIKE[:3]}

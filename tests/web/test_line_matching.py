@@ -1,4 +1,4 @@
-"""Comparing two texts: what is found, that it ends soon, and that no difference is invisible."""
+"""Comparing two texts: matches, bounded time, and no invisible difference."""
 
 import random
 import time
@@ -9,7 +9,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace
 from agent_checkpoint.web.diff import line_matching
-from agent_checkpoint.web.diff.line_matching import Effort, blocks
+from agent_checkpoint.web.diff.line_matching import DiffBudget, blocks
 from agent_checkpoint.web.diff.side_by_side import CHANGED, SAME, lines_of, side_by_side
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor
@@ -22,7 +22,7 @@ def test_blocks_are_the_same_in_both_and_in_order() -> None:
         after = [line for line in before if chance.random() < 0.8]
         for _ in range(chance.randrange(5)):
             after.insert(chance.randrange(len(after) + 1), chance.choice("abxyz"))
-        found, is_whole = blocks(before, after, Effort())
+        found, is_whole = blocks(before, after, DiffBudget())
         assert is_whole
         x = y = 0
         for a, c, size in found:

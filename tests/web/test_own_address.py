@@ -1,4 +1,4 @@
-"""Who gets the token and the cookie of a run: an old tab, a second listener, the history."""
+"""The token and the cookie reach nobody else: old tabs, a second listener, the browser history."""
 
 import http.client
 import socket
@@ -193,7 +193,7 @@ def test_a_page_at_another_port_of_the_same_host_is_not_sent_the_cookie(
 
 def test_each_run_has_an_address_of_its_own(runs: Runs) -> None:
     hosts = {urlsplit(runs.begin(port=0).address).hostname for _ in range(5)}
-    if module.own_host() != "127.0.0.1":  # where all of 127.0.0.0/8 is this machine
+    if module.fresh_loopback_host() != "127.0.0.1":  # where all of 127.0.0.0/8 is this machine
         assert len(hosts) == 5
         assert "127.0.0.1" not in hosts
 
@@ -201,7 +201,7 @@ def test_each_run_has_an_address_of_its_own(runs: Runs) -> None:
 def test_where_there_is_only_one_loopback_address_the_path_and_port_differ(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "own_host", lambda: "127.0.0.1")
+    monkeypatch.setattr(module, "fresh_loopback_host", lambda: "127.0.0.1")
     servers = [runs.begin(), runs.begin()]
     assert {urlsplit(one.address).hostname for one in servers} == {"127.0.0.1"}
     assert all(one.port != module.PORT for one in servers)

@@ -72,7 +72,7 @@ def test_the_timeline_shows_forks_rollbacks_adopts_and_the_head(looking: Visitor
     assert "24 checkpoints, plus 12 in 2 forks" in text
     for words in ("head", "rollback", "adopt", "…/half-a-day", "…/an-hour", "safety", "good"):
         assert words in text
-    for style in ("edge back", "edge fork", "edge adopt", "mark safety", "mark save aside"):
+    for style in ("edge back", "edge fork", "edge adopt", "mark safety", "mark save abandoned"):
         assert style in html
     assert html.count("<li class=") == 36
 

@@ -1,4 +1,4 @@
-"""Rolling back from the page: only what was previewed, and once."""
+"""Rollback from the page: only the previewed rollback runs, and only once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,7 +178,7 @@ def test_files_that_are_written_while_it_is_confirmed_are_left_alone(
         if when == "opened":
             patch.setattr(rollback_page, "Session", Late)
         else:
-            patch.setattr(rollback_page, "_check_same", lambda *args: path.write_text(late))
+            patch.setattr(rollback_page, "_check_unchanged", lambda *args: path.write_text(late))
         answer = confirm(acting, place, effects="warn")
     assert answer.status_code == 409
     assert "Files have changed since the preview: nothing was done" in plain(answer.text)
@@ -210,7 +210,7 @@ def test_effects_that_are_made_while_it_is_confirmed_are_not_agreed_to(
         with holder:
             open_ticket("A late one", body="made when all had been checked")
 
-    monkeypatch.setattr(rollback_page, "_check_same", late)
+    monkeypatch.setattr(rollback_page, "_check_unchanged", late)
     answer = confirm(acting, place, effects="warn")
     assert answer.status_code == 409
     assert "changed since the preview" in plain(answer.text)
@@ -222,7 +222,9 @@ def test_whoever_saves_while_it_is_confirmed_is_not_taken_over(
 ) -> None:
     with Session(KEY, store=acting.manager, every="manual") as holder:
         place = previewed(acting, {"id": f"{KEY}@8", "key": KEY})
-        monkeypatch.setattr(rollback_page, "_check_same", lambda *args: holder.save(label="late"))
+        monkeypatch.setattr(
+            rollback_page, "_check_unchanged", lambda *args: holder.save(label="late")
+        )
         answer = confirm(acting, place, effects="warn")
         assert answer.status_code == 409
         assert "nothing was done" in plain(answer.text)

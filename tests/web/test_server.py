@@ -23,7 +23,7 @@ from agent_checkpoint.cli.main import main
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.web import app
 from agent_checkpoint.web.server import connections
-from agent_checkpoint.web.server.browser import in_browser
+from agent_checkpoint.web.server.browser import open_in_browser
 from agent_checkpoint.web.server.server import Server, listen
 from tests.web.conftest import Place
 
@@ -164,7 +164,7 @@ def test_a_server_ends_although_a_page_is_being_made(monkeypatch: pytest.MonkeyP
         began.set()
         go_on.wait(30)
 
-    monkeypatch.setitem(app.LOOKING, "/approvals", slow)
+    monkeypatch.setitem(app.GET_ROUTES, "/approvals", slow)
     server = listen(CheckpointManager(), port=0)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -255,7 +255,7 @@ def test_the_token_is_in_no_list_of_processes(monkeypatch: pytest.MonkeyPatch) -
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     address = "http://127.0.0.1:1/?key=a&token=secret"
-    with in_browser(address):
+    with open_in_browser(address):
         (url,) = opened
         assert "secret" not in url
         path = Path(unquote(urlsplit(url).path))

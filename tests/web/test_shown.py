@@ -1,4 +1,4 @@
-"""How single things are shown: times, sizes, ids, messages of several makers."""
+"""How single values are shown: times, sizes, ids, messages of several model APIs."""
 
 import json
 import time
@@ -26,8 +26,8 @@ def test_older_times_have_a_date() -> None:
     now = time.time()
     assert page_text.when(now - 5 * 86_400)[2] == "-"
     assert page_text.when(0.0).startswith(("1970", "1969"))
-    assert page_text.when(None) == page_text.stamp(None) == "?"
-    assert page_text.stamp(1e300) == "?"
+    assert page_text.when(None) == page_text.timestamp(None) == "?"
+    assert page_text.timestamp(1e300) == "?"
 
 
 @pytest.mark.parametrize(

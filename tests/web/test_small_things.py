@@ -1,4 +1,4 @@
-"""Small things that somebody stumbled over: names, links, files, words beside the picture."""
+"""Regressions of single details: names, links, downloads, texts beside the graph."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_keys_that_look_alike_are_told_apart() -> None:
     for key in [*keys, "prod\ufe0f", "prod\u200b"]:
         manager.save(key, {"n": 1})
     visitor = Visitor(manager)
-    shown = {page_text.on_one_line(key) for key in manager.list_keys()}
+    shown = {page_text.single_line(key) for key in manager.list_keys()}
     assert len(shown) == 10
     html = visitor.text("/")
     for name in shown:
@@ -71,7 +71,7 @@ def test_a_download_has_the_name_of_the_file(looking: Visitor) -> None:
 def test_all_entries_of_a_directory_can_be_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_view, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(file_view, "MAX_ENTRIES", 10)
     manager = CheckpointManager()
     for number in range(25):
         (tmp_path / f"file-{number:02}").write_text("x")
@@ -145,7 +145,7 @@ def test_forks_that_share_a_line_are_told() -> None:
     [(4.2e-05, "under 1 ms"), (0.42, "420 ms"), (1.934, "1.93 s"), (float("nan"), "?")],
 )
 def test_how_long_is_said_as_people_do(seconds: float, said: str) -> None:
-    assert page_text.lasting(seconds) == said
+    assert page_text.duration(seconds) == said
 
 
 def test_a_find_is_shown_as_it_is_read(looking: Visitor) -> None:

@@ -1,4 +1,4 @@
-"""What is approved is what was seen, whole: long texts, many requests, letters that reorder."""
+"""A call is approved only as it was shown in full: long texts, many requests, odd letters."""
 
 import json
 import re
@@ -10,13 +10,15 @@ import pytest
 from agent_checkpoint import Approvals, CheckpointManager, Session, Suspended, tool
 from agent_checkpoint.web import page_text
 from agent_checkpoint.web.pages import approval_page
-from agent_checkpoint.web.state.lazy_state import Peek
-from agent_checkpoint.web.state.outline import exactly, written
+from agent_checkpoint.web.state.lazy_state import StateReader
+from agent_checkpoint.web.state.outline import render, render_exact
 from tests.web.browsing import Served, chromium, press
 from tests.web.test_pages import plain
 from tests.web.visitor import Visitor
 
-in_browser = pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+open_in_browser = pytest.mark.skipif(
+    chromium() is None, reason="there is no chromium on this machine"
+)
 
 
 @tool(effect="irreversible", approve=True)
@@ -62,7 +64,7 @@ def test_a_long_argument_is_approved_only_where_all_of_it_is_shown(visitor: Visi
 def test_what_no_page_can_show_is_not_approved_here(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(approval_page, "MOST_ALONE", 50_000)
+    monkeypatch.setattr(approval_page, "MAX_ON_OWN_PAGE", 50_000)
     name = asked(visitor.manager, memo="a" * 60_000)
     html = visitor.text("/request", id=name)
     assert buttons(html) == 0
@@ -153,7 +155,7 @@ def test_values_that_differ_are_written_otherwise(one: Any, other: Any) -> None:
         manager.save("key", {"value": value})
         head = manager.store.head("key")
         assert head is not None
-        found = exactly(Peek(manager.store.backend), head.parts["agent"]["value"], 1000)
+        found = render_exact(StateReader(manager.store.backend), head.parts["agent"]["value"], 1000)
         assert found[1]
         texts.append(found[0])
     assert texts[0] != texts[1]
@@ -161,10 +163,10 @@ def test_values_that_differ_are_written_otherwise(one: Any, other: Any) -> None:
 
 def test_a_long_text_inside_another_value_is_not_all_of_it() -> None:
     manager = CheckpointManager()
-    text, is_whole = written(Peek(manager.store.backend), ["a" * 30_000], 10**6)
+    text, is_whole = render(StateReader(manager.store.backend), ["a" * 30_000], 10**6)
     assert not is_whole
     assert "about 30,000 characters" in text
-    assert exactly(Peek(manager.store.backend), ["a" * 30_000], 10**6)[1]
+    assert render_exact(StateReader(manager.store.backend), ["a" * 30_000], 10**6)[1]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_a_page_is_bounded_whatever_the_calls_have(visitor: Visitor) -> None:
     for place in range(3):
         asked(visitor.manager, f"payer-{place}", to="a" * 15_000, memo="b" * 15_000)
     html = visitor.text("/approvals")
-    assert len(html) < 3 * (approval_page.MOST_ON_CARD + 10_000)
+    assert len(html) < 3 * (approval_page.MAX_ON_CARD + 10_000)
     assert buttons(html) == 0
     for request in Approvals(visitor.manager.store).pending():
         assert "b" * 15_000 in visitor.text("/request", id=request.id)
@@ -223,7 +225,7 @@ def test_a_field_has_room_for_all_of_a_text_on_a_narrow_screen() -> None:
 HEBREW = "\u05d0\u05d1\u05d2"
 
 
-@in_browser
+@open_in_browser
 def test_a_card_keeps_its_place_when_one_above_becomes_void(served: Served) -> None:
     with CheckpointManager() as manager:
         first, second = (asked(manager, f"payer-{number}", n=number) for number in (1, 2))
@@ -246,7 +248,7 @@ def test_a_card_keeps_its_place_when_one_above_becomes_void(served: Served) -> N
         assert page.get_by_text("payer-1").count() == 0
 
 
-@in_browser
+@open_in_browser
 def test_two_quick_clicks_approve_one(served: Served) -> None:
     with CheckpointManager() as manager:
         names = [asked(manager, f"payer-{number}", n=number) for number in range(4)]
@@ -261,7 +263,7 @@ def test_two_quick_clicks_approve_one(served: Served) -> None:
         assert [approvals.get(name).is_open for name in names] == [False, True, True, True]
 
 
-@in_browser
+@open_in_browser
 def test_letters_of_other_scripts_move_nothing(served: Served) -> None:
     with CheckpointManager() as manager:
         key = f"{HEBREW}/100/{HEBREW}"
@@ -288,7 +290,7 @@ def test_letters_of_other_scripts_move_nothing(served: Served) -> None:
         assert field.evaluate("(item) => item.scrollHeight <= item.clientHeight + 1")
 
 
-@in_browser
+@open_in_browser
 def test_going_back_writes_nothing_into_the_card_of_another_call(served: Served) -> None:
     with CheckpointManager() as manager:
         first, second = asked(manager, "payer-1", to="ann"), asked(manager, "payer-2", to="bob")
@@ -312,7 +314,7 @@ def test_going_back_writes_nothing_into_the_card_of_another_call(served: Served)
         assert "edited" not in Approvals(manager.store).get(second).parts
 
 
-@in_browser
+@open_in_browser
 def test_a_second_click_confirms_nothing(served: Served) -> None:
     """The button that confirms may be where the one was that asked for a preview."""
     with CheckpointManager() as manager:

@@ -1,4 +1,4 @@
-"""Who looks at the page in tests: a client that knows the token, and one that does not."""
+"""HTTP clients for tests, with and without the token."""
 
 import asyncio
 import re
@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlencode
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.web.app import make_app
-from agent_checkpoint.web.auth import Guard
+from agent_checkpoint.web.auth import Auth
 
 PORT = 8421
 ORIGIN = f"http://127.0.0.1:{PORT}"
@@ -107,9 +107,9 @@ class Visitor:
 
     def __init__(self, manager: CheckpointManager, *, read_only: bool = False) -> None:
         self.manager = manager
-        self.guard = Guard(port=PORT)
-        self.client = Client(make_app(manager, self.guard, read_only=read_only))
-        answer = self.client.get(self.guard.base, params={"token": self.guard.invite()})
+        self.auth = Auth(port=PORT)
+        self.client = Client(make_app(manager, self.auth, read_only=read_only))
+        answer = self.client.get(self.auth.base, params={"token": self.auth.invite()})
         assert answer.status_code == 303
 
     def get(self, page: str, /, **asked: Any) -> Any:
@@ -122,7 +122,7 @@ class Visitor:
 
     def post(self, page: str, /, form: Any, *, origin: Optional[str] = ORIGIN) -> Any:
         """Send a form of the page; one of a list of pairs may have a name twice."""
-        pairs = [*(form.items() if isinstance(form, dict) else form), ("csrf", self.guard.csrf)]
+        pairs = [*(form.items() if isinstance(form, dict) else form), ("csrf", self.auth.csrf)]
         return self.send(page, pairs, origin=origin)
 
     def approve(self, approval: str, **form: str) -> Any:

@@ -1,1 +1,1 @@
-"""The web page: the timeline of a store, to look at and to act on. Needs the extra `web`."""
+"""The web page: shows the timeline of a store and acts on it. Needs the extra `web`."""

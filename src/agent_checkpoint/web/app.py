@@ -1,6 +1,6 @@
-"""The application: which address is answered by what, and what becomes of errors.
+"""The ASGI application. Owns the routes and the mapping of errors to pages.
 
-Owns both. A page that only looks is a GET and changes nothing; what changes something is a POST.
+A GET changes nothing; every change is a POST.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.web.auth import App, Guard, fault
+from agent_checkpoint.web.auth import App, Auth, describe_fault
 from agent_checkpoint.web.pages import (
     approval_page,
     checkpoint_page,
@@ -29,10 +29,10 @@ from agent_checkpoint.web.pages import (
     search_page,
     timeline_page,
 )
-from agent_checkpoint.web.request_threads import abandonable
-from agent_checkpoint.web.site import HERE, Refused, Site
+from agent_checkpoint.web.request_threads import run_in_daemon_thread
+from agent_checkpoint.web.site import HERE, RequestError, Site
 
-LOOKING: dict[str, Callable[[Site, Request], Response]] = {
+GET_ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/": key_list.first_page,
     "/timeline": timeline_page.timeline_page,
     "/updates": live_updates.updates,
@@ -53,11 +53,11 @@ LOOKING: dict[str, Callable[[Site, Request], Response]] = {
     "/search": search_page.search_page,
     "/search/results": search_page.search_results,
 }
-CHANGING: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
+POST_ROUTES: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
     "/approve": approval_page.approve,
     "/deny": approval_page.deny,
     "/resolve": approval_page.resolve,
-    "/preview": rollback_page.look_at_rollback,
+    "/preview": rollback_page.create_preview,
     "/rollback": rollback_page.rollback,
     "/fork": fork_page.fork,
     "/export": fork_page.export,
@@ -65,65 +65,71 @@ CHANGING: dict[str, Callable[[Site, Request], Awaitable[Response]]] = {
 _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def make_app(manager: CheckpointManager, guard: Guard, *, read_only: bool = False) -> App:
-    """Return the application for one store, behind its guard."""
-    site = Site(manager, guard, read_only=read_only)
+def make_app(manager: CheckpointManager, auth: Auth, *, read_only: bool = False) -> App:
+    """Return the application for one store, with authentication in front."""
+    site = Site(manager, auth, read_only=read_only)
     routes = []
-    for path in LOOKING.keys() | CHANGING.keys():
-        routes.append(Route(path, _answering(site, path), methods=[*_methods(path)]))
+    for path in GET_ROUTES.keys() | POST_ROUTES.keys():
+        routes.append(Route(path, _route(site, path), methods=[*_methods(path)]))
     routes += [
         Route(f"/static/{name}", _static(data, kind), methods=["GET"])
         for name, data, kind in _static_files()
     ]
 
-    def refuse(request: Request, error: Exception) -> Response:
-        return site.refusal(error)
+    def show_error(request: Request, error: Exception) -> Response:
+        return site.error_page(error)
 
     def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        return site.refusal(Refused(status, "No such page."))
+        return site.error_page(RequestError(status, "No such page."))
 
-    handlers: dict[Any, Any] = {CheckpointError: refuse, Refused: refuse, HTTPException: unknown}
-    return guard.middleware(Starlette(routes=routes, exception_handlers=handlers))
+    handlers: dict[Any, Any] = {
+        CheckpointError: show_error,
+        RequestError: show_error,
+        HTTPException: unknown,
+    }
+    return auth.middleware(Starlette(routes=routes, exception_handlers=handlers))
 
 
 def _methods(path: str) -> list[str]:
-    return (["GET"] if path in LOOKING else []) + (["POST"] if path in CHANGING else [])
+    return (["GET"] if path in GET_ROUTES else []) + (["POST"] if path in POST_ROUTES else [])
 
 
-def _answering(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
+def _route(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         site.follow_store()
         if request.method == "POST":
-            return await CHANGING[path](site, request)
-        return await abandonable(LOOKING[path], site, request)
+            return await POST_ROUTES[path](site, request)
+        return await run_in_daemon_thread(GET_ROUTES[path], site, request)
 
-    return _told(site, lambda _, request: answer(request))
+    return _with_error_page(site, lambda _, request: answer(request))
 
 
-def _told(
+def _with_error_page(
     site: Site, handler: Callable[[Site, Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Have errors be told in a page, without what the store holds and where in the code it was."""
+    """Turn errors into an error page without stored values or a traceback."""
 
-    async def told(request: Request) -> Response:
+    async def handle(request: Request) -> Response:
         try:
             return await handler(site, request)
-        except (CheckpointError, Refused) as error:
-            return site.refusal(error)
-        except Exception as error:  # a fault of ours: who runs the server is told which
-            sys.stderr.write(f"agent-checkpoint: {fault(error)}\n")
-            return site.refusal(Refused(500, "Internal error. The output of the server names it."))
+        except (CheckpointError, RequestError) as error:
+            return site.error_page(error)
+        except Exception as error:  # a bug: reported on stderr, where the operator sees it
+            sys.stderr.write(f"agent-checkpoint: {describe_fault(error)}\n")
+            return site.error_page(
+                RequestError(500, "Internal error. The output of the server names it.")
+            )
 
-    return told
+    return handle
 
 
 def _static_files() -> list[tuple[str, bytes, str]]:
-    found = []
+    files = []
     for path in sorted((HERE / "static").iterdir()):
         if path.suffix in _KINDS:
-            found.append((path.name, path.read_bytes(), _KINDS[path.suffix]))
-    return found
+            files.append((path.name, path.read_bytes(), _KINDS[path.suffix]))
+    return files
 
 
 def _static(data: bytes, kind: str) -> Callable[[Request], Response]:

@@ -1,7 +1,7 @@
-"""Work that waits for a disk, beside the event loop. Owns that it does not keep the server alive.
+"""Blocking work of requests, run outside the event loop. Owns the threads for it.
 
-What only looks may be abandoned: whoever asked is gone, or the server ends. The threads are
-daemons, so that the process does not wait for a page that nobody will see.
+A request that only reads may be abandoned when its client disconnects or the server stops. Its
+thread is a daemon, so that the process does not wait for a page that nobody will receive.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _AT_ONCE = Semaphore(16)
-"""How many pages are made beside each other; more wait."""
+"""How many pages are rendered at the same time; further requests wait."""
 
 
-async def abandonable(call: Callable[..., T], *args: Any) -> T:
-    """Return what a call returns, made on a thread that is left to itself if this is cancelled."""
+async def run_in_daemon_thread(call: Callable[..., T], *args: Any) -> T:
+    """Run a call in a daemon thread and return its result; cancellation abandons the thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: Any, error: BaseException | None) -> None:
+    def deliver(result: Any, error: BaseException | None) -> None:
         if future.cancelled():
             return
         if error is not None:
@@ -39,19 +39,19 @@ async def abandonable(call: Callable[..., T], *args: Any) -> T:
             except BaseException as failure:
                 error = failure
         if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, result, error)
+            loop.call_soon_threadsafe(deliver, result, error)
 
     Thread(target=run, daemon=True, name="agent-checkpoint page").start()
     return await future
 
 
-async def one_by_one(pieces: Iterator[T]) -> AsyncIterator[T]:
-    """Iterate over what an iterator gives, each made on a thread."""
+async def stream_in_threads(items: Iterator[T]) -> AsyncIterator[T]:
+    """Iterate over a blocking iterator; each item is produced in a daemon thread."""
     end = object()
     try:
-        while (piece := await abandonable(next, pieces, end)) is not end:
-            yield piece
+        while (item := await run_in_daemon_thread(next, items, end)) is not end:
+            yield item
     finally:
-        close = getattr(pieces, "close", None)
-        if close is not None and not getattr(pieces, "gi_running", False):
+        close = getattr(items, "close", None)
+        if close is not None and not getattr(items, "gi_running", False):
             close()

@@ -1,4 +1,4 @@
-"""What all pages share: the store, the templates, what was asked. Owns rendering and refusing."""
+"""What pages share: the store, templates, request parameters. Owns rendering and error pages."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from agent_checkpoint.records import Checkpoint, parse_checkpoint_id
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web import page_text
-from agent_checkpoint.web.auth import LARGEST_BODY, Guard, same
+from agent_checkpoint.web.auth import MAX_BODY, Auth, secrets_equal
 from agent_checkpoint.web.timeline.history import Histories
-from agent_checkpoint.web.timeline.key_catalog import Catalog
-from agent_checkpoint.web.timeline.layout_cache import Scenes
-from agent_checkpoint.web.timeline.unknown_effects import Troubles
+from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
+from agent_checkpoint.web.timeline.layout_cache import LayoutCache
+from agent_checkpoint.web.timeline.unknown_effects import UnknownEffects
 
 HERE = Path(__file__).parent
 T = TypeVar("T")
-_MOST_FIELDS = 500
+_MAX_FIELDS = 500
 _HTML = "text/html; charset=utf-8"
 
 
-class Refused(Exception):
-    """What this page does not do; the text is for who asked."""
+class RequestError(Exception):
+    """A request that is refused, with its HTTP status. The text is shown to the user."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -48,14 +48,12 @@ class Refused(Exception):
 
 
 class Site:
-    """One store, and how its pages are made."""
+    """One store and everything that its pages need."""
 
-    def __init__(
-        self, manager: CheckpointManager, guard: Guard, *, read_only: bool = False
-    ) -> None:
-        self.guard = guard
+    def __init__(self, manager: CheckpointManager, auth: Auth, *, read_only: bool = False) -> None:
+        self.auth = auth
         self.read_only = read_only
-        self._show(manager)
+        self._open(manager)
         self._templates = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -67,28 +65,28 @@ class Site:
         self._templates.filters.update(
             shown=page_text.shown,
             exact=page_text.exact,
-            coded=page_text.coded,
-            line=page_text.on_one_line,
+            encoded=page_text.encode_field,
+            line=page_text.single_line,
             when=page_text.when,
-            stamp=page_text.stamp,
+            timestamp=page_text.timestamp,
             size=page_text.format_size,
             short=page_text.short,
-            kin=page_text.kin,
-            lasting=page_text.lasting,
+            fork_name=page_text.fork_name,
+            duration=page_text.duration,
         )
         self._templates.globals.update(link=page_text.link, count=page_text.format_count)
 
-    def _show(self, manager: CheckpointManager) -> None:
+    def _open(self, manager: CheckpointManager) -> None:
         self.manager = manager
         self.histories = Histories(manager.store)
-        self.catalog = Catalog(manager.store)
-        self.scenes = Scenes(manager.store, self.histories, self.catalog)
-        self.troubles = Troubles(manager.store)
+        self.catalog = KeyCatalog(manager.store)
+        self.layouts = LayoutCache(manager.store, self.histories, self.catalog)
+        self.unknown_effects = UnknownEffects(manager.store)
         self.previews: dict[str, object] = {}
-        """What people were shown before they confirm it, by name."""
+        """Previewed rollbacks that wait for confirmation, by name."""
 
     def follow_store(self) -> None:
-        """Open the store anew if another one, or none, is at its path by now.
+        """Reopen the store if its path now holds another one, or none.
 
         Raises:
             StorageError: the medium failed.
@@ -99,113 +97,113 @@ class Site:
             and backend.url is not None
             and backend.is_replaced()
         ):
-            self._show(CheckpointManager(backend.url))
+            self._open(CheckpointManager(backend.url))
             backend.close()
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
-        """Do what changes something beside the event loop; it is waited for to its end."""
+        """Run a change in a worker thread, to its end even if the client disconnects."""
         return await run_in_threadpool(call, *args)
 
     @property
     def store(self) -> Store:
-        """Where all is read from."""
+        """The store of the manager."""
         return self.manager.store
 
     def find(self, text: str) -> Checkpoint:
         """Return the checkpoint of an id, else of a key or short form. Raises NotFoundError.
 
-        An id is what it says, although there may be a key of that name.
+        An id wins over a key of the same name.
         """
-        place = parse_checkpoint_id(text)
-        if place is not None:
+        parsed = parse_checkpoint_id(text)
+        if parsed is not None:
             with suppress(NotFoundError, InvalidInputError):
-                return find(self.store, text, key=place.key)
+                return find(self.store, text, key=parsed.key)
         return find(self.store, text)
 
     def page(self, template: str, /, status: int = 200, **values: Any) -> Response:
-        """Return a page, or a piece of one, made from a template."""
-        found = self._templates.get_template(template)
-        text = found.render(
-            csrf=self.guard.csrf, run=self.guard.run, read_only=self.read_only, **values
+        """Render a template: a whole page or a fragment."""
+        loaded = self._templates.get_template(template)
+        text = loaded.render(
+            csrf=self.auth.csrf, run=self.auth.run, read_only=self.read_only, **values
         )
-        # A name of a file may be bytes that are no text: the filters write them out, all but here.
+        # File names may hold undecodable bytes. Filters escape them; this covers any other place.
         return Response(text.encode("utf-8", "backslashreplace"), status, media_type=_HTML)
 
-    def refusal(self, error: Exception) -> Response:
-        """Return the page that tells why something was not done."""
+    def error_page(self, error: Exception) -> Response:
+        """Return the error page for an exception."""
         status = status_of(error)
         text = str(error).replace("list_keys() names them all.", "The first page lists them all.")
         return self.page("error.html", status, title=_TITLES.get(status, "Error"), text=text)
 
     async def form(self, request: Request) -> dict[str, str]:
-        """Return what a form of ours says; of `part` all that were ticked, coded, one a line.
+        """Return the fields of a form; `part` holds all ticked parts, encoded, one a line.
 
         Raises:
-            Refused: it is none of ours, too large, or nothing may be changed.
+            RequestError: the form is foreign or too large, or the page is read-only.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/x-www-form-urlencoded":
-            raise Refused(415, "Not a form of this page.")
+            raise RequestError(415, "Not a form of this page.")
         body = b""
         async for piece in request.stream():
             body += piece
-            if len(body) > LARGEST_BODY:
-                raise Refused(413, "The form is too large.")
+            if len(body) > MAX_BODY:
+                raise RequestError(413, "The form is too large.")
         try:
             pairs = parse_qsl(
                 body.decode("ascii"),
                 keep_blank_values=True,
                 errors="surrogateescape",
-                max_num_fields=_MOST_FIELDS,
+                max_num_fields=_MAX_FIELDS,
             )
         except ValueError:
-            raise Refused(400, "Not a form of this page.") from None
-        said = _decoded(pairs)
-        said["part"] = "\n".join(value for name, value in pairs if name == "part*")
-        if not same(said.get("csrf", ""), self.guard.csrf):
-            raise Refused(
+            raise RequestError(400, "Not a form of this page.") from None
+        fields = _decoded(pairs)
+        fields["part"] = "\n".join(value for name, value in pairs if name == "part*")
+        if not secrets_equal(fields.get("csrf", ""), self.auth.csrf):
+            raise RequestError(
                 403, "This form is not from this page, or the server was restarted. Reload."
             )
         if self.read_only:
-            raise Refused(403, "This page is read-only: it was started with --read-only.")
-        return said
+            raise RequestError(403, "This page is read-only: it was started with --read-only.")
+        return fields
 
 
-def asked(request: Request) -> dict[str, str]:
-    """Return what an address asks for, also names of files that are no text."""
+def query_params(request: Request) -> dict[str, str]:
+    """Return the query parameters. Values may hold undecodable bytes, as file names do."""
     query = request.scope["query_string"].decode("latin-1")
     try:
-        pairs = parse_qsl(query, errors="surrogateescape", max_num_fields=_MOST_FIELDS)
+        pairs = parse_qsl(query, errors="surrogateescape", max_num_fields=_MAX_FIELDS)
     except ValueError:
-        raise Refused(400, "The address has too many parameters.") from None
+        raise RequestError(400, "The address has too many parameters.") from None
     return _decoded(pairs)
 
 
 def _decoded(pairs: list[tuple[str, str]]) -> dict[str, str]:
-    """Return what a form or an address says. What has a star after its name is coded."""
+    """Return parameters by name. A star after a name marks an encoded value."""
     return dict(
-        (name[:-1], page_text.uncoded(value)) if name.endswith("*") else (name, value)
+        (name[:-1], page_text.decode_field(value)) if name.endswith("*") else (name, value)
         for name, value in pairs
     )
 
 
-def wanted(said: dict[str, str], name: str) -> str:
-    """Return what an address or a form must say. Raises Refused."""
-    value = said.get(name, "")
+def required(params: dict[str, str], name: str) -> str:
+    """Return a parameter that must be present. Raises RequestError."""
+    value = params.get(name, "")
     if not value:
-        raise Refused(400, f"Missing parameter `{name}`.")
+        raise RequestError(400, f"Missing parameter `{name}`.")
     return value
 
 
-def number(said: dict[str, str], name: str, default: int = 0, most: int = 10**12) -> int:
-    """Return a number that an address says; the default if it says none."""
-    text = said.get(name, "")
+def int_param(params: dict[str, str], name: str, default: int = 0, most: int = 10**12) -> int:
+    """Return a parameter as a number; the default if it is missing or malformed."""
+    text = params.get(name, "")
     return min(int(text), most) if text.isascii() and text.isdigit() and len(text) < 19 else default
 
 
 def status_of(error: Exception) -> int:
-    """Return the status of an answer that tells of an error."""
-    if isinstance(error, Refused):
+    """Return the HTTP status for an error."""
+    if isinstance(error, RequestError):
         return error.status
     if isinstance(error, NotFoundError):
         return 404
@@ -217,7 +215,7 @@ def status_of(error: Exception) -> int:
 
 
 def as_json(value: Any) -> Response:
-    """Return data for a script."""
+    """Return a JSON response."""
     body = json.dumps(value).encode()
     return Response(body, media_type="application/json")
 

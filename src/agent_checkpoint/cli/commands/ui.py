@@ -45,7 +45,7 @@ def _about_token() -> str:
 def run(args: Namespace, places: Places) -> Answer:
     """Serve the page until it is interrupted."""
     try:
-        from agent_checkpoint.web.server.server import in_browser, listen
+        from agent_checkpoint.web.server.server import listen, open_in_browser
     except ImportError as error:
         raise InvalidInputError(
             f"The page needs more than is installed ({error.name}): "
@@ -67,6 +67,6 @@ def run(args: Namespace, places: Places) -> Answer:
             "It lets one browser in, once, to the whole store. Ctrl-C ends it.", style="dim"
         )
         args.out.flush()
-        with nullcontext() if args.no_browser else in_browser(server.invite()):
+        with nullcontext() if args.no_browser else open_in_browser(server.invite()):
             server.run()
     return Answer({}, lambda out: None)

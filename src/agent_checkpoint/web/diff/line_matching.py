@@ -1,8 +1,8 @@
-"""Which lines of two texts are the same ones. Owns that this takes a bounded time, always.
+"""Line matching of two texts in bounded time.
 
-What is alike at both ends is taken off, lines that are in each text once hold the rest together,
-and what lies between them is compared in full if it is short. To compare repeated lines with each
-other takes time that grows without bound: if there is too much of that, it is left as it is.
+Common lines at both ends are matched first. Lines that are unique in each text anchor the rest
+(patience diff), and short sections between anchors are compared in full (longest common
+subsequence). That is quadratic for repeated lines, so sections over the budget stay unmatched.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SECONDS = 2.5
-"""For the states, and for the files, of one page."""
+"""Time limit for the states of one page, and again for its files."""
 _STEPS = 6_000_000
 _ROWS = 6_000
 _LARGEST = 1_000_000
-"""Pairs of lines of one piece that is compared in full."""
+"""Line pairs of a section that is compared in full."""
 
 
-class Effort:
-    """What may still be done for one page."""
+class DiffBudget:
+    """The remaining time, steps and rows for one page."""
 
     def __init__(self) -> None:
         self.rows = _ROWS
-        """How many rows of lines the page still takes."""
-        self.was_late = False
-        """Whether something was left out because it took too long."""
+        """Rows that the page may still show."""
+        self.timed_out = False
+        """Whether something was left out because the time was over."""
         self._left = _STEPS
         self.begin()
 
     def begin(self) -> None:
-        """Count the time from now on."""
+        """Restart the clock."""
         self._ends = time.monotonic() + SECONDS
 
     @property
     def is_over(self) -> bool:
-        """Whether the page has to be finished as it is."""
+        """Whether the time is over."""
         is_over = time.monotonic() > self._ends
-        self.was_late |= is_over
+        self.timed_out |= is_over
         return is_over
 
-    def take(self, steps: int) -> bool:
-        """Tell whether there is still time for some steps, which then count as made."""
+    def spend(self, steps: int) -> bool:
+        """Spend some steps; return False if they are not affordable."""
         if steps > self._left or self.is_over:
             return False
         self._left -= steps
@@ -52,15 +52,15 @@ class Effort:
 
 
 class Block(NamedTuple):
-    """Lines that are the same in both texts."""
+    """A run of equal lines in both texts."""
 
     before: int
     after: int
     size: int
 
 
-class Piece(NamedTuple):
-    """A piece of each text."""
+class Section(NamedTuple):
+    """A section of each text."""
 
     a: int
     b: int
@@ -68,20 +68,22 @@ class Piece(NamedTuple):
     d: int
 
 
-def blocks(before: Sequence[str], after: Sequence[str], effort: Effort) -> tuple[list[Block], bool]:
-    """Return what is the same in two texts, in order, and whether all was compared."""
+def blocks(
+    before: Sequence[str], after: Sequence[str], budget: DiffBudget
+) -> tuple[list[Block], bool]:
+    """Return the equal runs of two texts in order, and whether everything was compared."""
     found: list[Block] = []
     is_whole = True
-    pieces = [Piece(0, len(before), 0, len(after))]
-    while pieces:
-        a, b, c, d = pieces.pop()
+    sections = [Section(0, len(before), 0, len(after))]
+    while sections:
+        a, b, c, d = sections.pop()
         start, end = common_ends(before[a:b], after[c:d])
         found += [Block(a, c, start), Block(b - end, d - end, end)]
         a, b, c, d = a + start, b - end, c + start, d - end
         if a == b or c == d:
             continue
         anchors: list[tuple[int, int]] = []
-        if effort.take(b - a + d - c):
+        if budget.spend(b - a + d - c):
             anchors = _anchors(before[a:b], after[c:d])
         if anchors:
             found += [Block(a + x, c + y, 1) for x, y in anchors]
@@ -89,29 +91,29 @@ def blocks(before: Sequence[str], after: Sequence[str], effort: Effort) -> tuple
             begins = [(0, 0), *((x + 1, y + 1) for x, y in anchors)]
             for (i, j), (x, y) in zip(begins, ends):
                 if x > i and y > j:
-                    pieces.append(Piece(a + i, a + x, c + j, c + y))
-        elif (b - a) * (d - c) <= _LARGEST and effort.take((b - a) * (d - c)):
-            found += [Block(a + x, c + y, 1) for x, y in _longest(before[a:b], after[c:d])]
+                    sections.append(Section(a + i, a + x, c + j, c + y))
+        elif (b - a) * (d - c) <= _LARGEST and budget.spend((b - a) * (d - c)):
+            found += [Block(a + x, c + y, 1) for x, y in _longest_common(before[a:b], after[c:d])]
         else:
             is_whole = False
     return _joined(found), is_whole
 
 
 def common_ends(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
-    """Return how much is the same at the beginning of both, and at their end."""
+    """Return the lengths of the common prefix and suffix."""
     shorter = min(len(before), len(after))
-    start = _alike(shorter, lambda low, high: before[low:high] == after[low:high])
+    start = _common_length(shorter, lambda low, high: before[low:high] == after[low:high])
     left = shorter - start
     mine, theirs = len(before), len(after)
-    end = _alike(
+    end = _common_length(
         left,
         lambda low, high: before[mine - high : mine - low] == after[theirs - high : theirs - low],
     )
     return start, end
 
 
-def _alike(most: int, is_same: Callable[[int, int], bool]) -> int:
-    """Return how far two sequences are the same; pieces of them are compared, not items."""
+def _common_length(most: int, is_same: Callable[[int, int], bool]) -> int:
+    """Return how far two sequences are equal, by comparing slices instead of items."""
     known, step = 0, 64
     while known < most and is_same(known, min(most, known + step)):
         known, step = min(most, known + step), step * 2
@@ -126,7 +128,7 @@ def _alike(most: int, is_same: Callable[[int, int], bool]) -> int:
 
 
 def _anchors(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the places of lines that are in both texts once, as many as are in the same order."""
+    """Return the positions of lines unique in both texts: the longest increasing subsequence."""
     mine, theirs = Counter(before), Counter(after)
     places = {line: place for place, line in enumerate(after) if theirs[line] == 1}
     pairs = [
@@ -134,7 +136,7 @@ def _anchors(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int
         for place, line in enumerate(before)
         if mine[line] == 1 and line in places
     ]
-    ends: list[int] = []  # the last place of the best run of each length
+    ends: list[int] = []  # the last position of the best run of each length
     runs: list[int] = []
     before_it: list[int | None] = []
     for number, (_, place) in enumerate(pairs):
@@ -150,31 +152,31 @@ def _anchors(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int
     return found[::-1]
 
 
-def _longest(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the places of the longest run of lines that are in both texts in the same order."""
+def _longest_common(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the positions of the longest common subsequence."""
     width = len(after)
-    rows = [[0] * (width + 1)]  # from the end: how many lines are the same from there on
+    rows = [[0] * (width + 1)]  # lengths of the longest common subsequence of the suffixes
     for line in reversed(before):
         last = rows[-1]
         row = [0] * (width + 1)
-        for place in range(width - 1, -1, -1):
-            if after[place] == line:
-                row[place] = last[place + 1] + 1
+        for index in range(width - 1, -1, -1):
+            if after[index] == line:
+                row[index] = last[index + 1] + 1
             else:
-                row[place] = max(last[place], row[place + 1])
+                row[index] = max(last[index], row[index + 1])
         rows.append(row)
     rows.reverse()
-    found = []
+    pairs = []
     x = y = 0
     while x < len(before) and y < width:
         if before[x] == after[y]:
-            found.append((x, y))
+            pairs.append((x, y))
             x, y = x + 1, y + 1
         elif rows[x + 1][y] >= rows[x][y + 1]:
             x += 1
         else:
             y += 1
-    return found
+    return pairs
 
 
 def _joined(found: list[Block]) -> list[Block]:

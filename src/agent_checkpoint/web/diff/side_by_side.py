@@ -1,7 +1,7 @@
-"""Two texts beside each other, with what changed marked. Owns the rows; knows no checkpoint.
+"""Side-by-side diff of two texts with changes marked. Owns the rows; knows no checkpoint.
 
-Lines come with their ends. Two that differ never look the same: where only an end of a line
-differs, or what is far behind, that is shown.
+Lines include their line ends. Two lines that differ never look equal: a difference in the line end
+or far into a long line is shown, too.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from agent_checkpoint.web.diff.line_matching import Effort, blocks, common_ends
+from agent_checkpoint.web.diff.line_matching import DiffBudget, blocks, common_ends
 
 CONTEXT = 3
-_MOST_ROWS, _LEAST_ROWS = 2_000, 10
-_LONGEST_LINE = 2_000
+_MAX_ROWS, _MIN_ROWS = 2_000, 10
+_MAX_LINE = 2_000
 _LEAD = 100
-"""What is shown of a long line before it begins to differ."""
+"""Characters of a long line shown before the first difference."""
 
 SAME, ADDED, REMOVED, CHANGED, GAP = "same", "added", "removed", "changed", "gap"
 NO_END = " (no newline at end)"
 
 
 class Span(NamedTuple):
-    """A piece of a line, and whether it is what changed."""
+    """A part of a line, and whether it changed."""
 
     text: str
     is_changed: bool
 
 
 class Row(NamedTuple):
-    """One row: the same place in both texts."""
+    """One row of the diff, or a gap of unchanged lines."""
 
     kind: str
     left: int | None
@@ -41,34 +41,34 @@ class Row(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """The rows, and how many lines there were in all."""
+    """The rows, and the numbers of added and removed lines."""
 
     rows: list[Row]
     added: int
     removed: int
     is_cut: bool
     is_rough: bool = False
-    """Whether some lines stand beside each other only because they have the same place."""
+    """Whether some lines are paired by position only."""
     note: str = ""
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text with their ends. Nothing but a newline ends one."""
+    """Return the lines of a text with their line ends. Only a newline ends a line."""
     lines = [f"{line}\n" for line in text.split("\n")]
     lines[-1] = lines[-1][:-1]
     return lines if lines[-1] else lines[:-1]
 
 
 def side_by_side(
-    before: Sequence[str], after: Sequence[str], effort: Effort | None = None
+    before: Sequence[str], after: Sequence[str], budget: DiffBudget | None = None
 ) -> Sides:
-    """Return the rows of two texts, without what is the same and far from any change."""
-    effort = Effort() if effort is None else effort
-    same, is_whole = blocks(before, after, effort)
+    """Return the rows of two texts, with long unchanged runs as gaps."""
+    budget = DiffBudget() if budget is None else budget
+    secrets_equal, is_whole = blocks(before, after, budget)
     added, removed = len(after), len(before)
     steps: list[tuple[bool, int, int, int, int]] = []
     a = c = 0
-    for x, y, size in (*same, (len(before), len(after), 0)):
+    for x, y, size in (*secrets_equal, (len(before), len(after), 0)):
         if x > a or y > c:
             steps.append((False, a, x, c, y))
             alike = _at_same_place(before[a:x], after[c:y])
@@ -77,9 +77,9 @@ def side_by_side(
             steps.append((True, x, x + size, y, y + size))
             added, removed = added - size, removed - size
         a, c = x + size, y + size
-    most = max(_LEAST_ROWS, min(_MOST_ROWS, effort.rows))
+    most = max(_MIN_ROWS, min(_MAX_ROWS, budget.rows))
     rows = list(islice(_rows(before, after, steps), most + 1))
-    effort.rows -= len(rows)
+    budget.rows -= len(rows)
     return Sides(rows[:most], added, removed, len(rows) > most, not is_whole)
 
 
@@ -144,16 +144,16 @@ def _changed(before: str, right: int, after: str) -> tuple[list[Span], int, list
 
 
 def _within(before: str, after: str) -> tuple[list[Span], list[Span]]:
-    """Return two lines, cut where they begin and end to differ."""
+    """Return the spans of two lines: common prefix, change, common suffix."""
     start, end = common_ends(before, after)
-    is_long = max(len(before), len(after)) > _LONGEST_LINE
+    is_long = max(len(before), len(after)) > _MAX_LINE
     skipped = start - _LEAD if is_long and start > _LEAD else 0
     sides = []
     for text in (before, after):
         middle = len(text) - end
         changed = text[start:middle]
-        if len(changed) > _LONGEST_LINE:
-            changed, middle = changed[:_LONGEST_LINE] + "…", len(text)
+        if len(changed) > _MAX_LINE:
+            changed, middle = changed[:_MAX_LINE] + "…", len(text)
         cuts = [
             (("…" if skipped else "") + text[skipped:start], False),
             (changed, True),
@@ -168,4 +168,4 @@ def _without_end(line: str) -> str:
 
 
 def _cut(line: str) -> str:
-    return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "…"
+    return line if len(line) <= _MAX_LINE else line[:_MAX_LINE] + "…"

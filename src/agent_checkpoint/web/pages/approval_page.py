@@ -1,7 +1,7 @@
-"""What was done outside, and what waits for a person. Owns the pages where a person answers.
+"""The pages of external side effects and approval requests. Owns the forms to answer them.
 
-What is approved is what was seen: a card with a button has all of a call on it, and the form says
-which call that was, by a digest of what was drawn.
+A person approves exactly what the page showed: only a card that shows a call in full has an approve
+button, and its form carries a digest of the displayed call.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from agent_checkpoint.formatting import json_text
 from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
@@ -32,83 +33,83 @@ from agent_checkpoint.store.ledger.ledger import (
     Epoch,
     Ledger,
 )
-from agent_checkpoint.store.ledger.ledger import Request as Asked
-from agent_checkpoint.web.auth import same
-from agent_checkpoint.web.page_text import MOST_OF_NAME, coded, columns, json_text, link
-from agent_checkpoint.web.site import Refused, Site, as_json, asked, number, wanted
-from agent_checkpoint.web.state.lazy_state import MAP, Peek, TooLarge, large_int
-from agent_checkpoint.web.state.outline import exactly, written
+from agent_checkpoint.store.ledger.ledger import Request as ApprovalRequest
+from agent_checkpoint.web.auth import secrets_equal
+from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link
+from agent_checkpoint.web.site import RequestError, Site, as_json, int_param, query_params, required
+from agent_checkpoint.web.state.lazy_state import MAP, ReadLimitExceeded, StateReader, large_int
+from agent_checkpoint.web.state.outline import render, render_exact
 
 PAGE = 100
-"""Effects on a page."""
+"""Side effects on a page."""
 REQUESTS = 20
 """Requests on a page."""
-MOST_ON_CARD = 20_000
-"""Characters of a call on a page with several requests; also of all that can be edited of one."""
-MOST_ALONE = 1_000_000
-"""On the page of one request."""
-_MOST_OF_EFFECT = 4000
-_MOST_ARGUMENTS = 400
-"""A form of this page has no more fields than that and some."""
+MAX_ON_CARD = 20_000
+"""Characters of a call on a page with several requests; also of all editable arguments of one."""
+MAX_ON_OWN_PAGE = 1_000_000
+"""Characters of a call on the page of one request."""
+_MAX_OF_EFFECT = 4000
+_MAX_ARGUMENTS = 400
+"""Must stay below the limit of form fields."""
 _COLUMNS = 30
-"""Characters on a line of a field, on a narrow screen."""
+"""Characters on a line of a text field on a narrow screen."""
 _BY = "the web page"
 
 
 class Argument(NamedTuple):
-    """An argument of a call that waits."""
+    """An argument of a call that waits for approval."""
 
     name: str
     text: str
-    """As JSON, to be edited; else in a form that no other value has."""
+    """Editable JSON, or else a rendering that no other value has."""
     can_be_edited: bool
     is_whole: bool
 
     @property
     def rows(self) -> int:
-        """How many lines a field needs in which nothing is out of sight."""
+        """Height of a text field, in lines, that shows the whole value without scrolling."""
         return sum(1 + columns(line) // _COLUMNS for line in self.text.split("\n"))
 
 
 class EffectRow(NamedTuple):
-    """An effect, as it is shown."""
+    """A side effect on the page."""
 
     effect: Effect
     arguments: str
     result: str
     is_whole: bool
-    """Whether that is all of both."""
+    """Whether both are shown in full."""
     is_open: bool
-    """Whether a person has to say what became of it."""
+    """Whether its outcome is unknown and must be recorded."""
 
 
 class RequestRow(NamedTuple):
-    """A request, as it is shown."""
+    """An approval request on the page."""
 
-    request: Asked
+    request: ApprovalRequest
     arguments: list[Argument]
-    trouble: str
+    problem: str
 
     @property
-    def seen(self) -> str:
-        """What the form says of what was drawn; nothing unless that is all of the call."""
-        asked = self.request
-        names = [asked.tool, asked.session, *(argument.name for argument in self.arguments)]
+    def shown_digest(self) -> str:
+        """Digest of the displayed call; empty unless the call is displayed in full."""
+        request = self.request
+        names = [request.tool, request.session, *(argument.name for argument in self.arguments)]
         is_whole = all(argument.is_whole for argument in self.arguments)
-        if self.trouble or not is_whole or max(map(len, names)) > MOST_OF_NAME:
+        if self.problem or not is_whole or max(map(len, names)) > MAX_NAME:
             return ""
-        drawn = [(argument.name, argument.text) for argument in self.arguments]
-        told = json.dumps([asked.id, asked.session, asked.tool, asked.digest, drawn])
-        return sha256(told.encode()).hexdigest()
+        arguments = [(argument.name, argument.text) for argument in self.arguments]
+        call = [request.id, request.session, request.tool, request.digest, arguments]
+        return sha256(json.dumps(call).encode()).hexdigest()
 
 
 def effects_page(site: Site, request: Request) -> Response:
-    """Show what a session and its relatives did outside, the newest first."""
-    said = asked(request)
-    key = wanted(said, "key")
+    """Show the external side effects of a session, or of its whole family, newest first."""
+    params = query_params(request)
+    key = required(params, "key")
     ledger, meta = _ledger(site, key)
-    start = number(said, "from")
-    every = [one for one in ledger.all_effects()[::-1] if said.get("all") or _is_of(one, meta)]
+    start = int_param(params, "from")
+    every = [one for one in ledger.all_effects()[::-1] if params.get("all") or _is_of(one, meta)]
     rows = [_effect_row(site, one) for one in every[start : start + PAGE]]
     requests = [one for one in list(ledger.requests.values())[::-1] if one.session == key]
     waiting = [one for one in requests if one.is_open][::-1]
@@ -120,7 +121,7 @@ def effects_page(site: Site, request: Request) -> Response:
         total=len(every),
         start=start,
         page=PAGE,
-        all=bool(said.get("all")),
+        all=bool(params.get("all")),
         waiting=[_request_row(site, one) for one in waiting[:REQUESTS]],
         number_waiting=len(waiting),
         others=[_request_row(site, one) for one in others[:REQUESTS]],
@@ -130,9 +131,9 @@ def effects_page(site: Site, request: Request) -> Response:
 
 
 def approvals_page(site: Site, request: Request) -> Response:
-    """Show what waits for an answer, of one session or of all, the oldest first."""
-    said = asked(request)
-    key, start = said.get("key") or None, number(said, "from")
+    """Show pending approval requests of one session or of all, oldest first."""
+    params = query_params(request)
+    key, start = params.get("key") or None, int_param(params, "from")
     every = Approvals(site.store).pending(key)
     return site.page(
         "approvals.html",
@@ -147,100 +148,106 @@ def approvals_page(site: Site, request: Request) -> Response:
 
 
 def request_page(site: Site, request: Request) -> Response:
-    """Show one request, with all of its arguments."""
-    found = Approvals(site.store).get(wanted(asked(request), "id"))
-    return site.page("request.html", row=_request_row(site, found, MOST_ALONE), key=found.session)
+    """Show one request with all of its arguments."""
+    approval = Approvals(site.store).get(required(query_params(request), "id"))
+    return site.page(
+        "request.html", row=_request_row(site, approval, MAX_ON_OWN_PAGE), key=approval.session
+    )
 
 
 def waiting(site: Site, request: Request) -> Response:
-    """Tell a page that is open what can still be answered, and whether it is out of date."""
-    said = asked(request)
-    key = said.get("key", "")
-    if key and not said.get("approvals"):
+    """Return what can still be answered, and a version that tells an open page that it is stale."""
+    params = query_params(request)
+    key = params.get("key", "")
+    if key and not params.get("approvals"):
         ledger, _ = _ledger(site, key)
         requests = [one for one in list(ledger.requests.values()) if one.session == key]
-        found = [one.id for one in requests if one.is_open]
-        found += [one.id for one in ledger.all_effects() if one.status in (UNKNOWN, UNDOING)]
-        return as_json({"open": [coded(name) for name in found], "version": _version(ledger)})
-    every = Approvals(site.store).pending(key or None)
-    return as_json({"open": [coded(one.id) for one in every], "version": _version_of(every)})
+        open_ids = [one.id for one in requests if one.is_open]
+        open_ids += [one.id for one in ledger.all_effects() if one.status in (UNKNOWN, UNDOING)]
+        return as_json(
+            {"open": [encode_field(name) for name in open_ids], "version": _version(ledger)}
+        )
+    pending = Approvals(site.store).pending(key or None)
+    return as_json(
+        {"open": [encode_field(one.id) for one in pending], "version": _version_of(pending)}
+    )
 
 
 async def approve(site: Site, request: Request) -> Response:
-    """Agree to a call, perhaps with other arguments."""
-    said = await site.form(request)
-    return await site.in_thread(_approve, site, said)
+    """Approve a call, with edited arguments if the form has any."""
+    form = await site.form(request)
+    return await site.in_thread(_approve, site, form)
 
 
 async def deny(site: Site, request: Request) -> Response:
-    """Refuse a call."""
-    said = await site.form(request)
+    """Deny a call."""
+    form = await site.form(request)
 
     def run() -> Response:
-        approval = wanted(said, "approval")
-        Approvals(site.store).deny(approval, said.get("reason", "")[:2000], by=_BY)
+        approval = required(form, "approval")
+        Approvals(site.store).deny(approval, form.get("reason", "")[:2000], by=_BY)
         return _answered(approval)
 
     return await site.in_thread(run)
 
 
 async def resolve(site: Site, request: Request) -> Response:
-    """Say what became of an effect of which nobody knew."""
-    said = await site.form(request)
-    return await site.in_thread(_resolve, site, said)
+    """Record the outcome of a side effect whose outcome is unknown."""
+    form = await site.form(request)
+    return await site.in_thread(_resolve, site, form)
 
 
-def _approve(site: Site, said: dict[str, str]) -> Response:
+def _approve(site: Site, form: dict[str, str]) -> Response:
     approvals = Approvals(site.store)
-    found = approvals.get(wanted(said, "approval"))
-    row = _request_row(site, found, MOST_ALONE)
-    if not row.seen or not same(said.get("seen", ""), row.seen):
-        raise Refused(
+    approval = approvals.get(required(form, "approval"))
+    row = _request_row(site, approval, MAX_ON_OWN_PAGE)
+    if not row.shown_digest or not secrets_equal(form.get("seen", ""), row.shown_digest):
+        raise RequestError(
             409,
             "Not approved: the form did not show all of this call, or showed another call. "
             "Open the page of the request, which shows all of it, and approve it there.",
         )
     edit: dict[str, Any] = {}
-    # A field is named after the call that it was drawn for: a browser that goes back to a list puts
-    # what was typed into fields of the same name, whatever the list has in that place by now.
+    # A field name includes the digest of its call: on going back, a browser restores typed
+    # text into fields of the same name, even if the list has changed by then.
     fields = {
-        f"argument.{place}.{row.seen}": argument
-        for place, argument in enumerate(row.arguments)
+        f"argument.{index}.{row.shown_digest}": argument
+        for index, argument in enumerate(row.arguments)
         if argument.can_be_edited
     }
-    if any(name.startswith("argument.") and name not in fields for name in said):
-        raise Refused(409, "Not approved: the form belongs to another call. Reload the page.")
+    if any(name.startswith("argument.") and name not in fields for name in form):
+        raise RequestError(409, "Not approved: the form belongs to another call. Reload the page.")
     for name, argument in fields.items():
-        if name not in said:
+        if name not in form:
             continue
-        text = said[name]
+        text = form[name]
         value = _read(
             text,
             f'The argument {short_repr(argument.name)} is not JSON. A string needs quotes: "text".',
         )
-        # A browser ends lines otherwise; what was not touched stays just what it was.
+        # A browser changes line ends: compare values, so that an untouched field is no edit.
         if not same_json(value, json.loads(argument.text)):
             edit[argument.name] = value
-    approvals.approve(found.id, edit=edit or None, by=_BY)
-    return _answered(found.id)
+    approvals.approve(approval.id, edit=edit or None, by=_BY)
+    return _answered(approval.id)
 
 
-def _resolve(site: Site, said: dict[str, str]) -> Response:
-    key, name = wanted(said, "key"), wanted(said, "effect")
-    if said.get("happened") not in ("yes", "no"):
+def _resolve(site: Site, form: dict[str, str]) -> Response:
+    key, name = required(form, "key"), required(form, "effect")
+    if form.get("happened") not in ("yes", "no"):
         raise InvalidInputError("Missing outcome: choose whether it happened.")
     ledger, meta = _ledger(site, key)
     result = None
-    if said.get("result", "").strip():
-        result = _read(said["result"], "The result is not JSON. Leave it empty if there is none.")
+    if form.get("result", "").strip():
+        result = _read(form["result"], "The result is not JSON. Leave it empty if there is none.")
     outcomes = EffectOutcomes(ledger, meta, Epoch(key, 0), lambda tool, part: None)
-    note = said.get("note", "")[:500]
-    outcomes.resolve(name, happened=said["happened"] == "yes", result=result, note=note)
+    note = form.get("note", "")[:500]
+    outcomes.resolve(name, happened=form["happened"] == "yes", result=result, note=note)
     return RedirectResponse(link("effects", key=key), 303)
 
 
 def _answered(approval: str) -> Response:
-    """Go to the page of what was answered: there is no button of another request on it."""
+    """Redirect to the page of the answered request, which has no button of another request."""
     return RedirectResponse(link("request", id=approval), 303)
 
 
@@ -248,7 +255,7 @@ def _version(ledger: Ledger) -> str:
     return f"{ledger.lineage}.{ledger.seq}"
 
 
-def _version_of(requests: list[Asked]) -> str:
+def _version_of(requests: list[ApprovalRequest]) -> str:
     names = json.dumps([one.id for one in requests])
     return sha256(names.encode()).hexdigest()
 
@@ -279,60 +286,60 @@ def _text(site: Site, parts: dict[str, Any], name: str) -> tuple[str, bool]:
     if name not in parts:
         return "", True
     try:
-        return written(Peek(site.store.backend), parts[name], _MOST_OF_EFFECT)
+        return render(StateReader(site.store.backend), parts[name], _MAX_OF_EFFECT)
     except CheckpointError:
         return "(damaged)", True
 
 
-def _request_row(site: Site, request: Asked, most: int = MOST_ON_CARD) -> RequestRow:
+def _request_row(site: Site, request: ApprovalRequest, most: int = MAX_ON_CARD) -> RequestRow:
     try:
         return RequestRow(request, _arguments(site, request.parts, most), "")
     except CheckpointError as error:
         return RequestRow(request, [], str(error))
-    except TooLarge:
+    except ReadLimitExceeded:
         return RequestRow(request, [], "The arguments are too large to show.")
 
 
 def _arguments(site: Site, parts: dict[str, Any], most: int) -> list[Argument]:
-    """Return the arguments of a call. Nothing of them is made an object.
+    """Return the arguments of a call without decoding them to Python objects.
 
     Raises:
-        IntegrityError: they are damaged, or none of a call.
-        InvalidInputError: they were purged.
+        IntegrityError: the arguments are damaged.
+        InvalidInputError: the arguments were purged.
     """
     name = "edited" if "edited" in parts else "arguments"
     if name not in parts:
         raise InvalidInputError("The arguments were purged.")
-    peek = Peek(site.store.backend)
-    shape = peek.shape(parts[name])
+    reader = StateReader(site.store.backend)
+    shape = reader.shape(parts[name])
     if shape.kind != MAP:
         raise IntegrityError("The arguments are damaged: not a mapping.")
-    members = peek.members(shape)
-    if len(members) > _MOST_ARGUMENTS:
-        raise TooLarge
-    found = []
-    editable = MOST_ON_CARD
-    for word, tree in members.items():
+    members = reader.members(shape)
+    if len(members) > _MAX_ARGUMENTS:
+        raise ReadLimitExceeded
+    arguments = []
+    editable = MAX_ON_CARD
+    for argument, tree in members.items():
         try:
             text = json_text(_plain(tree))
         except _Tagged:
             text = ""
         if 0 < len(text) <= editable:
             editable -= len(text)
-            found.append(Argument(word, text, can_be_edited=True, is_whole=True))
+            arguments.append(Argument(argument, text, can_be_edited=True, is_whole=True))
         else:
-            text, is_whole = exactly(peek, tree, most)
-            found.append(Argument(word, text, can_be_edited=False, is_whole=is_whole))
+            text, is_whole = render_exact(reader, tree, most)
+            arguments.append(Argument(argument, text, can_be_edited=False, is_whole=is_whole))
         most = max(0, most - len(text))
-    return found
+    return arguments
 
 
 class _Tagged(Exception):
-    """A value that is more than JSON."""
+    """A value that plain JSON cannot represent."""
 
 
 def _plain(tree: Any) -> Any:
-    """Return a stored value as the JSON that a person may write for it. Raises _Tagged."""
+    """Return a stored value as plain, editable JSON. Raises _Tagged."""
     if isinstance(tree, list):
         return [_plain(item) for item in tree]
     if not isinstance(tree, dict):
@@ -344,17 +351,17 @@ def _plain(tree: Any) -> Any:
     return {name: _plain(item) for name, item in tree.items()}
 
 
-def _read(text: str, refusal: str) -> Any:
-    """Return the value of a JSON text, which has no NaN. Raises Refused."""
+def _read(text: str, message: str) -> Any:
+    """Parse JSON without NaN and infinities. Raises RequestError."""
     try:
-        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+        return json.loads(text, parse_constant=_reject, parse_float=_finite)
     except (ValueError, RecursionError):
-        raise Refused(400, refusal) from None
+        raise RequestError(400, message) from None
 
 
-def _no_number(text: str) -> Any:
+def _reject(text: str) -> Any:
     raise ValueError(text)
 
 
 def _finite(text: str) -> float:
-    return float(text) if isfinite(float(text)) else _no_number(text)
+    return float(text) if isfinite(float(text)) else _reject(text)

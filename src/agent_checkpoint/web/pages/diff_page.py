@@ -1,4 +1,4 @@
-"""The page of what differs between two checkpoints. Owns which parts and files are shown."""
+"""The page that compares two checkpoints. Owns the limits on parts and files shown."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from starlette.responses import Response
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART
-from agent_checkpoint.web.diff.line_matching import Effort
+from agent_checkpoint.web.diff.line_matching import DiffBudget
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.diff.state_changes import StateChange, state_changes
 from agent_checkpoint.web.pages import file_view
-from agent_checkpoint.web.site import Site, asked, wanted
-from agent_checkpoint.web.state.lazy_state import Peek
+from agent_checkpoint.web.site import Site, query_params, required
+from agent_checkpoint.web.state.lazy_state import StateReader
 from agent_checkpoint.workspace.tree.compare import Side
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
@@ -25,39 +25,39 @@ from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
 
 _OPEN_FILES = 20
-"""How many files are compared line by line at once."""
-_MOST_FILES = 1_000
-_MOST_TEXT = 512_000
+"""Files that are compared line by line on one page."""
+_MAX_FILES = 1_000
+_MAX_TEXT = 512_000
 
 
 class FileChange(NamedTuple):
-    """A path that is not the same in both."""
+    """A path that differs."""
 
     path: str
     kind: str
     words: str
     before: str
-    """Where it was, if elsewhere."""
+    """The old path of a renamed file."""
     sides: Sides | None
-    """The lines; None if they were not compared yet."""
+    """The compared lines; None if not compared yet."""
     note: str
 
 
 def diff_page(site: Site, request: Request) -> Response:
-    """Show what differs between two checkpoints, also of two keys."""
-    said = asked(request)
-    before = site.find(wanted(said, "a"))
-    after = site.find(wanted(said, "b"))
+    """Show the differences between two checkpoints, of the same key or of two."""
+    params = query_params(request)
+    before = site.find(required(params, "a"))
+    after = site.find(required(params, "b"))
     names = dict.fromkeys([*before.parts, *after.parts])
     parts = [name for name in names if name not in (FILES, SESSION_PART)]
-    peek = Peek(site.store.backend)
-    effort = Effort()
+    reader = StateReader(site.store.backend)
+    budget = DiffBudget()
     changes: list[StateChange] = []
     is_whole = True
-    only = said.get("path", "")
+    only = params.get("path", "")
     if not only:
-        changes, is_whole = state_changes(peek, before.parts, after.parts, parts, effort)
-    file_changes, number = _file_changes(site, before, after, only, effort)
+        changes, is_whole = state_changes(reader, before.parts, after.parts, parts, budget)
+    file_changes, number = _file_changes(site, before, after, only, budget)
     return site.page(
         "diff.html",
         before=before,
@@ -68,18 +68,18 @@ def diff_page(site: Site, request: Request) -> Response:
         files=file_changes,
         number=number,
         path=only,
-        is_late=effort.was_late,
+        is_late=budget.timed_out,
     )
 
 
 def _file_changes(
-    site: Site, before: Checkpoint, after: Checkpoint, only: str, effort: Effort
+    site: Site, before: Checkpoint, after: Checkpoint, only: str, budget: DiffBudget
 ) -> tuple[list[FileChange], int]:
     trees = tree_in(site.store, before), tree_in(site.store, after)
     if (trees[0] is None and trees[1] is None) or trees[0] == trees[1]:
         return [], 0
     diff = compare(*(_side(tree, trees) for tree in trees))
-    effort.begin()  # a large directory takes its time, which is no reason to compare no file
+    budget.begin()  # the time for a large directory must not count against its files
     rows: list[tuple[str, str, str, str]] = []
     rows += [(path, "changed", ", ".join(what), path) for path, what in diff.changed.items()]
     rows += [(new, "renamed", f"was {old}", old) for old, new in diff.renamed.items()]
@@ -88,14 +88,14 @@ def _file_changes(
     rows.sort()
     if only:
         rows = [row for row in rows if row[0] == only]
-    found = []
-    looks = tuple(None if tree is None else file_view.TreeReader(tree) for tree in trees)
-    for place, (path, kind, words, old) in enumerate(rows[:_MOST_FILES]):
+    changes = []
+    readers = tuple(None if tree is None else file_view.TreeReader(tree) for tree in trees)
+    for index, (path, kind, words, old) in enumerate(rows[:_MAX_FILES]):
         sides, note = None, ""
-        if place < _OPEN_FILES and kind != "renamed" and not effort.is_over:
-            sides, note = _compared(looks, old, path, words, effort)
-        found.append(FileChange(path, kind, words, old if old != path else "", sides, note))
-    return found, len(rows)
+        if index < _OPEN_FILES and kind != "renamed" and not budget.is_over:
+            sides, note = _compared(readers, old, path, words, budget)
+        changes.append(FileChange(path, kind, words, old if old != path else "", sides, note))
+    return changes, len(rows)
 
 
 def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
@@ -108,32 +108,36 @@ def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
 
 
 def _compared(
-    looks: Sequence[file_view.TreeReader | None], old: str, new: str, words: str, effort: Effort
+    readers: Sequence[file_view.TreeReader | None],
+    old: str,
+    new: str,
+    words: str,
+    budget: DiffBudget,
 ) -> tuple[Sides | None, str]:
     texts: list[list[str]] = []
     notes: list[str] = []
-    for look, path in zip(looks, (old, new)):
-        lines, note = _lines(look, path.rstrip("/"))
+    for reader, path in zip(readers, (old, new)):
+        lines, note = _lines(reader, path.rstrip("/"))
         texts.append(lines)
         notes += [note] if note else []
     if notes:
         return None, "Not compared line by line: " + "; then ".join(notes)
     if texts[0] == texts[1]:
         return None, "" if not words else f"Only the {words} changed"
-    return side_by_side(texts[0], texts[1], effort), ""
+    return side_by_side(texts[0], texts[1], budget), ""
 
 
-def _lines(look: file_view.TreeReader | None, path: str) -> tuple[list[str], str]:
-    """Return the lines of a file, or why there are none to be shown."""
+def _lines(reader: file_view.TreeReader | None, path: str) -> tuple[list[str], str]:
+    """Return the lines of a file, or the reason why they are not shown."""
     try:
-        item: Any = None if look is None else look.find(path)
+        item: Any = None if reader is None else reader.find(path)
     except NotFoundError:
         item = None
-    if look is None or item is None:
+    if reader is None or item is None:
         return [], ""
     if item.type == FOLDER:
         return [], "a directory"
-    found = file_view.content(look.tree, item, _MOST_TEXT)
-    if found.is_binary:
+    content = file_view.content(reader.tree, item, _MAX_TEXT)
+    if content.is_binary:
         return [], f"binary, {item.size:,} bytes"
-    return lines_of(found.text), "" if found.is_whole else f"large, {item.size:,} bytes"
+    return lines_of(content.text), "" if content.is_whole else f"large, {item.size:,} bytes"

@@ -1,4 +1,4 @@
-"""Files of a checkpoint as they are shown. Owns how much of one, or of a directory, that is."""
+"""Files of a checkpoint on the page. Owns the limits on how much of them is shown."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from agent_checkpoint.workspace.tree.tree_reader import TreeReader as TreeReader
 from agent_checkpoint.workspace.tree.tree_reader import find as find
 from agent_checkpoint.workspace.tree.tree_reader import pieces as pieces
 
-MOST_SHOWN = 256_000
+MAX_SHOWN = 256_000
 """Bytes of a file that are shown."""
-MOST_ENTRIES = 2_000
+MAX_ENTRIES = 2_000
 _PROBE = 8000
 
 
@@ -30,27 +30,27 @@ class Row(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is shown of a file."""
+    """The displayed part of a file."""
 
     text: str
-    """Nothing of a binary one. Bytes that are no text are kept apart, as in names of files."""
+    """Empty if binary. Undecodable bytes are kept as surrogates, as in file names."""
     is_binary: bool
     is_whole: bool
 
     @property
     def lines(self) -> list[str]:
-        """The lines, without their ends."""
+        """The lines without line ends."""
         return self.text.splitlines()
 
 
 def rows(tree: Tree, item: Item | None, path: str, start: int) -> tuple[list[Row], int]:
-    """Return entries of a directory, directories first, and how many there are in all."""
+    """Return entries of a directory, directories first, and their total number."""
     items = read_directory(tree.root.ref if item is None else item.ref, tree.get)
     items.sort(key=lambda one: (one.type != FOLDER, one.name))
-    return [_row(one, path) for one in items[start : start + MOST_ENTRIES]], len(items)
+    return [_row(one, path) for one in items[start : start + MAX_ENTRIES]], len(items)
 
 
-def content(tree: Tree, item: Item, most: int = MOST_SHOWN) -> Content:
+def content(tree: Tree, item: Item, most: int = MAX_SHOWN) -> Content:
     """Return the beginning of a file, as lines. Raises IntegrityError, StorageError."""
     if item.type == LINK:
         return Content(os.fsdecode(item.target), False, True)

@@ -1,4 +1,4 @@
-"""Forking and exporting from the page. Owns that each is previewed and confirmed."""
+"""Fork and export. Owns their preview and confirmation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from agent_checkpoint.records import check_key, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import attachment, link
-from agent_checkpoint.web.request_threads import one_by_one
-from agent_checkpoint.web.site import Site, asked, wanted
+from agent_checkpoint.web.request_threads import stream_in_threads
+from agent_checkpoint.web.site import Site, query_params, required
 from agent_checkpoint.workspace.tree_names import tree_in
 
 _AT_ONCE = 1 << 16
 
 
 def fork_page(site: Site, request: Request) -> Response:
-    """Ask for the name of a fork, and tell what it would begin with."""
-    said = asked(request)
-    source = site.find(wanted(said, "id"))
-    name = said.get("name", "").strip()
+    """Ask for the name of a fork, and show what it starts with."""
+    params = query_params(request)
+    source = site.find(required(params, "id"))
+    name = params.get("name", "").strip()
     step = "ask"
     if name:
         _check_free(site, name)
@@ -49,12 +49,12 @@ def _check_free(site: Site, name: str) -> None:
 
 
 async def fork(site: Site, request: Request) -> Response:
-    """Begin another key at a checkpoint."""
-    said = await site.form(request)
+    """Fork a checkpoint under a new key."""
+    form = await site.form(request)
 
     def run() -> Response:
-        source = site.find(wanted(said, "id"))
-        name = said.get("name", "").strip()
+        source = site.find(required(form, "id"))
+        name = form.get("name", "").strip()
         _check_free(site, name)
         site.manager.fork(source.key, name, source.id)
         return RedirectResponse(link("timeline", key=name), 303)
@@ -63,23 +63,27 @@ async def fork(site: Site, request: Request) -> Response:
 
 
 def export_page(site: Site, request: Request) -> Response:
-    """Tell what an archive of a key would hold."""
-    key = wanted(asked(request), "key")
+    """Show what an archive of a key would contain."""
+    key = required(query_params(request), "key")
     head = site.store.head(key)
     if head is None:
         raise key_not_found(key, site.store)
-    line = site.histories.line(key)
+    history = site.histories.get(key)
     return site.page(
-        "export.html", key=key, head=head, number=len(line.points), is_whole=line.is_whole
+        "export.html",
+        key=key,
+        head=head,
+        number=len(history.checkpoints),
+        is_whole=history.is_whole,
     )
 
 
 async def export(site: Site, request: Request) -> Response:
-    """Send an archive of a key."""
-    said = await site.form(request)
+    """Send an archive of a key as a download."""
+    form = await site.form(request)
 
     def run() -> Response:
-        key = check_key(wanted(said, "key"))
+        key = check_key(required(form, "key"))
         folder = tempfile.TemporaryDirectory(prefix="agent-checkpoint-")
         path = Path(folder.name, "archive.ckpt")
         try:
@@ -89,14 +93,17 @@ async def export(site: Site, request: Request) -> Response:
             folder.cleanup()
             raise
         size = path.stat().st_size
-        with suppress(OSError):  # nothing stays of it, also if nobody reads to the end
+        # An open file outlives its name on POSIX: nothing is left if the client disconnects.
+        with suppress(OSError):
             folder.cleanup()
         headers = {
             "Content-Disposition": attachment(f"{key[:80]}.ckpt"),
             "Content-Length": str(size),
         }
         return StreamingResponse(
-            one_by_one(_sent(file, folder)), headers=headers, media_type="application/octet-stream"
+            stream_in_threads(_sent(file, folder)),
+            headers=headers,
+            media_type="application/octet-stream",
         )
 
     return await site.in_thread(run)

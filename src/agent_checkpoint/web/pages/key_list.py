@@ -1,4 +1,4 @@
-"""All keys of a store at a glance. Owns what is told of each there; opens no session."""
+"""The list of keys. Owns the summary of each key; opens no session."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
 from agent_checkpoint.web.pages.conversation import tasks
-from agent_checkpoint.web.site import Site, asked, number
-from agent_checkpoint.web.state.lazy_state import Peek, TooLarge
+from agent_checkpoint.web.site import Site, int_param, query_params
+from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader
 
 PAGE = 100
 _TASKS = 4 << 20
-"""Bytes that are read to tell how far the tasks of a session are."""
+"""Bytes read at most to count the tasks of a session."""
 
 
 @dataclass
 class KeyRow:
-    """What is told of a key."""
+    """The summary of a key."""
 
     key: str
     head: Checkpoint | None = None
@@ -30,26 +30,26 @@ class KeyRow:
     workspace: str | None = None
     origin: str | None = None
     tasks: dict[str, int] = field(default_factory=dict)
-    """How many tasks have each status."""
-    under_way: str = ""
+    """Number of tasks by status."""
+    current_task: str = ""
     pending: int = 0
     unknown: int = 0
-    trouble: str | None = None
+    problem: str | None = None
 
     @property
     def ts(self) -> float | None:
-        """When its last checkpoint was made."""
+        """The time of its newest checkpoint."""
         return None if self.head is None else self.head.ts_ns / 1e9
 
 
 def first_page(site: Site, request: Request) -> Response:
-    """Show the keys, the latest first; those that have what is searched for in their name."""
-    said = asked(request)
-    query = said.get("q", "")
-    start = number(said, "from")
-    wanted = query.casefold()
-    found = [key for key in site.catalog.latest_first() if wanted in key.casefold()]
-    rows = [_row(site, key) for key in found[start : start + PAGE]]
+    """Show the keys, most recently changed first, filtered by a part of the name."""
+    params = query_params(request)
+    query = params.get("q", "")
+    start = int_param(params, "from")
+    needle = query.casefold()
+    keys = [key for key in site.catalog.latest_first() if needle in key.casefold()]
+    rows = [_row(site, key) for key in keys[start : start + PAGE]]
     ledgers: dict[str, Ledger] = {}
     origins = site.catalog.origins()
     for row in rows:
@@ -57,11 +57,11 @@ def first_page(site: Site, request: Request) -> Response:
         origin = origins.get(row.key)
         if row.origin is None and origin is not None and origin.parent is not None:
             row.origin = origin.parent[0]
-    name = "keys_rows.html" if said.get("piece") else "keys.html"
+    name = "keys_rows.html" if params.get("piece") else "keys.html"
     return site.page(
         name,
         rows=rows,
-        total=len(found),
+        total=len(keys),
         start=start,
         page=PAGE,
         query=query,
@@ -74,7 +74,7 @@ def _row(site: Site, key: str) -> KeyRow:
     try:
         row.head = site.store.head(key)
     except UNUSABLE as error:
-        row.trouble = str(error)
+        row.problem = str(error)
     return row
 
 
@@ -88,7 +88,7 @@ def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
         if meta is None:
             return
         row.workspace, row.origin = meta.workspace, meta.origin
-        _count_tasks(row, Peek(site.store.backend, _TASKS), head)
+        _count_tasks(row, StateReader(site.store.backend, _TASKS), head)
         if meta.family not in ledgers:
             ledgers[meta.family] = Ledger(site.store, meta.family)
             ledgers[meta.family].refresh()
@@ -98,16 +98,16 @@ def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
         effects = [one for one in ledger.all_effects() if one.session == row.key]
         row.unknown = sum(one.status in (UNKNOWN, UNDOING) for one in effects)
     except CheckpointError as error:
-        row.trouble = str(error)
-    except TooLarge:
-        row.trouble = "The tasks are too large to count here."
+        row.problem = str(error)
+    except ReadLimitExceeded:
+        row.problem = "The tasks are too large to count here."
 
 
-def _count_tasks(row: KeyRow, peek: Peek, head: Checkpoint) -> None:
+def _count_tasks(row: KeyRow, reader: StateReader, head: Checkpoint) -> None:
     if "tasks" not in head.parts:
         return
-    for task in tasks(peek, head.parts["tasks"]):
+    for task in tasks(reader, head.parts["tasks"]):
         status = str(task["status"])
         row.tasks[status] = row.tasks.get(status, 0) + 1
-        if status in ("in_progress", "failed") and not row.under_way:
-            row.under_way = str(task["id"])
+        if status in ("in_progress", "failed") and not row.current_task:
+            row.current_task = str(task["id"])

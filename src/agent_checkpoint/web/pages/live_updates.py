@@ -1,8 +1,7 @@
-"""What is new, for pages that are open. Owns what a page is told when it asks.
+"""Change notification for open pages. Owns the version that they poll.
 
-It asks again and again, once a second while it is seen. It is told a version, and asks for what is
-new when that is another one. Nothing is held open: browsers have few connections to a host, and any
-number of tabs.
+A visible page polls once a second and reloads its content when the version has changed. No
+connection is held open: browsers allow few per host, and people have many tabs.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from starlette.responses import Response
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
-from agent_checkpoint.web.site import Site, as_json, asked
+from agent_checkpoint.web.site import Site, as_json, query_params
 from agent_checkpoint.web.timeline.key_catalog import newest_in
 
 
 def updates(site: Site, request: Request) -> Response:
-    """Tell what changes when there is something new: of one key, or of any."""
-    key = asked(request).get("key", "")
+    """Return a version that changes with one key, or with any key of the store."""
+    key = query_params(request).get("key", "")
     try:
         version = _version(site, key) if key else site.catalog.version()
     except CheckpointError:
@@ -36,4 +35,4 @@ def _version(site: Site, key: str) -> str:
         else None
     )
     ledger = 0 if meta is None else newest_in(store, PREFIX + meta.family)
-    return f"{site.scenes.newest(key)}.{ledger}"
+    return f"{site.layouts.version(key)}.{ledger}"

@@ -1,7 +1,7 @@
-"""Rolling back from the page. Owns that only what was previewed is done, and is done once.
+"""Rollback with preview and confirmation. Runs only the previewed rollback, and only once.
 
-What a person was shown is kept here under a name. The confirmation names it, and is refused if the
-session, its files or what was done outside are not what they were.
+A preview is kept under a name, which the confirmation submits. The confirmation is refused if the
+session, its files or its external side effects have changed since.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.ledger.ledger import Effect
 from agent_checkpoint.store.store import key_not_found
-from agent_checkpoint.web.page_text import link, uncoded
-from agent_checkpoint.web.site import Refused, Site, asked, wanted
+from agent_checkpoint.web.page_text import decode_field, link
+from agent_checkpoint.web.site import RequestError, Site, query_params, required
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 POLICIES = ("refuse", "warn")
-"""What the page offers; to compensate needs the tools, which are not known here."""
-_MOST_KEPT = 5
-"""Each holds a line for every file that would change."""
+"""Policies that the page offers. `compensate` needs the code of the tools, which is not loaded."""
+_MAX_KEPT = 5
+"""Previews kept. Each holds a row for every file that would change."""
 
 
-class Shown:
-    """What a person was shown, and what came of confirming it."""
+class PendingRollback:
+    """A previewed rollback, and its report once it was confirmed."""
 
     def __init__(
         self, site: Site, target: Checkpoint, key: str, parts: list[str] | None, keep_unseen: bool
@@ -42,13 +42,13 @@ class Shown:
             raise key_not_found(key, site.store)
         self.head, self.target, self.key = head, target, key
         self.parts, self.keep_unseen = parts, keep_unseen
-        self.preview = self.look(site)
+        self.preview = self.compute(site)
         self.done: RollbackReport | None = None
         self.lock = Lock()
-        """Held while it is confirmed: a form may be sent twice."""
+        """Held while the confirmation runs: a form may be submitted twice."""
 
-    def look(self, site: Site) -> Preview:
-        """Return what a rollback would do now. Raises as `preview_rollback` does."""
+    def compute(self, site: Site) -> Preview:
+        """Return a fresh preview. Raises as `preview_rollback` does."""
         return preview_rollback(
             site.manager,
             self.key,
@@ -59,106 +59,112 @@ class Shown:
 
 
 def rollback_page(site: Site, request: Request) -> Response:
-    """Ask what of a session shall go back, and tell what the store knows about that."""
-    said = asked(request)
-    target = site.find(wanted(said, "id"))
-    key = said.get("key") or target.key
-    seen = preview_rollback(site.manager, key, to=target.id, look=False)
-    return _page(site, target, key, seen.report, step="ask")
+    """Ask which parts to roll back, and show the side effects since then. Scans no files."""
+    params = query_params(request)
+    target = site.find(required(params, "id"))
+    key = params.get("key") or target.key
+    preview = preview_rollback(site.manager, key, to=target.id, look=False)
+    return _page(site, target, key, preview.report, step="ask")
 
 
-async def look_at_rollback(site: Site, request: Request) -> Response:
-    """Look at the files, too, and keep what a rollback would do. Changes nothing of it."""
-    said = await site.form(request)
+async def create_preview(site: Site, request: Request) -> Response:
+    """Create a preview, which scans the files and changes nothing."""
+    form = await site.form(request)
 
     def run() -> Response:
-        target = site.find(wanted(said, "id"))
-        shown = Shown(site, target, wanted(said, "key"), _chosen(said), "keep_unseen" in said)
-        while len(site.previews) >= _MOST_KEPT:
+        target = site.find(required(form, "id"))
+        pending = PendingRollback(
+            site, target, required(form, "key"), _selected_parts(form), "keep_unseen" in form
+        )
+        while len(site.previews) >= _MAX_KEPT:
             site.previews.pop(next(iter(site.previews)), None)
         name = secrets.token_urlsafe(12)
-        site.previews[name] = shown
-        return _to(name)
+        site.previews[name] = pending
+        return _redirect(name)
 
     return await site.in_thread(run)
 
 
 def preview_page(site: Site, request: Request) -> Response:
-    """Show what a rollback would do, or what it did if that was confirmed."""
-    name = wanted(asked(request), "of")
-    shown = _kept(site, name)
-    if shown.done is not None:
-        return _page(site, shown.target, shown.key, shown.done, step="done")
+    """Show a preview, or the report once it was confirmed."""
+    name = required(query_params(request), "of")
+    pending = _pending(site, name)
+    if pending.done is not None:
+        return _page(site, pending.target, pending.key, pending.done, step="done")
     return _page(
         site,
-        shown.target,
-        shown.key,
-        shown.preview.report,
+        pending.target,
+        pending.key,
+        pending.preview.report,
         step="confirm",
         name=name,
-        no_files=shown.preview.no_files,
+        no_files=pending.preview.no_files,
     )
 
 
 async def rollback(site: Site, request: Request) -> Response:
-    """Go back, if nothing has happened since the preview."""
-    said = await site.form(request)
+    """Roll back if nothing has changed since the preview."""
+    form = await site.form(request)
 
     def run() -> Response:
-        name, policy = wanted(said, "of"), said.get("effects", "refuse")
+        name, policy = required(form, "of"), form.get("effects", "refuse")
         if policy not in POLICIES:
-            raise Refused(400, "Unknown policy for external side effects.")
-        shown = _kept(site, name)
-        with shown.lock:
-            return _to(name) if shown.done is not None else _confirmed(site, shown, name, policy)
+            raise RequestError(400, "Unknown policy for external side effects.")
+        pending = _pending(site, name)
+        with pending.lock:
+            return (
+                _redirect(name)
+                if pending.done is not None
+                else _confirmed(site, pending, name, policy)
+            )
 
     return await site.in_thread(run)
 
 
-def _confirmed(site: Site, shown: Shown, name: str, policy: str) -> Response:
-    target, key, seen = shown.target, shown.key, shown.preview.report
-    if policy == "refuse" and seen.blocking:  # before the session is taken over for nothing
-        return _page(site, target, key, seen, step="refused", status=409)
+def _confirmed(site: Site, pending: PendingRollback, name: str, policy: str) -> Response:
+    target, key, report = pending.target, pending.key, pending.preview.report
+    if policy == "refuse" and report.blocking:  # refuse before the session is taken over
+        return _page(site, target, key, report, step="refused", status=409)
     try:
-        _check_same(site, shown)
-        session = Session(key, store=site.manager, every="manual", only_at=shown.head.id)
+        _check_unchanged(site, pending)
+        session = Session(key, store=site.manager, every="manual", only_at=pending.head.id)
         try:
-            # Only now is it certain that nobody else does anything outside for it, and only its
-            # own safety checkpoint tells what the files are that it replaces.
-            shown.done = session.rollback(
+            # The session is taken over: from here on no other process adds side effects, and the
+            # safety checkpoint records the files that the rollback replaces.
+            pending.done = session.rollback(
                 to=target.id,
                 effects=policy,
-                parts=shown.parts,
-                keep_unseen=shown.keep_unseen,
-                only_if=seen,
+                parts=pending.parts,
+                keep_unseen=pending.keep_unseen,
+                only_if=report,
             )
         finally:
             session.close()
     except ConflictError as error:
-        return _page(site, target, key, seen, step="changed", status=409, why=str(error))
+        return _page(site, target, key, report, step="changed", status=409, why=str(error))
     except RollbackRefusedError as error:
         if not isinstance(error.report, RollbackReport):
             raise
         return _page(site, target, key, error.report, step="refused", status=409)
-    return _to(name)
+    return _redirect(name)
 
 
-def _check_same(site: Site, shown: Shown) -> None:
-    """Look whether a rollback would do what a person was shown, before it takes the session over.
+def _check_unchanged(site: Site, pending: PendingRollback) -> None:
+    """Check that the preview still holds, before the session is taken over.
 
     Raises:
-        ConflictError: it would not.
+        ConflictError: the session, its files or its side effects have changed.
     """
-    head = site.store.head(shown.key)
-    if head is None or head.id != shown.head.id:
+    head = site.store.head(pending.key)
+    if head is None or head.id != pending.head.id:
         raise ConflictError(
             "The session has a newer checkpoint than the preview: nothing was done. Preview again."
         )
-    before, now = shown.preview, shown.look(site)
+    before, now = pending.preview, pending.compute(site)
     if _effects(before.report) != _effects(now.report):
         raise PlanChangedError("External side effects have")
-    is_told = before.no_files == now.no_files
-    if not is_told or before.report.files_digest != now.report.files_digest:
+    same_files = before.no_files == now.no_files
+    if not same_files or before.report.files_digest != now.report.files_digest:
         raise PlanChangedError
 
 
@@ -173,14 +179,14 @@ def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
     return [[(effect.id, effect.status) for effect in effects] for effects in lists]
 
 
-def _kept(site: Site, name: str) -> Shown:
-    found = site.previews.get(name)
-    if not isinstance(found, Shown):
-        raise Refused(404, "This preview has expired. Start again from the checkpoint.")
-    return found
+def _pending(site: Site, name: str) -> PendingRollback:
+    pending = site.previews.get(name)
+    if not isinstance(pending, PendingRollback):
+        raise RequestError(404, "This preview has expired. Start again from the checkpoint.")
+    return pending
 
 
-def _to(name: str) -> Response:
+def _redirect(name: str) -> Response:
     return RedirectResponse(link("preview", of=name), 303)
 
 
@@ -204,13 +210,13 @@ def _page(
         report=report,
         step=step,
         parts=[part for part in target.parts if part != SESSION_PART],
-        files=_file_words(report),
+        files=_file_changes(report),
         **values,
     )
 
 
-def _file_words(report: RollbackReport) -> list[tuple[str, list[str], int]]:
-    """Return what is done to files: a word, some paths, and how many there are."""
+def _file_changes(report: RollbackReport) -> list[tuple[str, list[str], int]]:
+    """Return the file changes by action: action, some paths, total number."""
     plan = report.files
     if plan is None:
         return []
@@ -227,8 +233,8 @@ def _file_words(report: RollbackReport) -> list[tuple[str, list[str], int]]:
     return [(word, list(paths[:200]), len(paths)) for word, paths in lists if paths]
 
 
-def _chosen(said: dict[str, str]) -> list[str] | None:
-    """Return the parts that were ticked; None for all."""
-    if said.get("scope") != "some":
+def _selected_parts(form: dict[str, str]) -> list[str] | None:
+    """Return the ticked parts; None for all."""
+    if form.get("scope") != "some":
         return None
-    return [uncoded(name) for name in said.get("part", "").split("\n") if name]
+    return [decode_field(name) for name in form.get("part", "").split("\n") if name]

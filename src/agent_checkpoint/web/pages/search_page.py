@@ -1,7 +1,7 @@
-"""Search in the messages and files of a key. Owns what is looked through, and when that ends.
+"""Search in the messages and files of a key. Owns the search order and its limits.
 
-Checkpoints share almost all that they hold: each object is looked into once, at the oldest
-checkpoint that has it, so a find says where something first appears.
+Checkpoints share most of their objects. Each object is searched once, in the oldest checkpoint that
+has it, so a result names the first occurrence.
 """
 
 from __future__ import annotations
@@ -19,58 +19,58 @@ from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.entries import read_checkpoint
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.web.page_text import link, on_one_line
+from agent_checkpoint.web.page_text import link, single_line
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import pieces
-from agent_checkpoint.web.request_threads import one_by_one
-from agent_checkpoint.web.site import Refused, Site, asked, wanted
-from agent_checkpoint.web.state.lazy_state import Peek, TooLarge, new_items
-from agent_checkpoint.web.state.outline import written
+from agent_checkpoint.web.request_threads import stream_in_threads
+from agent_checkpoint.web.site import RequestError, Site, query_params, required
+from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader, new_items
+from agent_checkpoint.web.state.outline import render
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Item, read_directory
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
 
-MOST = 200
-"""How many finds are shown."""
+MAX_RESULTS = 200
+"""Results shown at most."""
 SECONDS = 20.0
-_MOST_READ = 512 << 20
-_LARGEST_FILE = 1 << 20
+_MAX_READ = 512 << 20
+_MAX_FILE = 1 << 20
 _LOGS = ("messages", "calls")
 _AROUND = 80
 
 
 def search_page(site: Site, request: Request) -> Response:
-    """Show the form; a script fills in what is found."""
-    said = asked(request)
-    return site.page("search.html", key=wanted(said, "key"), query=said.get("q", ""))
+    """Show the search form; a script loads the results."""
+    params = query_params(request)
+    return site.page("search.html", key=required(params, "key"), query=params.get("q", ""))
 
 
 def search_results(site: Site, request: Request) -> Response:
-    """Send what is found, a line of JSON each, as it is found."""
-    said = asked(request)
-    query = wanted(said, "q")
+    """Stream the results, one JSON object per line."""
+    params = query_params(request)
+    query = required(params, "q")
     if len(query) > 1000:
-        raise Refused(400, "The search term is too long.")
-    search = Search(site.store, wanted(said, "key"), query)
+        raise RequestError(400, "The search term is too long.")
+    search = Search(site.store, required(params, "key"), query)
     lines = (json.dumps(row) + "\n" for row in search.run())
-    return StreamingResponse(one_by_one(lines), media_type="application/x-ndjson")
+    return StreamingResponse(stream_in_threads(lines), media_type="application/x-ndjson")
 
 
 class Search:
-    """One search through one key."""
+    """One search in one key."""
 
     def __init__(self, store: Store, key: str, query: str) -> None:
         self._store = store
         self._key = key
         self._query = query.casefold()
-        self._peek = Peek(store.backend, _MOST_READ)
+        self._reader = StateReader(store.backend, _MAX_READ)
         self._seen: set[str] = set()
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self._ends = time.monotonic() + SECONDS
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Iterate over finds; the last row says how it ended."""
+        """Iterate over results; the last row tells how the search ended."""
         number, found, end = 0, 0, "all"
         try:
             for entry in self._store.oldest_first(self._key, page=50):
@@ -79,11 +79,11 @@ class Search:
                     for row in self._in(checkpoint):
                         yield row
                         found += 1
-                        if found == MOST:
+                        if found == MAX_RESULTS:
                             end = "many"
                             break
                 except UNUSABLE:
-                    continue  # the timeline shows it
+                    continue  # the timeline marks it as unreadable
                 number += 1
                 if end == "all" and time.monotonic() > self._ends:
                     end = "time"
@@ -91,7 +91,7 @@ class Search:
                     break
                 if number % 200 == 0:
                     yield {"looked": number}
-        except TooLarge:
+        except ReadLimitExceeded:
             end = "large"
         except CheckpointError:
             end = "failed"
@@ -107,20 +107,20 @@ class Search:
 
     def _in_log(self, checkpoint: Checkpoint, part: str) -> Iterator[dict[str, Any]]:
         tree = checkpoint.parts[part]
-        for item in new_items(tree, self._seen, self._peek):
-            self._peek.room = 1_000_000
-            text, _ = written(self._peek, item, 200_000)
+        for item in new_items(tree, self._seen, self._reader):
+            self._reader.chars_left = 1_000_000
+            text, _ = render(self._reader, item, 200_000)
             if self._query in text.casefold() and self._is_new(f"{part}{text}"):
-                place = link("checkpoint", id=checkpoint.id, part=part)
-                yield self._find(checkpoint, part, *self._read(part, item, text), place)
-        # The peek must not keep all that was ever looked at.
-        self._peek.forget()
+                address = link("checkpoint", id=checkpoint.id, part=part)
+                yield self._find(checkpoint, part, *self._read(part, item, text), address)
+        # Do not keep every object that was ever read.
+        self._reader.clear_cache()
 
     def _read(self, part: str, item: Any, text: str) -> tuple[str, str]:
-        """Return what of a message is to be shown, as it is read, and who said it."""
-        found = pieces(self._peek, item, is_call=part == "calls")
-        hits = [piece for piece in found if self._query in piece[1].casefold()]
-        return hits[0] if hits else (found[0][0] if found else "", text)
+        """Return the matching text of a message, with its role or tool."""
+        texts = pieces(self._reader, item, is_call=part == "calls")
+        hits = [piece for piece in texts if self._query in piece[1].casefold()]
+        return hits[0] if hits else (texts[0][0] if texts else "", text)
 
     def _in_files(self, checkpoint: Checkpoint, tree: Tree) -> Iterator[dict[str, Any]]:
         stack = [(b"", tree.root.ref)]
@@ -143,12 +143,12 @@ class Search:
         if self._query in name.casefold() and self._is_new(f"name {name}"):
             yield self._find(checkpoint, "file", name, name, at)
         mark = f"{item.ref} {name}"
-        if item.type != FILE or item.size > _LARGEST_FILE or mark in self._seen:
+        if item.type != FILE or item.size > _MAX_FILE or mark in self._seen:
             return
         self._seen.add(mark)
-        self._peek.charge(item.size)
-        found = file_view.content(tree, item, _LARGEST_FILE)
-        for number, line in enumerate(found.lines, 1):
+        self._reader.charge(item.size)
+        content = file_view.content(tree, item, _MAX_FILE)
+        for number, line in enumerate(content.lines, 1):
             if self._query in line.casefold():
                 if self._is_new(f"{name}\0{line}"):
                     yield self._find(checkpoint, "file", f"{name}:{number}", line, at)
@@ -156,19 +156,19 @@ class Search:
 
     def _is_new(self, text: str) -> bool:
         mark = hash(text)
-        is_new = mark not in self._told
-        self._told.add(mark)
+        is_new = mark not in self._reported
+        self._reported.add(mark)
         return is_new
 
     def _find(
         self, checkpoint: Checkpoint, kind: str, where: str, text: str, at: str
     ) -> dict[str, Any]:
-        place = max(0, text.casefold().find(self._query) - _AROUND)
-        snippet = on_one_line(" ".join(text[place : place + 3 * _AROUND].split()), 3 * _AROUND)
+        start = max(0, text.casefold().find(self._query) - _AROUND)
+        snippet = single_line(" ".join(text[start : start + 3 * _AROUND].split()), 3 * _AROUND)
         return {
             "kind": kind,
-            "where": on_one_line(where),
-            "text": ("…" if place else "") + snippet,
+            "where": single_line(where),
+            "text": ("…" if start else "") + snippet,
             "seq": checkpoint.seq,
             "link": at,
         }

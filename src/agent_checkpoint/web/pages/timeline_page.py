@@ -1,4 +1,4 @@
-"""The page with the timeline of a key, and the pieces of it that are asked for on scrolling."""
+"""The timeline page of a key, and the blocks of rows that it loads on scrolling."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from starlette.responses import Response
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.web.page_text import format_count
-from agent_checkpoint.web.site import Site, as_json, asked, number, wanted
+from agent_checkpoint.web.site import Site, as_json, int_param, query_params, required
 from agent_checkpoint.web.timeline.layout import Row
-from agent_checkpoint.web.timeline.layout_cache import Scene, version_of
+from agent_checkpoint.web.timeline.layout_cache import KeyTimeline, version_of
 from agent_checkpoint.web.timeline.svg import BLOCK, ROW, block_rows, drawing, overview, width_of
 
 
 def timeline_page(site: Site, request: Request) -> Response:
-    """Show the timeline of a key, from its newest checkpoint or from a row on."""
-    said = asked(request)
-    view = _view(site, said)
+    """Show the timeline of a key, from its newest checkpoint or from a given row."""
+    params = query_params(request)
+    view = _view(site, params)
     total = len(view.rows)
-    top = number(said, "row", total - 1)
+    top = int_param(params, "row", total - 1)
     block = max(0, min(top, total - 1)) // BLOCK
     head = next(row for row in range(total - 1, -1, -1) if view.is_own_head(row))
     return site.page(
@@ -30,80 +30,82 @@ def timeline_page(site: Site, request: Request) -> Response:
         **view.values,
         **view.piece(block),
         blocks=view.blocks,
-        bins=overview(view.scene.picture, view.troubled),
-        is_session=_is_session(site, view.scene.key),
+        bins=overview(view.timeline.layout, view.in_doubt),
+        is_session=_is_session(site, view.timeline.key),
         head=head,
         unread=site.catalog.unread,
     )
 
 
 def timeline_piece(site: Site, request: Request) -> Response:
-    """Return some rows of the timeline, as they stand on the page."""
-    said = asked(request)
-    view = _view(site, said)
-    block = min(number(said, "block"), view.blocks - 1)
+    """Return one block of rows, as an HTML fragment."""
+    params = query_params(request)
+    view = _view(site, params)
+    block = min(int_param(params, "block"), view.blocks - 1)
     return site.page("timeline_rows.html", **view.values, **view.piece(block))
 
 
 def timeline_state(site: Site, request: Request) -> Response:
-    """Return how much there is now, for a page that is open."""
-    view = _view(site, asked(request))
+    """Return size and shape of the timeline, for an open page."""
+    view = _view(site, query_params(request))
     return as_json({name: view.values[name] for name in ("total", "shape", "width", "number")})
 
 
 class _View(NamedTuple):
-    """The timeline as one page shows it."""
+    """A timeline with the view options of one page."""
 
-    scene: Scene
+    timeline: KeyTimeline
     only_events: bool
-    troubled: frozenset[str]
+    in_doubt: frozenset[str]
 
     @property
     def rows(self) -> list[Row]:
-        return self.scene.picture.rows
+        return self.timeline.layout.rows
 
     @property
     def blocks(self) -> int:
         return (len(self.rows) + BLOCK - 1) // BLOCK
 
     def is_own_head(self, row: int) -> bool:
-        return self.rows[row].is_head and self.rows[row].point.key == self.scene.key
+        return self.rows[row].is_head and self.rows[row].checkpoint.key == self.timeline.key
 
     @property
     def values(self) -> dict[str, Any]:
         return {
-            "scene": self.scene,
-            "key": self.scene.key,
+            "timeline": self.timeline,
+            "key": self.timeline.key,
             "total": len(self.rows),
             "number": self._number(),
             "view": "events" if self.only_events else "",
-            "shape": version_of({self.scene.picture.shape: 0, **dict.fromkeys(self.troubled, 1)}),
+            "shape": version_of({self.timeline.layout.shape: 0, **dict.fromkeys(self.in_doubt, 1)}),
             "block_size": BLOCK,
             "row_height": ROW,
-            "width": width_of(self.scene.picture),
+            "width": width_of(self.timeline.layout),
         }
 
     def _number(self) -> str:
-        """Return how many checkpoints there are, in words: those of forks are not of the key."""
-        others = Counter(row.point.key for row in self.rows)
-        own = others.pop(self.scene.key, 0)
+        """Return the number of checkpoints as text, those of forks apart."""
+        others = Counter(row.checkpoint.key for row in self.rows)
+        own = others.pop(self.timeline.key, 0)
         words = format_count(own, "checkpoint")
         if others:
             words += f", plus {sum(others.values()):,} in {format_count(len(others), 'fork')}"
         return words
 
     def piece(self, block: int) -> dict[str, Any]:
-        """Return some rows, the newest first, and what is drawn beside them."""
+        """Return the rows of a block, newest first, and their drawing."""
         low, end = block_rows(len(self.rows), block)
         rows = [(number, self.rows[number]) for number in range(end - 1, low - 1, -1)]
-        drawn = drawing(self.scene.picture, low, end, self.troubled)
-        return {"block": block, "rows": rows, "drawing": drawn, "troubled": self.troubled}
+        drawn = drawing(self.timeline.layout, low, end, self.in_doubt)
+        return {"block": block, "rows": rows, "drawing": drawn, "in_doubt": self.in_doubt}
 
 
-def _view(site: Site, said: dict[str, str]) -> _View:
-    only_events = said.get("view") == "events"
-    scene = site.scenes.scene(wanted(said, "key"), only_events=only_events)
-    return _View(scene, only_events, site.troubles.of(scene.key, scene.picture))
+def _view(site: Site, params: dict[str, str]) -> _View:
+    only_events = params.get("view") == "events"
+    timeline = site.layouts.get(required(params, "key"), only_events=only_events)
+    return _View(
+        timeline, only_events, site.unknown_effects.checkpoints(timeline.key, timeline.layout)
+    )
 
 
 def _is_session(site: Site, key: str) -> bool:

@@ -1,1 +1,1 @@
-"""The HTTP server of the page: socket, connections, opening a browser."""
+"""The HTTP server: sockets, connections, opening a browser."""

@@ -1,7 +1,7 @@
-"""Opening the page in a browser. Owns that nobody else learns the token by that.
+"""Opening the page in a browser without leaking the token.
 
-What a program is started with can be read by everybody on a machine. So the browser is started with
-the name of a file that only its owner can read, and the address is in there.
+Every user of a machine can read the command lines of processes. So the browser is started with the
+path of a private file that redirects to the address.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from threading import Timer
 
 _SECONDS = 60.0
-"""When the file goes: a browser has read it by then."""
+"""Delay before the file is deleted: a browser has read it by then."""
 
 
 @contextmanager
-def in_browser(address: str) -> Iterator[None]:
-    """Have a browser open an address. What it was told by is gone at the end, or before."""
-    with tempfile.TemporaryDirectory(prefix="agent-checkpoint-") as folder:  # only for its owner
+def open_in_browser(address: str) -> Iterator[None]:
+    """Open an address in a browser. The redirect file is deleted on exit, or earlier."""
+    with tempfile.TemporaryDirectory(prefix="agent-checkpoint-") as folder:  # mode 0700
         path = Path(folder, "open.html")
         page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(address)}">'
         path.touch(0o600)

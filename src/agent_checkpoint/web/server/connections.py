@@ -1,8 +1,8 @@
-"""Connections that say nothing. Owns that they keep nobody out.
+"""Timeouts and limits of idle connections, so that they cannot block the server.
 
-Everybody who reaches the port can connect, and needs no token to say nothing. So the beginning of a
-request must be there a few seconds after it was begun, and its body must not pause for longer than
-that. Of the connections that wait for either only some are kept.
+Anyone who reaches the port can connect and send nothing, without a token. So the head of a request
+must arrive within a few seconds, and its body must not pause for longer than that. The number of
+connections that wait for either is limited.
 """
 
 from __future__ import annotations
@@ -13,59 +13,59 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS = 5.0
-"""How long the beginning of a request may take, and a pause in its body."""
-MOST_SILENT = 100
+"""Timeout for the head of a request, and for a pause in its body."""
+MAX_IDLE = 100
 
 
 class Connection(H11Protocol):
-    """A connection that is closed if no request comes."""
+    """A connection that is closed if it stays idle."""
 
     _timer: asyncio.TimerHandle | None = None
 
     @property
-    def _silent(self) -> dict[Connection, None]:
-        """Those of this server that wait for a request, the oldest first."""
-        found: dict[Connection, None] = self.server_state.__dict__.setdefault("silent", {})
+    def _idle(self) -> dict[Connection, None]:
+        """Idle connections of this server, oldest first."""
+        found: dict[Connection, None] = self.server_state.__dict__.setdefault("idle", {})
         return found
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for a request."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
-        self._wait()
+        self._update_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Take some bytes, which may make a request."""
+        """Pass received bytes on, and stop or restart the timeout."""
         super().data_received(data)
         if self.cycle is not None and self.cycle.more_body:
-            self._forget()  # its body goes on: it waits anew
-        self._wait()
+            self._stop_timer()  # the body continues: restart the timeout
+        self._update_timer()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Start the timeout for the next request."""
         super().on_response_complete()
-        self._wait()
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
-        self._forget()
+        """Stop the timeout."""
+        self._stop_timer()
         super().connection_lost(exc)
 
-    def _wait(self) -> None:
+    def _update_timer(self) -> None:
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
-            self._forget()
+            self._stop_timer()
         elif self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(SECONDS, self._end)
-            self._silent[self] = None
-            if len(self._silent) > MOST_SILENT:
-                next(iter(self._silent))._end()
+            self._timer = self.loop.call_later(SECONDS, self._close)
+            self._idle[self] = None
+            if len(self._idle) > MAX_IDLE:
+                next(iter(self._idle))._close()
 
-    def _end(self) -> None:
-        self._forget()
+    def _close(self) -> None:
+        self._stop_timer()
         self.transport.close()
 
-    def _forget(self) -> None:
-        self._silent.pop(self, None)
+    def _stop_timer(self) -> None:
+        self._idle.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

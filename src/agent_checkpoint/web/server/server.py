@@ -1,4 +1,4 @@
-"""The server: from an address to a page in a browser. Owns the socket, and what is printed."""
+"""The HTTP server. Owns the listening sockets and the address with its token."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.web.app import make_app
-from agent_checkpoint.web.auth import ANY_ADDRESS, Guard
+from agent_checkpoint.web.auth import ANY_ADDRESS, Auth
 from agent_checkpoint.web.page_text import link
-from agent_checkpoint.web.server.browser import in_browser as in_browser
+from agent_checkpoint.web.server.browser import open_in_browser as open_in_browser
 from agent_checkpoint.web.server.connections import Connection
 
 PORT = 8421
-"""Where the page is if nothing is said, and nobody else is there."""
+"""The default port, if it is free."""
 _LOOPBACK = "127.0.0.1"
 _TRIES = 5
-"""How often a free port is looked for that all addresses of a name have."""
+"""Attempts to find a port that is free on all addresses of a host name."""
 
 
 class Server(NamedTuple):
-    """A server that listens, and is yet to answer."""
+    """A server that listens but does not serve yet."""
 
     address: str
-    """What to open, in one browser and once: it has a token in it."""
+    """The address to open. Its token works once, in one browser."""
     port: int
     run: Callable[[], None]
-    """Answers until it is interrupted."""
+    """Serves until interrupted or stopped."""
     stop: Callable[[], None]
     invite: Callable[[], str]
-    """Returns such an address for one more browser."""
+    """Returns an address for one more browser."""
 
 
 def listen(
@@ -49,143 +49,143 @@ def listen(
     read_only: bool = False,
     public_url: str | None = None,
 ) -> Server:
-    """Begin to listen.
+    """Open the listening sockets and return the server.
 
     Args:
-        manager: of the store to show.
-        key: what to show first; all keys if None.
-        host: the address to listen at, or a name: then at each of its addresses. One of this
-            machine that is new with each run if None.
-        port: the port there; the usual one, or any that is free, if None.
-        token: what lets people in who enter it.
-        read_only: whether the page may change nothing.
-        public_url: where a server with TLS in front of this one is reached.
+        manager: manager of the store to show.
+        key: key whose timeline the address opens; the list of keys if None.
+        host: address to listen on, or a name with one or more addresses. If None, a loopback
+            address that is different in each run.
+        port: port to listen on. If None, the default port, or a free one.
+        token: token that people may enter in a login form.
+        read_only: refuse all changes.
+        public_url: origin of a reverse proxy with TLS in front of this server.
 
     Raises:
-        InvalidInputError: others could reach it and there is no token, or a port or address makes
-            no sense.
-        StorageError: nobody can listen there.
+        InvalidInputError: other machines could connect and there is no token, or the host, port or
+            URL is invalid.
+        StorageError: the address is in use or not available.
     """
     if host is None:
-        host = own_host() if public_url is None else _LOOPBACK
+        host = fresh_loopback_host() if public_url is None else _LOOPBACK
         if port is None and host == _LOOPBACK and public_url is None:
-            port = 0  # at least the port is not that of an earlier run
-    Guard(token, hosts=[host], port=0, public_url=public_url)  # refused before anything is opened
+            port = 0  # one loopback address only: use a different port in each run
+    Auth(token, hosts=[host], port=0, public_url=public_url)  # validate before opening a socket
     if port is not None and not 0 <= port <= 65535:
         raise InvalidInputError(f"The port must be between 0 and 65535, not {short_repr(port)}.")
-    taken = _bound(host, port)
-    number = taken[0].getsockname()[1]
-    addresses = [one.getsockname()[0] for one in taken]
+    sockets = _bound(host, port)
+    number = sockets[0].getsockname()[1]
+    addresses = [sock.getsockname()[0] for sock in sockets]
     try:
-        guard = Guard(token, hosts=[host, *addresses], port=number, public_url=public_url)
-    except InvalidInputError:  # a name that is no loopback address after all
-        for one in taken:
-            one.close()
+        auth = Auth(token, hosts=[host, *addresses], port=number, public_url=public_url)
+    except InvalidInputError:  # the name resolves to an address that is not loopback
+        for sock in sockets:
+            sock.close()
         raise
-    app = make_app(manager, guard, read_only=read_only)
+    app = make_app(manager, auth, read_only=read_only)
     config = uvicorn.Config(
         app,
         http=Connection,
         ws="none",
         lifespan="off",
-        log_level="critical",  # what fails is told by the guard, without values
-        access_log=False,  # addresses have keys in them, and once the token
+        log_level="critical",  # `auth` reports failures, without values
+        access_log=False,  # URLs contain keys, and once the token
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=1,
         limit_concurrency=200,
     )
     server = uvicorn.Server(config)
-    origin = guard.public or f"http://{_name(addresses[0])}:{number}"
+    origin = auth.public or f"http://{_name(addresses[0])}:{number}"
 
     def invite() -> str:
         page = link("timeline" if key else "", key=key)
-        return f"{origin}{guard.base}{page}{'&' if key else '?'}token={guard.invite()}"
+        return f"{origin}{auth.base}{page}{'&' if key else '?'}token={auth.invite()}"
 
     def stop() -> None:
         server.should_exit = True
 
     def run() -> None:
         try:
-            server.run(sockets=taken)
+            server.run(sockets=sockets)
         finally:
-            for one in taken:
-                one.close()
+            for sock in sockets:
+                sock.close()
 
     return Server(invite(), number, run, stop, invite)
 
 
-def own_host() -> str:
-    """Return a loopback address that no earlier run had, if this machine has more than one.
+def fresh_loopback_host() -> str:
+    """Return a random loopback address, if this machine has more than one.
 
-    What a browser keeps for an address (pages, workers) is then not met again by whoever listens
-    there later, and nothing that somebody left there is met by us.
+    Browsers keep pages and workers per origin. With a new address in each run, neither a later
+    program at the old address nor leftovers of an earlier one share an origin with this run.
     """
     host = ".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         try:
             probe.bind((host, 0))
-        except OSError:  # macOS has only one
+        except OSError:  # macOS has only 127.0.0.1
             return _LOOPBACK
     return host
 
 
 def _bound(host: str, port: int | None) -> list[socket.socket]:
-    """Listen at all addresses that a name stands for. Raises InvalidInputError, StorageError."""
+    """Listen on all addresses of a host. Raises InvalidInputError, StorageError."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise InvalidInputError(f"Cannot resolve the host {short_repr(host)}.") from None
-    addresses = list(dict.fromkeys((kind[0], kind[4]) for kind in found))
+    addresses = list(dict.fromkeys((info[0], info[4]) for info in infos))
     free = [0] * _TRIES
     for number in [PORT, *free] if port is None else [port] if port else free:
         try:
             return _listening(addresses, number)
         except OSError as error:
-            trouble = error
+            failure = error
     raise StorageError(
-        f"Cannot listen on {host} port {port}: {trouble.strerror}. Choose another --port."
-    ) from trouble
+        f"Cannot listen on {host} port {port}: {failure.strerror}. Choose another --port."
+    ) from failure
 
 
 def _listening(addresses: list[tuple[Any, Any]], number: int) -> list[socket.socket]:
-    """Listen at each address, at the same port. Raises OSError if somebody else is at one."""
-    found: list[socket.socket] = []
+    """Listen on each address with the same port. Raises OSError if one is in use."""
+    listening: list[socket.socket] = []
     absent: OSError | None = None
     try:
         for family, address in addresses:
             try:
-                found.append(_listener(family, (address[0], number, *address[2:])))
+                listening.append(_listener(family, (address[0], number, *address[2:])))
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
-                absent = error  # nobody can listen there
+                absent = error  # not available on this machine
             else:
-                number = found[0].getsockname()[1]
-        if not found and absent is not None:
+                number = listening[0].getsockname()[1]
+        if not listening and absent is not None:
             raise absent
     except OSError:
-        for one in found:
-            one.close()
+        for sock in listening:
+            sock.close()
         raise
-    return found
+    return listening
 
 
 def _listener(family: int, address: Any) -> socket.socket:
-    # By the name of its protocol asyncio knows that it may send small answers at once.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # asyncio sets TCP_NODELAY only if the protocol is named.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(128)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(128)
     except OSError:
-        found.close()
+        sock.close()
         raise
-    return found
+    return sock
 
 
 def _name(address: str) -> str:
-    if address in ANY_ADDRESS:  # what to open from here
+    if address in ANY_ADDRESS:  # a wildcard is no address to open
         address = "::1" if ":" in address else _LOOPBACK
     return f"[{address}]" if ":" in address else address
 

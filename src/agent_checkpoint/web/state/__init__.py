@@ -1,1 +1,1 @@
-"""Stored states on the page, read object by object within bounds."""
+"""Stored states, read object by object within a byte budget."""

@@ -1,7 +1,7 @@
-"""Stored states, looked into step by step. Owns reading no more than is shown, within bounds.
+"""Stored states, read lazily and within a byte budget.
 
-Nothing is decoded to Python objects: no class, no registered type and no pickle of a checkpoint is
-ever touched. A long text is read from its beginning, a long list where it is looked at.
+Nothing is decoded to Python objects: no class, registered type or pickle of a checkpoint is ever
+loaded. A long text is read from its beginning, a long list only where it is shown.
 """
 
 from __future__ import annotations
@@ -24,76 +24,76 @@ from agent_checkpoint.store.objects.reader import (
 )
 from agent_checkpoint.store.objects.splitting import PIECE
 
-MOST_READ = 128 << 20
-"""Bytes of objects that are read for one page."""
-MOST_SHOWN = 1_500_000
-"""Characters on one page, whatever there is to show."""
-_A_STEP = 256
-"""What a look at an object counts that is known already: going through many of them ends."""
-_AN_ITEM = 48
-"""What an item of a long list counts beside its text: small ones take memory, too."""
-_DEEPEST = 200
-_MOST_DIGITS = 3_500
-"""Hex digits of a number: Python writes no more than 4,300 decimal ones."""
+MAX_READ = 128 << 20
+"""Bytes of objects read for one page."""
+MAX_SHOWN = 1_500_000
+"""Characters of values on one page."""
+_ACCESS_COST = 256
+"""Cost of an object that is cached already, so that walking over many of them ends, too."""
+_ITEM_COST = 48
+"""Cost of an item of a long list beside its text: small items take memory, too."""
+_MAX_DEPTH = 200
+_MAX_DIGITS = 3_500
+"""Hex digits of a number: Python converts at most 4,300 decimal digits."""
 
-SCALAR, WORDS, LIST, MAP, CLOSED = "scalar", "text", "list", "map", "closed"
+SCALAR, STRING, LIST, MAP, OPAQUE = "scalar", "text", "list", "map", "closed"
 
 
-class TooLarge(Exception):
-    """There is more to read than one page reads."""
+class ReadLimitExceeded(Exception):
+    """A page would read more than its byte budget."""
 
 
 class Shape(NamedTuple):
-    """What a stored tree is, one level deep."""
+    """A stored value, one level deep."""
 
     kind: str
     type: str
-    """The word for it, such as `tuple` or `Coder`."""
+    """The type name, such as `tuple` or `Coder`."""
     tree: Any
-    """The value, or what stands for it."""
+    """The value, or the tagged form that represents it."""
 
 
-class Peek:
-    """Looks into trees of one store, for one page."""
+class StateReader:
+    """Reads stored values of one store for one page, within a byte budget."""
 
-    def __init__(self, source: ObjectSource, most: int = MOST_READ) -> None:
+    def __init__(self, source: ObjectSource, most: int = MAX_READ) -> None:
         self._source = source
-        self._left = most
-        self._known: dict[str, Object] = {}
+        self._bytes_left = most
+        self._objects: dict[str, Object] = {}
         self._lists: dict[str, list[Any]] = {}
-        self.room = MOST_SHOWN
-        """How many characters the page still takes."""
+        self.chars_left = MAX_SHOWN
+        """Characters that the page may still show."""
 
     def get(self, name: str) -> Object:
-        """Return an object. Raises IntegrityError, TooLarge, StorageError."""
-        found = self._known.get(name)
-        if found is None:
-            ((_, found),) = fetch_objects(self._source, [name])
-            self._known[name] = found
-            self._take(len(found.payload))
-        self._take(_A_STEP)
-        return found
+        """Return an object. Raises IntegrityError, ReadLimitExceeded, StorageError."""
+        stored = self._objects.get(name)
+        if stored is None:
+            ((_, stored),) = fetch_objects(self._source, [name])
+            self._objects[name] = stored
+            self._spend(len(stored.payload))
+        self._spend(_ACCESS_COST)
+        return stored
 
-    def forget(self) -> None:
-        """Keep nothing of what was read; what is left to be read stays as it is."""
-        self._known.clear()
+    def clear_cache(self) -> None:
+        """Drop cached objects; the byte budget does not change."""
+        self._objects.clear()
         self._lists.clear()
 
     def charge(self, size: int) -> None:
-        """Count bytes that are read elsewhere. Raises TooLarge."""
-        self._take(size)
+        """Charge bytes that are read elsewhere. Raises ReadLimitExceeded."""
+        self._spend(size)
 
-    def _take(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise TooLarge
+    def _spend(self, size: int) -> None:
+        self._bytes_left -= size
+        if self._bytes_left < 0:
+            raise ReadLimitExceeded
 
     def shape(self, tree: Any) -> Shape:
-        """Return what a tree is. Raises IntegrityError, TooLarge."""
+        """Return the kind and type of a value. Raises IntegrityError, ReadLimitExceeded."""
         word = ""
-        for _ in range(20):  # tags within tags
+        for _ in range(20):  # nested tags
             if isinstance(tree, str):
-                return Shape(WORDS, word or "text", tree)
+                return Shape(STRING, word or "text", tree)
             if isinstance(tree, list):
                 return Shape(LIST, word or "list", tree)
             if not isinstance(tree, dict):
@@ -109,36 +109,36 @@ class Peek:
             elif tag == "$list":
                 return Shape(LIST, word or "list", tree)
             elif tag == "$text":
-                return Shape(WORDS, word or "text", tree)
+                return Shape(STRING, word or "text", tree)
             elif tag == "$int" and (number := large_int(tree)) is not None:
                 return Shape(SCALAR, "number", number)
             elif tag in ("$blob", "$bytes", "$bytearray", "$pickle", OBJECT):
-                return Shape(CLOSED, tag[1:].replace("blob", "bytes"), tree[tag])
+                return Shape(OPAQUE, tag[1:].replace("blob", "bytes"), tree[tag])
             else:
                 word = "" if tag in ("$state", "$str") else tag[1:]
                 tree = tree[tag]
-        return Shape(CLOSED, "value", None)
+        return Shape(OPAQUE, "value", None)
 
     def items(self, shape: Shape, start: int = 0, most: int | None = None) -> list[Any]:
-        """Return items of a list. Raises IntegrityError, TooLarge."""
+        """Return items of a list. Raises IntegrityError, ReadLimitExceeded."""
         items = self._items(shape)
         return items[start:] if most is None else items[start : start + most]
 
     def size(self, shape: Shape) -> int:
-        """Return how many items or members there are. Raises IntegrityError, TooLarge."""
+        """Return the number of items or members. Raises IntegrityError, ReadLimitExceeded."""
         if shape.kind == LIST:
             return len(self._items(shape))
         return len(self.members(shape)) if shape.kind == MAP else 0
 
     def members(self, shape: Shape) -> dict[str, Any]:
-        """Return the members of a map, by the names that they had. Raises IntegrityError."""
+        """Return the members of a map by their original names. Raises IntegrityError."""
         tree = shape.tree
         if tag_of(tree) == "$map":
             tree = as_members(self._sequence(tree["$map"]))
         return {name[1:] if name.startswith("$$") else name: item for name, item in tree.items()}
 
     def text(self, shape: Shape, most: int) -> tuple[str, int]:
-        """Return the beginning of a text, and about how many characters all of it has."""
+        """Return the beginning of a text and its approximate total length."""
         if isinstance(shape.tree, str):
             return shape.tree[:most], len(shape.tree)
         names = shape.tree["$text"]
@@ -156,23 +156,23 @@ class Peek:
         return "".join(got)[:most], whole
 
     def child(self, tree: Any, path: list[int]) -> Any:
-        """Return what stands at a place below a tree. Raises IntegrityError, KeyError."""
-        for step in path[:_DEEPEST]:
+        """Return the value at a path of child indexes. Raises IntegrityError, KeyError."""
+        for step in path[:_MAX_DEPTH]:
             tree = self.children(self.shape(tree), step, 1)[0][1]
         return tree
 
     def children(self, shape: Shape, start: int, most: int) -> list[tuple[str, Any]]:
-        """Return what is in a list or map, from a place on. Raises IntegrityError, KeyError."""
+        """Return children of a list or map, from an index on. Raises IntegrityError, KeyError."""
         if shape.kind == LIST:
             items = self.items(shape, start, most)
-            found = [(str(start + place), item) for place, item in enumerate(items)]
+            children = [(str(start + index), item) for index, item in enumerate(items)]
         elif shape.kind == MAP:
-            found = list(islice(self.members(shape).items(), start, start + most))
+            children = list(islice(self.members(shape).items(), start, start + most))
         else:
-            found = []
-        if start and not found:
+            children = []
+        if start and not children:
             raise KeyError(start)
-        return found
+        return children
 
     def _items(self, shape: Shape) -> list[Any]:
         tree = shape.tree
@@ -187,8 +187,8 @@ class Peek:
             found: list[Any] = []
             for _, text in read_list(name, self.get):
                 items = read_array(text)
-                # Few objects can stand for any number of items.
-                self._take(len(text) + _AN_ITEM * len(items))
+                # Few objects can expand to any number of items.
+                self._spend(len(text) + _ITEM_COST * len(items))
                 found += items
             self._lists[name] = found
         return self._lists[name]
@@ -204,23 +204,23 @@ class Peek:
         return self.get(name).payload.decode("utf-8", "replace")
 
 
-def new_items(tree: Any, seen: set[str], peek: Peek) -> Iterator[Any]:
-    """Iterate over the items of a list that stand in objects which were not seen before."""
-    shape = peek.shape(tree)
+def new_items(tree: Any, seen: set[str], reader: StateReader) -> Iterator[Any]:
+    """Iterate over list items in objects that were not visited before."""
+    shape = reader.shape(tree)
     if shape.kind != LIST:
         return
     if isinstance(shape.tree, list):
         yield from shape.tree
         return
-    for text in read_new_arrays(str(shape.tree["$list"]), peek.get, seen):
+    for text in read_new_arrays(str(shape.tree["$list"]), reader.get, seen):
         yield from read_array(text)
 
 
 def large_int(tree: Any) -> int | None:
-    """Return a number that is stored as hex digits, unless it has too many to be written."""
+    """Return a number stored as hex digits; None if it has too many to convert."""
     text = tree["$int"]
     try:
-        return int(text, 16) if isinstance(text, str) and len(text) <= _MOST_DIGITS else None
+        return int(text, 16) if isinstance(text, str) and len(text) <= _MAX_DIGITS else None
     except ValueError:
         return None
 

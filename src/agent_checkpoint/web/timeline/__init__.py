@@ -1,1 +1,1 @@
-"""The timeline: histories, layout, SVG geometry, and what is cached of them."""
+"""The timeline: histories, layout, SVG geometry, caches."""

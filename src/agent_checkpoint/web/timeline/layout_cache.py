@@ -1,4 +1,4 @@
-"""Pictures of timelines, made anew only when there is something new. Owns keeping them."""
+"""Cached layouts of timelines, computed again only after a change. Owns the cache."""
 
 from __future__ import annotations
 
@@ -8,70 +8,77 @@ from typing import NamedTuple
 
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.web.timeline.history import Histories, Origin, forks_of
-from agent_checkpoint.web.timeline.key_catalog import Catalog
-from agent_checkpoint.web.timeline.layout import Picture, draw
+from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
+from agent_checkpoint.web.timeline.layout import TimelineLayout, lay_out
 
-MOST_FORKS = 60
-_MOST_PICTURES = 16
+MAX_FORKS = 60
+_MAX_LAYOUTS = 16
 
 
-class Scene(NamedTuple):
-    """A picture, and what else is told of its keys."""
+class KeyTimeline(NamedTuple):
+    """The layout of a key and its forks, with what the page says about them."""
 
     key: str
-    picture: Picture
+    layout: TimelineLayout
     version: str
-    """Another one means that there is something new."""
+    """Changes with every new checkpoint."""
     left_out: int
-    """Forks that are not in the picture."""
+    """Forks that are not in the layout."""
     is_whole: bool
-    """Whether the key was read to its beginning."""
+    """Whether the history was read to its beginning."""
     origin: Origin | None
 
 
-class Scenes:
-    """The pictures of one store; those that were made last are kept."""
+class LayoutCache:
+    """The most recent layouts of one store. Thread-safe."""
 
-    def __init__(self, store: Store, histories: Histories, catalog: Catalog) -> None:
+    def __init__(self, store: Store, histories: Histories, catalog: KeyCatalog) -> None:
         self._store = store
         self._histories = histories
         self._catalog = catalog
-        self._kept: dict[tuple[str, bool], Scene] = {}
+        self._layouts: dict[tuple[str, bool], KeyTimeline] = {}
         self._lock = Lock()
 
-    def scene(self, key: str, *, only_events: bool) -> Scene:
-        """Return the picture of a key as it is now. Raises NotFoundError, StorageError."""
-        histories = self._histories
+    def get(self, key: str, *, only_events: bool) -> KeyTimeline:
+        """Return the current timeline of a key. Raises NotFoundError, StorageError."""
         origins = self._catalog.origins()
-        names, left_out = forks_of(origins, key, MOST_FORKS)
-        lines = {name: histories.line(name) for name in (key, *names)}
-        if not lines[key].points:
+        names, left_out = forks_of(origins, key, MAX_FORKS)
+        histories = {name: self._histories.get(name) for name in (key, *names)}
+        if not histories[key].checkpoints:
             raise key_not_found(key, self._store)
         version = version_of(
-            {name: line.points[-1].seq for name, line in lines.items() if line.points}
+            {
+                name: history.checkpoints[-1].seq
+                for name, history in histories.items()
+                if history.checkpoints
+            }
         )
-        version += f".{sum(len(line.points) for line in lines.values())}"
+        version += f".{sum(len(history.checkpoints) for history in histories.values())}"
         with self._lock:
-            known = self._kept.get((key, only_events))
-        if known is not None and known.version == version:
-            return known
-        picture = draw(
-            key, {name: line.points for name, line in lines.items()}, only_events=only_events
+            cached = self._layouts.get((key, only_events))
+        if cached is not None and cached.version == version:
+            return cached
+        layout = lay_out(
+            key,
+            {name: history.checkpoints for name, history in histories.items()},
+            only_events=only_events,
         )
-        scene = Scene(key, picture, version, left_out, lines[key].is_whole, origins.get(key))
+        timeline = KeyTimeline(
+            key, layout, version, left_out, histories[key].is_whole, origins.get(key)
+        )
         with self._lock:
-            if len(self._kept) >= _MOST_PICTURES:
-                self._kept.clear()
-            self._kept[(key, only_events)] = scene
-        return scene
+            if len(self._layouts) >= _MAX_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[(key, only_events)] = timeline
+        return timeline
 
-    def newest(self, key: str) -> str:
-        """Return what changes with every checkpoint of a key or its forks. Raises StorageError."""
-        names, _ = forks_of(self._catalog.origins(), key, MOST_FORKS)
+    def version(self, key: str) -> str:
+        """Return a version that changes with a key or its forks. Raises StorageError."""
+        names, _ = forks_of(self._catalog.origins(), key, MAX_FORKS)
         seqs = {name: self._store.newest(name) for name in (key, *names)}
         return version_of({**seqs, "": self._histories.oldest(key)})
 
 
 def version_of(seqs: dict[str, int]) -> str:
-    """Return a short text that changes with any of the numbers."""
+    """Return a short digest of sequence numbers by name."""
     return sha256(repr(sorted(seqs.items())).encode("utf-8", "replace")).hexdigest()[:16]

@@ -1,6 +1,6 @@
-"""Geometry of the picture: from rows and lanes to points and paths. Owns the measures.
+"""SVG geometry: from rows and lanes to marks and paths. Owns all sizes.
 
-Only numbers and names of classes leave this file: no text of a checkpoint is ever in a path.
+Its output is numbers and CSS classes only: no text of a checkpoint is ever in a path.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Container
 from typing import Any, NamedTuple
 
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
-from agent_checkpoint.web.timeline.layout import Edge, Picture, Row, Segment
+from agent_checkpoint.web.timeline.layout import Edge, Row, Segment, TimelineLayout
 
 ROW = 36
-"""The height of a row; the style sheet says the same."""
+"""Height of a row; must match the style sheet."""
 LANE, NARROWEST = 22, 8
 LEFT = 26
 _ROOM = 88
-"""What the lanes take if they can: a phone has no more."""
+"""Preferred width of all lanes: what fits on a phone."""
 BLOCK = 100
-"""How many rows are asked for at once."""
-_MOST_EDGES = 400
+"""Rows that are loaded at once."""
+_MAX_EDGES = 400
 _BEND = 0.8 * ROW
 BINS = 160
 
 
 class Mark(NamedTuple):
-    """What stands for one checkpoint."""
+    """The circle of one checkpoint."""
 
     x: float
     y: float
@@ -35,17 +35,17 @@ class Mark(NamedTuple):
 
 
 class Drawing(NamedTuple):
-    """All that is drawn beside some rows."""
+    """The graph beside some rows."""
 
     width: int
     height: int
     lines: list[tuple[str, str]]
-    """A path and its class."""
+    """Path data and CSS class."""
     marks: list[Mark]
 
 
 class Bin(NamedTuple):
-    """A piece of the overview."""
+    """A bar of the overview."""
 
     x: float
     width: float
@@ -60,29 +60,29 @@ def block_rows(total: int, block: int) -> tuple[int, int]:
     return block * BLOCK, min(total, (block + 1) * BLOCK)
 
 
-def width_of(picture: Picture) -> int:
-    """Return how wide the picture is."""
-    return round(LEFT + _lane(picture) * (picture.lanes - 1) + 16)
+def width_of(layout: TimelineLayout) -> int:
+    """Return the width of the graph."""
+    return round(LEFT + _lane(layout) * (layout.lanes - 1) + 16)
 
 
-def _lane(picture: Picture) -> float:
-    return max(NARROWEST, min(LANE, _ROOM / max(1, picture.lanes - 1)))
+def _lane(layout: TimelineLayout) -> float:
+    return max(NARROWEST, min(LANE, _ROOM / max(1, layout.lanes - 1)))
 
 
 def drawing(
-    picture: Picture, low: int, end: int, troubled: Container[str] = frozenset()
+    layout: TimelineLayout, low: int, end: int, in_doubt: Container[str] = frozenset()
 ) -> Drawing:
-    """Return the part of a picture that stands beside some rows, the newest on top.
+    """Return the graph beside some rows, newest on top.
 
     Args:
-        picture: the whole of it.
-        low: the first of the rows.
-        end: the one after the last.
-        troubled: ids of checkpoints that are marked as failures, too.
+        layout: the whole timeline.
+        low: the first row.
+        end: the row after the last.
+        in_doubt: ids of checkpoints after a call with unknown outcome, drawn as failures.
     """
-    plot = _Plot(end - 1, _lane(picture), troubled)
+    plot = _Plot(end - 1, _lane(layout), in_doubt)
     lines: list[tuple[str, str]] = []
-    for lane, segments in picture.segments.items():
+    for lane, segments in layout.segments.items():
         start = max(0, bisect_left(segments, (low,)) - 1)
         while start and segments[start - 1].high >= low:
             start -= 1
@@ -91,40 +91,40 @@ def drawing(
                 break
             if segment.high >= low:
                 lines.append(plot.segment(lane, segment))
-    near = [edge for edge in picture.edges if edge.low < end and edge.high >= low]
-    lines += [plot.edge(edge) for edge in near[-_MOST_EDGES:]]
-    marks = [plot.mark(row, picture.rows[row]) for row in range(low, end)]
-    return Drawing(width_of(picture), (end - low) * ROW, lines, marks)
+    near = [edge for edge in layout.edges if edge.low < end and edge.high >= low]
+    lines += [plot.edge(edge) for edge in near[-_MAX_EDGES:]]
+    marks = [plot.mark(row, layout.rows[row]) for row in range(low, end)]
+    return Drawing(width_of(layout), (end - low) * ROW, lines, marks)
 
 
-def overview(picture: Picture, troubled: Container[str] = frozenset()) -> list[Bin]:
-    """Return the whole timeline in few pieces: how much happened, and where something special."""
-    total = len(picture.rows)
+def overview(layout: TimelineLayout, in_doubt: Container[str] = frozenset()) -> list[Bin]:
+    """Return the overview: the whole timeline in few bars, colored by their most notable event."""
+    total = len(layout.rows)
     if not total:
         return []
     number = min(BINS, total)
-    found = []
-    for place in range(number):
-        low, end = place * total // number, (place + 1) * total // number
-        rows = picture.rows[low:end]
-        kinds = {row.point.kind for row in rows}
+    bins = []
+    for index in range(number):
+        low, end = index * total // number, (index + 1) * total // number
+        rows = layout.rows[low:end]
+        kinds = {row.checkpoint.kind for row in rows}
         style = next((name for name in _SPECIAL if name in kinds), "save")
-        if any(row.point.is_failure or row.point.id in troubled for row in rows):
+        if any(row.checkpoint.is_failure or row.checkpoint.id in in_doubt for row in rows):
             style = "failure"
-        lanes = len({row.point.key for row in rows})
+        lanes = len({row.checkpoint.key for row in rows})
         height = min(30.0, 10 + 5 * lanes)
         words = f"{low + 1:,} to {end:,}"
-        found.append(Bin(place * 1000 / number, 1000 / number, height, style, end - 1, words))
-    return found
+        bins.append(Bin(index * 1000 / number, 1000 / number, height, style, end - 1, words))
+    return bins
 
 
 class _Plot:
-    """Places on a drawing whose top row is known."""
+    """Coordinates of a drawing with a given top row."""
 
-    def __init__(self, top: int, lane: float, troubled: Container[str]) -> None:
+    def __init__(self, top: int, lane: float, in_doubt: Container[str]) -> None:
         self._top = top
         self._lane = lane
-        self._troubled = troubled
+        self._in_doubt = in_doubt
 
     def x(self, lane: int) -> float:
         return LEFT + self._lane * lane
@@ -133,14 +133,14 @@ class _Plot:
         return (self._top - row + 0.5) * ROW
 
     def mark(self, row: int, of: Row) -> Mark:
-        kind = of.point.kind
+        kind = of.checkpoint.kind
         style = ["mark", _STYLES.get(kind, "save")]
-        if of.point.is_failure or of.point.id in self._troubled:
+        if of.checkpoint.is_failure or of.checkpoint.id in self._in_doubt:
             style.append("failure")
         if of.is_head:
             style.append("head" if of.lane == 0 else "tip")
-        if of.is_aside and kind != SAFETY:
-            style.append("aside")
+        if of.is_abandoned and kind != SAFETY:
+            style.append("abandoned")
         r = 3.0 if kind == SAFETY else 4.0 if kind in ("open", "close") else 6.0
         return Mark(self.x(of.lane), self.y(row), r, " ".join(style))
 
@@ -148,7 +148,7 @@ class _Plot:
         x = self.x(lane)
         style = f"line lane-{lane % 6}"
         style += " broken" if of.is_broken else ""
-        style += " aside" if of.is_aside else ""
+        style += " abandoned" if of.is_abandoned else ""
         return f"M{x:g} {self.y(of.low):g}V{self.y(of.high):g}", style
 
     def edge(self, of: Edge) -> tuple[str, str]:

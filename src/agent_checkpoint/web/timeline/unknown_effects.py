@@ -1,4 +1,4 @@
-"""Checkpoints after calls of which nobody knows what became. Owns finding them, and the memory."""
+"""Checkpoints after calls whose outcome is unknown. Owns finding and caching them."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.timeline.key_catalog import newest_in
-from agent_checkpoint.web.timeline.layout import Picture
+from agent_checkpoint.web.timeline.layout import TimelineLayout
 
 _MOST = 64
 
 
-class Troubles:
-    """What is not known of the sessions of one store. Safe to use from several threads."""
+class UnknownEffects:
+    """Side effects with unknown outcome, of the sessions of one store. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._kept: dict[str, tuple[int, frozenset[str]]] = {}
         self._lock = Lock()
 
-    def of(self, key: str, picture: Picture) -> frozenset[str]:
-        """Return the ids of checkpoints of a picture that were made after such a call."""
+    def checkpoints(self, key: str, layout: TimelineLayout) -> frozenset[str]:
+        """Return the ids of checkpoints in a layout that directly follow such a call."""
         try:
             before = self._before(key)
-        except CheckpointError:  # the page of effects tells it
+        except CheckpointError:  # the page of side effects shows the error
             return frozenset()
-        found = set()
+        in_doubt = set()
         last: dict[str, str] = {}
-        for row in picture.rows if before else ():
-            if last.get(row.point.key) in before:
-                found.add(row.point.id)
-            last[row.point.key] = row.point.id
-        return frozenset(found)
+        for row in layout.rows if before else ():
+            if last.get(row.checkpoint.key) in before:
+                in_doubt.add(row.checkpoint.id)
+            last[row.checkpoint.key] = row.checkpoint.id
+        return frozenset(in_doubt)
 
     def _before(self, key: str) -> frozenset[str]:
-        """Return the ids of checkpoints that such a call came after."""
+        """Return the ids of checkpoints that directly precede such a call."""
         head = self._store.head(key)
         meta = (
             read_session_record(self._store, head)
@@ -49,15 +49,15 @@ class Troubles:
             return frozenset()
         newest = newest_in(self._store, PREFIX + meta.family)
         with self._lock:
-            known = self._kept.get(meta.family)
-            if known is not None and known[0] == newest:
-                return known[1]
+            cached = self._kept.get(meta.family)
+            if cached is not None and cached[0] == newest:
+                return cached[1]
         ledger = Ledger(self._store, meta.family)
         ledger.refresh()
         effects = [one for one in ledger.all_effects() if one.status in (UNKNOWN, UNDOING)]
-        found = frozenset(one.at for one in effects if one.at)
+        preceding = frozenset(one.at for one in effects if one.at)
         with self._lock:
             if len(self._kept) >= _MOST:
                 self._kept.clear()
-            self._kept[meta.family] = newest, found
-        return found
+            self._kept[meta.family] = newest, preceding
+        return preceding
