@@ -176,7 +176,7 @@ def test_an_imported_session_takes_over_no_directory(mine: Path, tmp_path: Path)
     with CheckpointManager(backend="sqlite", path=tmp_path / "b") as manager:
         manager.import_archive(tmp_path / "evil.ckpt")
         for on_drift in ("keep", "restore"):
-            with pytest.raises(InvalidInputError, match="does not take over"):
+            with pytest.raises(InvalidInputError, match="which is not empty"):
                 Session("nightly", workspace=mine, store=manager, on_drift=on_drift)
         with Session("nightly", workspace=mine, store=manager, rebind=True) as session:
             assert any("imported" in notice for notice in session.notices)
@@ -252,7 +252,7 @@ def test_a_session_of_another_host_takes_over_no_directory(
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-2")
     with pytest.raises(InvalidInputError, match="not sealed with your secret"):
         Session("job")
-    with pytest.raises(InvalidInputError, match="does not take over"):
+    with pytest.raises(InvalidInputError, match="which is not empty"):
         Session("job", workspace=mine)
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-1")
     Session("job").close()

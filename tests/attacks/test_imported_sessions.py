@@ -70,7 +70,7 @@ def test_no_import_takes_over_a_directory_by_its_notes(
             manager.fork("nightly", "again")
             key = "again"
         for on_drift in ("keep", "restore"):
-            with pytest.raises(InvalidInputError, match="does not take over"):
+            with pytest.raises(InvalidInputError, match="which is not empty"):
                 Session(key, workspace=mine, store=manager, on_drift=on_drift)
     assert (mine / "app.py").read_text() == "mine\n"
     assert not (mine / HOOK).exists()

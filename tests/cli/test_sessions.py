@@ -66,7 +66,7 @@ def test_a_rollback_past_a_mail_is_refused(session: Path) -> None:
     assert data["done"] is False
     done = run("rollback", "fix", "--to", "@1", "--effects", "warn", "--yes")
     assert done.status == 0
-    assert "Do not do it again" in done.out
+    assert "Do not repeat it" in done.out
 
 
 def test_only_the_files_go_back(session: Path) -> None:

@@ -166,8 +166,8 @@ def save(session: Session) -> None:
 
 def save_behind(session: Session) -> None:
     """Save while something is being written behind the caller."""
-    with session._saving.lock:
-        session._saving.submit(session._draft(label="behind"))
+    with session._writer.lock:
+        session._writer.submit(session._draft(label="behind"))
     session.save(label="between")
 
 

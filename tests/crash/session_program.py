@@ -132,9 +132,9 @@ class Person:
 
     def _number_of(self, effect):
         """Return the idempotency key under which the server knows a mail."""
-        from agent_checkpoint.session.effects.effect_context import Deed
+        from agent_checkpoint.session.effects.effect_context import EffectContext
 
-        return Deed(effect, self.session._ledger.lineage).key
+        return EffectContext(effect, self.session._ledger.lineage).key
 
     def look_at_all(self):
         for effect in self.session.effects:

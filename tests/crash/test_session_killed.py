@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 import pytest
 
 from agent_checkpoint import CheckpointManager, Log, Workspace
-from agent_checkpoint.session.session_record import read_meta
+from agent_checkpoint.session.session_record import read_session_record
 from agent_checkpoint.store.ledger.ledger import PREFIX
 from agent_checkpoint.store.record_stream import RecordStream
 from tests.crash.fault_process import child_environment
@@ -123,9 +123,9 @@ def result_of(job):
             saved = manager.state_dict(KEY)["workspace"]
             assert not workspace.diff(saved)
         assert manager.verify().ok
-        meta = read_meta(manager.store, head)
-        assert not meta.standing
-        assert not meta.in_flight
+        record = read_session_record(manager.store, head)
+        assert not record.standing
+        assert not record.in_flight
     assert not list(job.place.rglob(".agent-checkpoint-restore*"))
     return {
         "agent": vars(parts["agent"]),
@@ -164,7 +164,7 @@ def check_outside(job):
     if (job.place / "reports").exists():
         for line in (job.place / "reports").read_text().splitlines():
             effect, tool, happened, notice = json.loads(line)
-            assert "nobody knows" in notice
+            assert "outcome unknown" in notice
             reported.setdefault(effect, []).append((tool, happened))
     decided = set()
     for effect, records in records_of(job).items():

@@ -25,7 +25,7 @@ PHRASES = [
     "Suspended: publish(version='1.1') waits as approval-",
     "Approved, and carried out: invoices 1.1 is published.",
     "The register has 1 line.",
-    "Not rolled back: 1 thing done outside cannot be taken back.",
+    "Not rolled back: 1 external side effect since the target is irreversible or in doubt.",
     "publish(version='1.1') (irreversible, ",
     "ui fix-invoices",
 ]

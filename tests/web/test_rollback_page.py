@@ -266,7 +266,7 @@ def test_looking_and_previewing_take_no_session_over(acting: Visitor, example: P
 def test_a_fork_without_a_directory_is_refused_in_words(acting: Visitor) -> None:
     key = f"{KEY}/half-a-day"
     place = previewed(acting, {"id": f"{key}@3", "key": key})
-    assert "its files are gone" in plain(acting.text(place))
+    assert "its files were removed" in plain(acting.text(place))
     answer = confirm(acting, place)
     assert answer.status_code == 400
     assert "is a fork" in answer.text

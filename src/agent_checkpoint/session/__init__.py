@@ -1,1 +1,1 @@
-"""An agent at work: what it is in the middle of, saved as one; and what it did outside."""
+"""Sessions: an agent's state, files, tool calls and external side effects, saved together."""

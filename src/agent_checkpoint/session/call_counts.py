@@ -1,8 +1,8 @@
-"""How often calls without a key were made. Owns the numbers, and a form that grows by what is new.
+"""Numbers of finished calls without an idempotency key, stored as an append-only log.
 
-Stored are rows `[task, call, number, …]`: up to that number all calls of the kind have come to
-their end; the numbers after it are of calls that did so before one that was begun earlier. A later
-row of the same task and call holds instead of an earlier one, so a checkpoint costs the change.
+A row is `[task, call, last, …]`: all calls up to `last` have finished; the numbers after it are of
+later calls that finished out of order. A row replaces earlier rows of the same task and call, so
+that a checkpoint stores only changed rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from agent_checkpoint.core.log import Log, LogItems
 from agent_checkpoint.records import JsonValue
 
 _MAX_STALE_ROWS = 64
-"""Rows beside those that hold, for which it is not worth to begin anew."""
+"""How many replaced rows the log may hold before it is rewritten."""
 
 
 class _RowEncoder(ItemEncoder):
-    """Rows are JSON already, and are read without the codec."""
+    """Passes rows through: they are JSON, and are read without the codec."""
 
     def __call__(self, item: Any) -> JsonValue:
-        """Return the row."""
+        """Return the row unchanged."""
         row: JsonValue = item
         return row
 
@@ -32,14 +32,14 @@ _ROW_ENCODER = _RowEncoder({}, 0)
 
 
 class _UsedNumbers(NamedTuple):
-    """Which numbers of a kind are used up."""
+    """The used numbers of one task and call."""
 
     last: int = 0
     ahead: tuple[int, ...] = ()
 
 
 class CallCounts:
-    """The numbers that are used up, by task and name of the call."""
+    """The used call numbers, by task and call."""
 
     def __init__(self, rows: Iterable[list[Any]] = ()) -> None:
         self._used: dict[str | None, dict[str, _UsedNumbers]] = {}
@@ -52,21 +52,21 @@ class CallCounts:
         return self._size > 0
 
     def rows(self) -> Iterator[list[Any]]:
-        """Iterate over the rows that hold."""
+        """Iterate over the current rows."""
         for task, kinds in self._used.items():
             for name, used in kinds.items():
                 yield [task, name, used.last, *used.ahead]
 
     def copy(self) -> CallCounts:
-        """Return the same numbers, to go on from on their own."""
+        """Return an independent copy."""
         return CallCounts(self.rows())
 
     def frozen(self) -> LogItems:
-        """Return the rows as they are now, on their way into a store."""
+        """Return a snapshot of the rows, for the store."""
         return self._log.frozen(_ROW_ENCODER)
 
     def next_number(self, task: str | None, name: str, taken: Collection[int]) -> int:
-        """Return the lowest number of a call among its like, from 1, that is not used up."""
+        """Return the lowest number, from 1, that is neither used nor in `taken`."""
         used = self._get(task, name)
         return next(
             number
@@ -75,7 +75,7 @@ class CallCounts:
         )
 
     def mark_used(self, task: str | None, name: str, number: int) -> None:
-        """Use a number up: the call has come to its end."""
+        """Mark a number as used: the call has finished."""
         last, ahead = self._get(task, name)
         numbers = {number, *ahead}
         while last + 1 in numbers:
@@ -83,7 +83,7 @@ class CallCounts:
         self._change(task, name, _UsedNumbers(last, tuple(sorted(n for n in numbers if n > last))))
 
     def mark_unused(self, task: str | None, name: str, number: int) -> None:
-        """Have the next call of the kind get a number again."""
+        """Make a number available to the next identical call."""
         last, ahead = self._get(task, name)
         numbers = {*ahead, *range(number, last + 1)} - {number}
         now = _UsedNumbers(min(last, number - 1), tuple(sorted(numbers)))
@@ -91,7 +91,7 @@ class CallCounts:
             self._change(task, name, now)
 
     def reset_task(self, task: str) -> None:
-        """Count the calls of a task from 1 again: it is run from its top."""
+        """Restart the numbers of a task at 1: it runs from its start."""
         for name in list(self._used.get(task, ())):
             self._change(task, name, _UsedNumbers())
 

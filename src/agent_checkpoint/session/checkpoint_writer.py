@@ -1,7 +1,7 @@
-"""Checkpoints of a session. Owns the order in which they are written, and that nobody else writes.
+"""Writes the checkpoints of a session. Owns their order, and fencing by the expected head.
 
-Whoever opens a session appends to its key; so who held it before finds, at the next save, that the
-head is not the one it knows.
+Opening a session appends to its key. The previous owner's next save then fails its
+compare-and-swap on the head.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 IN_FLIGHT = "in_flight"
-"""The kind of a checkpoint that was taken while tools were running: no place to go back to."""
+"""The kind of a checkpoint saved while tools were running: `rollback(steps=)` skips it."""
 
 CLOSE = "close"
 """The kind of the last checkpoint of a run."""
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one session, each after the one before."""
+    """Writes the checkpoints of one session, each with the previous one as expected head."""
 
     def __init__(
         self, manager: CheckpointManager, record: SessionRecord, head: Checkpoint | None
@@ -37,14 +37,14 @@ class CheckpointWriter:
         self.manager = manager
         self.record = record
         self.head = head
-        self._begun: Checkpoint | None = None
-        """What was to become the head, if nobody has seen whether it did."""
+        self._unconfirmed: Checkpoint | None = None
+        """A write whose outcome is unknown, because an interrupt came before it returned."""
         self.lock = RLock()
-        """Held from the capture of a state until its place in the order is certain."""
+        """Held from the capture of a state until its position is fixed."""
 
     @property
     def head_id(self) -> str:
-        """The id of the last checkpoint; nothing if there is none yet."""
+        """The id of the last checkpoint; empty if there is none yet."""
         return "" if self.head is None else self.head.id
 
     def draft(
@@ -56,7 +56,7 @@ class CheckpointWriter:
         tags: Iterable[str] = (),
         metrics: Mapping[str, float] | None = None,
     ) -> Draft:
-        """Capture parts on the caller's thread; the last checkpoint's other parts go along.
+        """Capture parts on the caller's thread; other parts are carried over from the head.
 
         Raises:
             StateError: a value cannot be captured; the message names its path.
@@ -64,7 +64,7 @@ class CheckpointWriter:
         """
         store = self.manager.store
         taken: dict[str, Any] = {}
-        if parts:  # an empty dict would be taken for the state of an agent
+        if parts:  # `capture` takes an empty dict for the state of an agent
             taken = capture(dict(parts), self.manager.fmt, store.writer)
         kept = {} if self.head is None else dict(self.head.parts)
         carried = {
@@ -77,10 +77,10 @@ class CheckpointWriter:
         return draft._replace(kind=kind)
 
     def write(self, draft: Draft, parents: tuple[str, ...] | None = None) -> Checkpoint:
-        """Write a checkpoint after the last one.
+        """Append a checkpoint after the head.
 
         Raises:
-            ConflictError: somebody else has opened the session, or saved to its key.
+            ConflictError: the session was opened elsewhere, or its key was written to.
             StorageError: the medium failed; nothing was acknowledged.
         """
         with self.lock:
@@ -88,47 +88,49 @@ class CheckpointWriter:
             return self._write(draft, parents)
 
     def submit(self, draft: Draft) -> Future[str]:
-        """Have a checkpoint written behind the caller, in order, and return the id's future."""
+        """Write a checkpoint in the background, in order; return a future of its id."""
         return self.manager._background.submit(lambda: self._write(draft, None).id, awaited=True)
 
-    def look(self) -> None:
-        """Find out what became of a write that was interrupted: what was appended is ours.
+    def resolve_interrupted(self) -> None:
+        """Resolve the outcome of an interrupted write: if it was appended, it is the head.
 
         Raises:
             CheckpointError: the head cannot be read.
         """
-        begun = self._begun
-        if begun is not None:
-            found = self.manager.store.head(begun.key)
-            if found is not None and found.seq > begun.seq and _is_same(found, begun):
-                self.head = found
-            self._begun = None
+        unconfirmed = self._unconfirmed
+        if unconfirmed is not None:
+            head = self.manager.store.head(unconfirmed.key)
+            if head is not None and head.seq > unconfirmed.seq and _is_same(head, unconfirmed):
+                self.head = head
+            self._unconfirmed = None
 
     def _write(self, draft: Draft, parents: tuple[str, ...] | None) -> Checkpoint:
-        self.look()
+        self.resolve_interrupted()
         head = self.head
         if parents is None:
             parents = () if head is None else (head.id,)
         after = 0 if head is None else head.seq
-        begun = _begun(draft, after, parents)
-        self._begun = begun  # first: an interrupt may come when it is written, and before we know
+        unconfirmed = _as_checkpoint(draft, after, parents)
+        self._unconfirmed = (
+            unconfirmed  # first: an interrupt may come after the append, before the assignment
+        )
         try:
             self.head = self.manager.store.write(
-                draft, parents=parents, after=after, ts_ns=begun.ts_ns
+                draft, parents=parents, after=after, ts_ns=unconfirmed.ts_ns
             )
         except ConflictError as error:
-            self._begun = None
+            self._unconfirmed = None
             raise ConflictError(
-                f"The session {short_repr(draft.key)} was opened again elsewhere, or somebody "
-                "saved to its key: this holder of it may save nothing more. Close it; all that "
-                "it had saved is there."
+                f"The session {short_repr(draft.key)} was opened again elsewhere, or another "
+                "writer saved to its key: this instance cannot save any more. Close it; its "
+                "earlier checkpoints are kept."
             ) from error
-        self._begun = None
+        self._unconfirmed = None
         return self.head
 
 
-def _begun(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:
-    """Return a checkpoint that is to be written, by which it is known again; its place is not."""
+def _as_checkpoint(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:
+    """Return a checkpoint about to be written, to recognize it by; its number is not known yet."""
     return Checkpoint(
         draft.key,
         after,
@@ -142,5 +144,5 @@ def _begun(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:
     )
 
 
-def _is_same(found: Checkpoint, begun: Checkpoint) -> bool:
-    return found._replace(seq=0, parts={}, size=0) == begun._replace(seq=0, parts={}, size=0)
+def _is_same(head: Checkpoint, unconfirmed: Checkpoint) -> bool:
+    return head._replace(seq=0, parts={}, size=0) == unconfirmed._replace(seq=0, parts={}, size=0)

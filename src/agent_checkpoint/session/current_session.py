@@ -1,4 +1,4 @@
-"""Which session, and which task of it, a call belongs to. Owns the context variables."""
+"""The current session and task of a call. Owns the context variables."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _task: ContextVar[tuple[Any, str] | None] = ContextVar("agent_checkpoint_task", 
 _enclosing: ContextVar[tuple[Any, ...]] = ContextVar("agent_checkpoint_around", default=())
 _open: WeakSet[Work] = WeakSet()
 _forked = Event()
-"""Whether there was ever a fork in this process: a thread of one may outlive it."""
+"""Whether a session was ever forked in this process: a thread of a fork may outlive it."""
 
 
 def current_session() -> Work | None:
-    """Return the session that is entered here.
+    """Return the session of this context.
 
-    A new thread begins without one: there it is the only one that is open in the process, if it
-    is the only one. Where there were forks, nobody knows whose thread it is.
+    A new thread has no context: there it is the only open session of the process, if there is
+    exactly one. After a fork the thread could belong to either, so there is none.
     """
-    found = _session.get()
-    if found is not None:
-        return found if found in _open else None
+    current = _session.get()
+    if current is not None:
+        return current if current in _open else None
     return next(iter(_open)) if len(_open) == 1 and not _forked.is_set() else None
 
 
@@ -38,39 +38,39 @@ def open_sessions() -> list[Work]:
 
 
 def current_task(session: Work) -> str | None:
-    """Return the id of the task of a session that is under way here."""
-    found = _task.get()
-    if found is not None and found[0] is session:
-        return found[1]
+    """Return the id of a session's current task in this context."""
+    current = _task.get()
+    if current is not None and current[0] is session:
+        return current[1]
     return session.tasks.only_one_in_progress()
 
 
 def enter(session: Work) -> Any:
-    """Make a session the one of this context; return what `leave` needs."""
+    """Make a session the current one of this context; return the token for `leave`."""
     return _session.set(session)
 
 
 def leave(token: Any) -> None:
-    """Give the context the session that it had before."""
+    """Restore the previous session of this context."""
     try:
         _session.reset(token)
-    except ValueError:  # left in another context than it was entered in, as generators may be
+    except ValueError:  # entered in another context, as generators may do
         _session.set(None)
 
 
 def set_task(session: Work, task: str | None) -> None:
-    """Say which task is under way here."""
+    """Set the current task of this context."""
     _task.set(None if task is None else (session, task))
 
 
 def is_nested(session: Work) -> bool:
-    """Tell whether a tool of a session is running around this call."""
+    """Tell whether this call is made by a running tool of the session."""
     return any(item is session for item in _enclosing.get())
 
 
 @contextmanager
 def nested_calls(session: Work) -> Iterator[None]:
-    """Have the calls within take themselves for parts of this one."""
+    """Mark calls in this block as nested in a tool call."""
     around = _enclosing.get()
     _enclosing.set((*around, session))
     try:
@@ -80,12 +80,12 @@ def nested_calls(session: Work) -> Iterator[None]:
 
 
 def register_open(session: Work) -> None:
-    """Count a session among those that are open in this process."""
+    """Add a session to the open sessions of this process."""
     _open.add(session)
     if not session._keeps_directory:
         _forked.set()
 
 
 def unregister(session: Work) -> None:
-    """Count it no more."""
+    """Remove a session from the open sessions."""
     _open.discard(session)

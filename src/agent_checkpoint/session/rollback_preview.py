@@ -1,7 +1,7 @@
-"""What a rollback of a session would do, told without opening it. Owns that nobody is disturbed.
+"""Preview of a rollback without opening the session.
 
-Whoever opens a session takes it over. Here nothing is appended to its key or its ledger, and who
-holds it goes on.
+Opening a session takes it over from its owner. A preview appends nothing to its key or its
+ledger, so the owner can continue.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 
 class Preview(NamedTuple):
-    """What a rollback would do."""
+    """The report of a rollback that was not made."""
 
     report: RollbackReport
-    """`target` in it is the checkpoint that is meant."""
+    """Its `target` is the resolved checkpoint."""
     no_files: str | None
-    """Why nothing is said of the files, if files would go back."""
+    """Why the report has no file plan, although files would be rolled back."""
 
 
 def preview_rollback(
@@ -55,58 +55,55 @@ def preview_rollback(
 ) -> Preview:
     """Return what a rollback would do.
 
-    Files that others have changed since the last checkpoint count as a step, as they do when the
-    session is opened.
+    Drifted files count as a step, as they do when the session is opened.
 
     Args:
-        manager: of the store.
-        key: of the session.
+        manager: the manager of the store.
+        key: the key of the session.
         to: an id or short form; `steps` counts if not given.
         steps: how many checkpoints to go back.
-        parts: what goes back; everything if not given.
-        keep_unseen: leave files alone that came or changed since the last checkpoint.
-        workspace: where its files are; the directory that it had if not given.
-        look: look at the files there, too; contents that are new are stored.
+        parts: the parts to roll back; all if not given.
+        keep_unseen: keep files that were created or changed since the last checkpoint.
+        workspace: the directory of its files; the recorded one if not given.
+        look: scan the directory as well, which stores new file contents.
 
     Raises:
         NotFoundError: there is no such key or checkpoint.
-        InvalidInputError: it is no session, has no such part, or no such past.
-        CheckpointError: it cannot be read.
+        InvalidInputError: the key is no session, has no such part, or no such checkpoint.
+        CheckpointError: the session cannot be read.
     """
     head = manager.store.head(key)
     if head is None:
         raise key_not_found(key, manager.store)
     record = read_session_record(manager.store, head)
     if record is None:
-        raise InvalidInputError(
-            f"{short_repr(key)} is no session: nothing in it can be rolled back."
-        )
-    seen = _UnopenedSession(manager, head, record)
-    why = "the directory was not looked at" if not look else seen.look(workspace)
+        raise InvalidInputError(f"{short_repr(key)} is not a session, so it cannot be rolled back.")
+    session = _UnopenedSession(manager, head, record)
+    no_files = "the directory was not scanned" if not look else session.open_files(workspace)
     try:
-        if to is None and steps > 0 and seen.drifted:
+        if to is None and steps > 0 and session.drifted:
             steps -= 1
-        target = find_target(seen, to, steps)
-        way = Rollback(seen, target, parts=parts, keep_unseen=keep_unseen)
-        if FILES not in way.report.parts:
-            return Preview(way.report, None)
-        if why is not None:
-            return Preview(way.report, why)
-        return _with_files(way)
+        target = find_target(session, to, steps)
+        rollback = Rollback(session, target, parts=parts, keep_unseen=keep_unseen)
+        if FILES not in rollback.report.parts:
+            return Preview(rollback.report, None)
+        if no_files is not None:
+            return Preview(rollback.report, no_files)
+        return _with_files(rollback)
     finally:
-        if seen._files is not None:
-            seen._files.workspace.close()
+        if session._files is not None:
+            session._files.workspace.close()
 
 
-def _with_files(way: Rollback) -> Preview:
+def _with_files(rollback: Rollback) -> Preview:
     try:
-        return Preview(way.preview(), None)
+        return Preview(rollback.preview(), None)
     except WorkspaceError as error:
-        return Preview(way.report, str(error))
+        return Preview(rollback.report, str(error))
 
 
 class _UnopenedSession(Work):
-    """A session that is looked at, and not opened."""
+    """A session read from its head, without opening it."""
 
     def __init__(self, manager: CheckpointManager, head: Checkpoint, record: SessionRecord) -> None:
         super().__init__(head.key, None, None, "manual")
@@ -119,34 +116,34 @@ class _UnopenedSession(Work):
         self._effects = Effects(self._ledger, record, self._epoch, self._tool_runner.owner)
         self._writer = CheckpointWriter(manager, record, head)
         self.drifted: set[str] = set()
-        """Paths that others have changed since the last checkpoint."""
+        """Paths that changed since the last checkpoint."""
 
-    def look(self, workspace: Path | None) -> str | None:
-        """Look at its files; return why that cannot be, if so."""
-        why = None if workspace is not None else self._why_not()
-        if why is not None:
-            return why
+    def open_files(self, workspace: Path | None) -> str | None:
+        """Scan the files; return the reason if that is not possible."""
+        no_files = None if workspace is not None else self._scan_obstacle()
+        if no_files is not None:
+            return no_files
         store = self.manager.store
-        place = workspace if workspace is not None else Path(str(self._record.workspace))
+        directory = workspace if workspace is not None else Path(str(self._record.workspace))
         try:
-            self._files = WorkspacePart(Workspace(place, store, watch=False))
-            if not is_empty(place):
+            self._files = WorkspacePart(Workspace(directory, store, watch=False))
+            if not is_empty(directory):
                 self.drifted = self._files.changed_since(store, self._writer.head)
         except WorkspaceError as error:
             return str(error)
         return None
 
-    def _why_not(self) -> str | None:
-        said = self._record.workspace
-        if said is None:
-            return "the session has no directory of its own: it is a fork, and its files are gone"
+    def _scan_obstacle(self) -> str | None:
+        recorded = self._record.workspace
+        if recorded is None:
+            return "the session has no directory: it is a fork, and its files were removed"
         if not self._record.is_bound:
-            return "it was not you who said where its files are, or on another machine"
-        if not Path(said).is_dir():
-            return f"there is no directory {short_repr(said, 200)}: it will be made"
-        if os.path.lexists(Path(said) / STAGING.decode()):
+            return "the recorded directory was not sealed with your secret on this machine"
+        if not Path(recorded).is_dir():
+            return f"the directory {short_repr(recorded, 200)} does not exist: it will be created"
+        if os.path.lexists(Path(recorded) / STAGING.decode()):
             return (
-                f"there is a {STAGING.decode()} in it: a restore was interrupted, or somebody else "
-                "made it; that is settled when the session is opened"
+                f"it contains {STAGING.decode()} from an interrupted restore or another program; "
+                "opening the session resolves that"
             )
         return None

@@ -1,6 +1,6 @@
-"""Session: an agent at work that can always resume, roll back and account for what it did outside.
+"""Session: an agent whose state, files and external side effects are checkpointed together.
 
-Owns the verbs; what they share is in `work`, and each step in a file of its own.
+Owns the public methods. `work` holds the shared state; each operation has its own module.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Self = TypeVar("Self", bound="Session")
 
 
 class Session(Work):
-    """An agent at work: state, conversation, calls, tasks and files, saved as one."""
+    """State, conversation, tool calls, tasks and files of an agent, saved as one checkpoint."""
 
     def __init__(
         self,
@@ -54,25 +54,27 @@ class Session(Work):
         rebind: bool = False,
         only_at: str | None = None,
     ) -> None:
-        """Open a session, or resume it where it stopped.
+        """Open a new session, or resume one from its last checkpoint.
 
         Args:
-            key: names it, and its line of checkpoints.
-            agent: a Stateful; it gets the state that it had.
-            workspace: the directory it works in; the one it had if not given.
-            store: a path, a store URL or a CheckpointManager; the user's own store if not given.
+            key: the key of the session and of its checkpoints.
+            agent: a Stateful; resuming loads its saved state.
+            workspace: the working directory; the recorded one if not given.
+            store: a path, a store URL or a CheckpointManager; the user's default store if not
+                given.
             parts: further Statefuls, by name.
-            every: when to save: after each `tool`, after each `task`, after every n tools, or only
-                when it is said: `manual`.
-            on_drift: what to do if files have changed since: `keep` them, `restore` or `raise`.
-            rebind: go on in another directory, with the files that are there.
-            only_at: the id of its head; if it has another one, nothing is done.
+            every: when to save: after each `tool`, after each `task`, after every n tool calls, or
+                `manual` for explicit saves only.
+            on_drift: what to do with files that changed since the last checkpoint: `keep` them,
+                `restore` the saved ones, or `raise`.
+            rebind: continue in another directory, with the files in it.
+            only_at: the expected head; any other head is a conflict.
 
         Raises:
-            ConflictError: its head is not the one of `only_at`.
-            InvalidInputError: an option makes no sense, or the workspace is another.
+            ConflictError: the head is not `only_at`.
+            InvalidInputError: an option is invalid, or the session has another workspace.
             StateError: a part cannot be loaded.
-            WorkspaceError: the workspace cannot be used, or has changed.
+            WorkspaceError: the workspace cannot be used, or it changed and `on_drift` is `raise`.
             StorageError: the store failed.
         """
         super().__init__(key, agent, parts, every)
@@ -89,7 +91,7 @@ class Session(Work):
     def __repr__(self) -> str:
         return f"<Session {self.key!r} on {self.manager.store.backend!r}>"
 
-    # -- what there is ---------------------------------------------------------------------------
+    # -- history ---------------------------------------------------------------------------------
 
     def history(self, n: int | None = None) -> list[dict[str, Any]]:
         """Return the newest `n` checkpoints, or all, newest first. Raises as the manager does."""
@@ -107,7 +109,7 @@ class Session(Work):
         """Save all parts as one checkpoint, and return its id.
 
         Raises:
-            ConflictError: the session was opened elsewhere since.
+            ConflictError: the session was opened elsewhere since (fencing).
             StateError: a value cannot be captured; the message names its path.
             WorkspaceError: the files cannot be read.
             StorageError: the store failed; nothing was acknowledged.
@@ -116,11 +118,11 @@ class Session(Work):
         return self._save(label=label, tags=tags, metrics=metrics)
 
     async def asave(self, **options: Any) -> str:
-        """Do as `save` does, for asyncio: the state is taken at the call, the rest awaited."""
+        """Save from asyncio: state is captured at the call, storage is awaited."""
         self._check_open()
         return await self._asave(**options)
 
-    # -- go back ---------------------------------------------------------------------------------
+    # -- roll back -------------------------------------------------------------------------------
 
     def rollback(
         self,
@@ -133,24 +135,25 @@ class Session(Work):
         dry_run: bool = False,
         only_if: RollbackReport | None = None,
     ) -> RollbackReport:
-        """Go back to a checkpoint; the present is saved first, and `undo` returns to it.
+        """Roll back to a checkpoint. A safety checkpoint is saved first; `undo` returns to it.
 
         Args:
             to: an id or short form (`key~2`, `key@17`); `steps` counts if not given.
             steps: how many checkpoints to go back.
-            effects: what to do about things done outside since then that cannot be undone:
-                `refuse`, `warn` to go back all the same, or `compensate` to undo what can be.
-            parts: what goes back, such as `["workspace"]`; everything if not given.
-            keep_unseen: leave files alone that came or changed since the last checkpoint.
-            dry_run: only tell what would be done.
-            only_if: what `dry_run` told: if files or effects are others by now, nothing is done.
+            effects: policy for external side effects since the target: `refuse` if one is
+                irreversible or its outcome is unknown, `warn` to roll back anyway, or
+                `compensate` to run the compensations (`undo=`) first.
+            parts: the parts to roll back, such as `["workspace"]`; all if not given.
+            keep_unseen: keep files that were created or changed since the last checkpoint.
+            dry_run: return the report and change nothing.
+            only_if: the report of a dry run; refuse if files or effects changed since.
 
         Raises:
-            RollbackRefusedError: something cannot be undone; `report` in it says what.
+            RollbackRefusedError: the policy refuses, or a compensation failed; see its `report`.
             NotFoundError: there is no such checkpoint.
-            ConflictError: tools are running, the session was opened elsewhere, or it is not what
-                `only_if` says.
-            StateError: the state of then does not fit; all is as it was.
+            ConflictError: tools are running, the session was opened elsewhere, or `only_if` is
+                out of date.
+            StateError: the saved state cannot be loaded; nothing was changed.
         """
         self._check_open()
         if effects not in POLICIES:
@@ -160,7 +163,7 @@ class Session(Work):
         return way.preview() if dry_run else way.run(effects, only_if)
 
     def undo(self) -> RollbackReport:
-        """Take the last rollback, restore or adopt back. Raises as `rollback` does."""
+        """Undo the last rollback, restore or adopt. Raises as `rollback` does."""
         self._check_open()
         return Rollback(self, undo_target(self)).run("warn")
 
@@ -176,25 +179,25 @@ class Session(Work):
         path: str | os.PathLike[str] | None = None,
         driver: str = "auto",
     ) -> Branch:
-        """Begin another session from one moment of this one, with files of its own.
+        """Fork this session at a checkpoint, with a workspace of its own.
 
         Args:
-            name: its key.
-            at: the checkpoint to begin from; the present, which is saved, if not given.
-            effects: whether it may do what cannot be undone: `refuse` or `allow`.
-            agent: makes its agent; this one's is cloned if not given.
-            path: the directory for its files; a private one if not given.
-            driver: how the files are forked; see `Workspace.fork`.
+            name: the key of the fork.
+            at: the checkpoint to fork; if not given, the current state is saved and forked.
+            effects: `allow` or `refuse` irreversible tools in the fork.
+            agent: makes the agent of the fork; this session's is cloned if not given.
+            path: the directory of the fork; a private one if not given.
+            driver: how files are forked; see `Workspace.fork`.
 
         Raises:
-            ConflictError: the name is taken.
+            ConflictError: the key exists already.
             NotFoundError: there is no such checkpoint.
             StateError: the agent cannot be copied.
             WorkspaceError: the files cannot be forked.
         """
         with block_forks():
             from agent_checkpoint.session.branch.session_fork import (
-                SessionForker,  # which is built on this
+                SessionForker,  # imports this module
             )
 
         self._check_open()
@@ -203,21 +206,21 @@ class Session(Work):
         return forking.make(name, path=path, driver=driver)
 
     def adopt(self, branch: Session | Trial | str, *, merge: str | None = None) -> RollbackReport:
-        """Make the end of a fork the present of this session; `undo` takes that back.
+        """Adopt the last checkpoint of a fork as the head of this session; `undo` reverts it.
 
         Args:
-            branch: the fork, which is closed; what explored it; or an id.
-            merge: `files` joins the fork's edits of files with those that were made here since;
-                state, conversation and tasks stay this session's.
+            branch: an open fork, which is closed; a trial of `explore`; or a checkpoint id.
+            merge: `files` merges the fork's file changes with those made here since the fork;
+                state, conversation and tasks stay as they are here.
 
         Raises:
-            ConflictError: this session has gone on since, tools are running, or both sides have
-                edited the same files; the message names them.
-            InvalidInputError: it is no fork of this session.
-            NotFoundError: it, or the moment of the fork, is not kept any more.
+            ConflictError: this session changed since the fork, tools are running, or both sides
+                changed the same files; the message names them.
+            InvalidInputError: `branch` is no fork of this session.
+            NotFoundError: the fork or the fork point was pruned.
         """
         with block_forks():
-            from agent_checkpoint.session.branch.adopt import plan_adoption  # needed by few
+            from agent_checkpoint.session.branch.adopt import plan_adoption  # rarely needed
             from agent_checkpoint.session.explore.outcome import Trial
 
         self._check_open()
@@ -227,39 +230,39 @@ class Session(Work):
             live.save(label="adopted")
         if isinstance(branch, Trial) and branch.error is not None:
             raise InvalidInputError(
-                f"The trial {short_repr(branch.key)} failed. Its end is adopted all the same by "
-                f"session.adopt({branch.key!r})."
+                f"The trial {short_repr(branch.key)} failed. To adopt its last checkpoint anyway, "
+                f"call session.adopt({branch.key!r})."
             )
         head: Any = branch if isinstance(branch, str) else getattr(branch, "head", branch)
-        if branch is None:  # and not a fork that never began
-            raise InvalidInputError("A fork, a trial or an id is adopted, not None.")
+        if branch is None:  # a fork that never started has head None instead
+            raise InvalidInputError("adopt takes a fork, a trial or a checkpoint id, not None.")
         report = plan_adoption(self, head, merge).run("warn")
         if live is not None:
             live.close()
         return report
 
-    # -- the outside -----------------------------------------------------------------------------
+    # -- external side effects -------------------------------------------------------------------
 
     def resolve(
         self, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
     ) -> None:
-        """Say what a person found out about an effect of which nobody knew.
+        """Record the outcome of an effect whose outcome is unknown.
 
         Raises:
             NotFoundError: there is no such effect.
-            EffectError: it is known what became of it.
+            EffectError: the outcome is known already.
         """
         self._effects.resolve(effect_id, happened=happened, result=result, note=note)
         if happened and effect_id not in self._record.standing:
-            self._record.standing.append(effect_id)  # the agent does not know of it yet
+            self._record.standing.append(effect_id)  # the state does not contain its result yet
 
     def carry_out(self) -> list[dict[str, Any]]:
-        """Make the calls that were approved; return what came of each answered request.
+        """Make the approved calls, and return the outcome of each answered request.
 
-        Each is a dict with `approval_id`, `tool`, and `result`, `error` or `denied`.
+        An outcome is a dict with `approval_id`, `tool`, and one of `result`, `error` or `denied`.
 
         Raises:
-            NotFoundError: a tool was not imported here.
+            NotFoundError: the module of a tool was not imported.
             CheckpointError: a call may not be made.
         """
         self._check_open()
@@ -281,15 +284,15 @@ class Session(Work):
                 return {"result": self._tool_runner.carry_out(request)}
         except (Suspended, ConflictError, NotFoundError, StorageError):
             raise
-        except Exception as error:  # of this call alone: the others are made all the same
+        except Exception as error:  # concerns this call only; the others still run
             return {"error": f"{type(error).__name__}: {error}"}
 
     # -- open and close --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Let go of the workspace and the store. Twice is fine. Saves nothing but its forks."""
+        """Close the workspace, the store and open forks. Only forks are saved. Idempotent."""
         if self._is_open:
-            with ExitStack() as stack:  # each of them, whatever befalls another
+            with ExitStack() as stack:  # close each, even if another one fails
                 stack.callback(self._release)
                 for branch in list(self._branches):
                     stack.callback(branch.close)
@@ -318,7 +321,7 @@ class Session(Work):
             self.close()
 
     def _end(self, label: str | None = None) -> None:
-        """Save the end of a run."""
+        """Save the last checkpoint of a run."""
         self._save(kind=CLOSE, label=label)
         self._is_ended = True
 

@@ -1,4 +1,4 @@
-"""All sessions of a store, at a glance. Owns what is told of each; opens none of them."""
+"""Lists the sessions of a store with status and problems, without opening them."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from agent_checkpoint.store.store import Store
 
 @dataclass
 class SessionRow:
-    """What is told of a session."""
+    """One session in a list."""
 
     key: str
     ts: float
-    """When its last checkpoint was made."""
+    """The time of its last checkpoint."""
     head: str
     workspace: str | None = None
     is_fork: bool = False
     tasks: dict[str, str] = field(default_factory=dict)
     """The status of each task."""
     pending: list[str] = field(default_factory=list)
-    """Requests that wait for an answer."""
+    """Approval requests without an answer."""
     unknown: list[str] = field(default_factory=list)
-    """Effects of which nobody knows whether they happened."""
+    """Effects whose outcome is unknown."""
     trouble: str | None = None
-    """Why it cannot be resumed by the code that is imported here, such as a missing migration."""
+    """Why it cannot be resumed with the imported code, such as a missing migration."""
     not_imported: list[str] = field(default_factory=list)
-    """Parts whose classes are not defined here: nobody can tell whether they fit."""
+    """Parts whose classes are not imported, and so cannot be checked."""
 
 
 def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
-    """Return all sessions of a store whose keys begin with a prefix, the latest first.
+    """Return the sessions of a store whose keys start with a prefix, newest first.
 
-    Also those that cannot be resumed: their `trouble` says what is missing.
+    Sessions that cannot be resumed are included; `trouble` holds the reason.
 
     Raises:
         StorageError: the medium failed.
     """
     store = getattr(store, "store", store)
-    found = []
+    rows = []
     for key in store.list_keys(prefix):
         try:
             head = store.head(key)
             if head is not None and SESSION_PART in head.parts:
-                found.append(_row(store, head))
+                rows.append(_row(store, head))
         except (*UNUSABLE, InvalidInputError) as error:
-            found.append(SessionRow(key, 0.0, f"{key}@?", trouble=str(error)))
-    return sorted(found, key=lambda row: row.ts, reverse=True)
+            rows.append(SessionRow(key, 0.0, f"{key}@?", trouble=str(error)))
+    return sorted(rows, key=lambda row: row.ts, reverse=True)
 
 
 def _row(store: Store, head: Checkpoint) -> SessionRow:
@@ -76,7 +76,7 @@ def _row(store: Store, head: Checkpoint) -> SessionRow:
             row.tasks[str(task.get("id"))] = str(task.get("status"))
     for name, tree in head.parts.items():
         try:
-            row.trouble = row.trouble or _trouble(name, resolve_tree(tree, reader))
+            row.trouble = row.trouble or _load_error(name, resolve_tree(tree, reader))
         except StateError:
             row.not_imported.append(name)
     return row
@@ -94,13 +94,13 @@ def _add_from_ledger(row: SessionRow, ledger: Ledger) -> None:
     row.unknown = [item.words for item in effects if item.status in (UNKNOWN, UNDOING)]
 
 
-def _trouble(name: str, state: Any) -> str | None:
-    """Return why a part cannot be loaded by its class, if so. Raises StateError if it has none."""
-    fields = _plain(state) if isinstance(state, dict) else {}
+def _load_error(name: str, state: Any) -> str | None:
+    """Return why a part's class cannot load it, if so. Raises StateError if it is not imported."""
+    fields = _fields(state) if isinstance(state, dict) else {}
     if CLASS not in fields:
         return None
     cls = find_class(str(fields[CLASS]))
-    with suppress(PathError):  # a version that only an instance knows
+    with suppress(PathError):  # the version is known to instances only
         version = version_of(cls)
         try:
             saved = fields.get(VERSION, version)
@@ -110,8 +110,8 @@ def _trouble(name: str, state: Any) -> str | None:
     return None
 
 
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a state, whatever tag they stand in."""
+def _fields(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a state without its type tag."""
     if len(state) == 1:
         ((tag, inner),) = state.items()
         if tag.startswith("$") and isinstance(inner, dict):

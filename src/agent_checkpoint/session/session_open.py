@@ -1,8 +1,8 @@
-"""Opening a session: new, or where it stopped. Owns the order in which it comes back to life.
+"""Opening a session: new, or resumed from its last checkpoint. Owns the order of the steps.
 
-The objects of this process are set first: if one cannot be, nobody else is disturbed. Then it is
-made known, so that whoever held the session before does nothing more. Then what can have but one
-holder is set: the files, and what is held elsewhere.
+1. Load the objects of this process. A failure here leaves the previous owner undisturbed.
+2. Append the `open` checkpoint and the new epoch. They fence off the previous owner.
+3. Restore what only one owner may touch: the files, and external parts.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _MAX_NAMED = 20
 
 
 def manager_for(store: Any) -> tuple[CheckpointManager, bool]:
-    """Return the manager of what a user calls a store, and whether it is the session's own.
+    """Return the manager for a `store=` argument, and whether the session has to close it.
 
     Raises:
-        InvalidInputError: it is no store.
+        InvalidInputError: the argument names no store.
     """
     if isinstance(store, CheckpointManager):
         return store, False
@@ -54,14 +54,14 @@ def manager_for(store: Any) -> tuple[CheckpointManager, bool]:
 
 
 class SessionOpener:
-    """One opening of one session."""
+    """Opens one session, once."""
 
     def __init__(
         self, session: Work, *, on_drift: str, rebind: bool, only_at: str | None = None
     ) -> None:
         if on_drift not in DRIFT_POLICIES:
             raise InvalidInputError(
-                f"on_drift is {', '.join(DRIFT_POLICIES)}, not {short_repr(on_drift)}."
+                f"on_drift must be {', '.join(DRIFT_POLICIES)}, not {short_repr(on_drift)}."
             )
         self._session = session
         self._store = session.manager.store
@@ -71,21 +71,20 @@ class SessionOpener:
         self._is_empty = False
 
     def run(self, workspace: str | os.PathLike[str] | Workspace | None) -> None:
-        """Open the session, and set all that it is made of.
+        """Open the session: load its parts, take ownership, restore its files.
 
         Raises:
-            InvalidInputError: the workspace is another than the session's.
-            WorkspaceError: it cannot be used, or has changed and `on_drift` is `raise`.
+            InvalidInputError: the session has another workspace.
+            WorkspaceError: the workspace cannot be used, or it changed and `on_drift` is `raise`.
             StateError: a part cannot be loaded.
-            ConflictError: others open the session again and again; or its head is not the one that
-                it was to be opened at.
+            ConflictError: the head is not `only_at`, or other processes opened the session in each
+                of the attempts.
         """
         for attempt in range(_MAX_ATTEMPTS):
             head = self._store.head(self._session.key)
             if self._only_at is not None and (head is None or head.id != self._only_at):
                 raise ConflictError(
-                    f"The session {short_repr(self._session.key)} has gone on since: nothing was "
-                    "done."
+                    f"The session {short_repr(self._session.key)} has a new head: nothing was done."
                 )
             try:
                 if head is None:
@@ -94,89 +93,96 @@ class SessionOpener:
                     self._resume(head, workspace)
                 return
             except ConflictError:
-                # Somebody was faster: this is then the later opening, which takes over. One that
-                # was to be at a certain head finds another one there.
+                # Another process opened it first. The later opening takes over, so try again; with
+                # `only_at`, the next attempt finds the new head and refuses.
                 if attempt == _MAX_ATTEMPTS - 1:
                     raise
 
-    # -- a new one -------------------------------------------------------------------------------
+    # -- new -------------------------------------------------------------------------------------
 
     def _begin(self, workspace: str | os.PathLike[str] | Workspace | None) -> None:
         session = self._session
-        place = None if workspace is None else _path(workspace)
-        if place is not None and not place.is_dir():
-            what = "is no directory" if place.exists() else "is not there"
-            raise WorkspaceError(f"{short_repr(str(place), 200)} {what}: name one that is there.")
-        self._open_files(place, workspace)
+        directory = None if workspace is None else _path(workspace)
+        if directory is not None and not directory.is_dir():
+            what = "is not a directory" if directory.exists() else "does not exist"
+            raise WorkspaceError(
+                f"{short_repr(str(directory), 200)} {what}. Pass workspace= with an existing "
+                "directory."
+            )
+        self._open_files(directory, workspace)
         session._record = SessionRecord.new(session.key)
-        session._record.bind(None if place is None else str(place), host_of(self._store.backend))
+        session._record.bind(
+            None if directory is None else str(directory), host_of(self._store.backend)
+        )
         session._writer = CheckpointWriter(session.manager, session._record, None)
         draft = session._writer.draft(session._live_parts(), kind="open")
         opened = session._writer.write(draft)
         self._claim_epoch(opened)
 
-    # -- one that goes on ------------------------------------------------------------------------
+    # -- resumed ---------------------------------------------------------------------------------
 
     def _resume(
         self, head: Checkpoint, workspace: str | os.PathLike[str] | Workspace | None
     ) -> None:
         session = self._session
-        noted = read_session_record(self._store, head)
-        known = None if noted is None else _binding(noted)
-        record = record_for_key(head, noted or SessionRecord.new(session.key))
-        record.token = head.token  # also if it has no notes, or those of another
+        stored = read_session_record(self._store, head)
+        stored_binding = None if stored is None else _binding(stored)
+        record = record_for_key(head, stored or SessionRecord.new(session.key))
+        record.token = head.token  # also for a key without a record, or with a copied one
         given = None if workspace is None else _path(workspace)
         tree = tree_in(self._store, head)
         self._check_directory_seal(record, given)
         self._check_external_parts(record, head)
-        place = choose_directory(
+        directory = choose_directory(
             given, record.workspace, rebind=self._rebind, has_files=tree is not None
         )
-        self._open_files(place, workspace)  # which finishes a restore that was interrupted
-        self._is_empty = place is not None and is_empty(place)
+        self._open_files(directory, workspace)  # completes an interrupted restore
+        self._is_empty = directory is not None and is_empty(directory)
         session._ledger = Ledger(self._store, record.family)
         session._ledger.refresh()
-        left = unfinished_rollback(session)
-        # What a rollback has not come to yet is no change that others have made.
-        drift = self._drift(tree) if left is None else None
+        unfinished = unfinished_rollback(session)
+        # Files that an interrupted rollback has yet to restore are not drift.
+        drift = self._drift(tree) if unfinished is None else None
         if drift and self._on_drift == "raise":
             raise WorkspaceError(
-                f"{place} has changed since the last checkpoint of "
+                f"{directory} changed since the last checkpoint of "
                 f"{short_repr(session.key)}:\n{drift}"
             )
-        there = None if place is None or not session._keeps_directory else str(place)
-        if record.workspace != there or not record.is_bound:
-            record.bind(there, host_of(self._store.backend), head.token)
+        recorded_path = (
+            None if directory is None or not session._keeps_directory else str(directory)
+        )
+        if record.workspace != recorded_path or not record.is_bound:
+            record.bind(recorded_path, host_of(self._store.backend), head.token)
         record.in_flight, record.drift, record.keep_unseen = [], [], None
         session._record = record
         session._writer = CheckpointWriter(session.manager, record, head)
-        self._load(head)  # if that fails, who holds the session may go on
-        # From here on it must be known where its ledger and its files are, whatever happens.
-        opened = self._append_open(head, has_new_notes=known != _binding(record))
-        if record.token is not None:  # what is saved from here on is this user's
-            record.bind(there, host_of(self._store.backend))
+        self._load(head)  # before taking ownership: on failure the current owner continues
+        # The `open` checkpoint must record ledger and workspace, whatever happens after it.
+        opened = self._append_open(head, has_new_binding=stored_binding != _binding(record))
+        if record.token is not None:  # later checkpoints are this user's, not the archive's
+            record.bind(recorded_path, host_of(self._store.backend))
         self._claim_epoch(opened)
         session.resumed = True
         if head.token is not None:
             session._add_notice(
-                "This session was imported from an archive. Its state, and the recorded results of "
-                "what it did outside, are those of whoever made the archive."
+                "This session was imported from an archive. Its state and the recorded results of "
+                "its external side effects come from the author of the archive."
             )
         self._note_unseen_effects()
-        self._load(head, elsewhere=True)
-        if left is not None:
-            self._roll_forward(*left)
+        self._load(head, external=True)
+        if unfinished is not None:
+            self._roll_forward(*unfinished)
             drift = self._drift(tree)
-        self._set_files(tree, drift)
+        self._restore_files(tree, drift)
 
     def _check_directory_seal(self, record: SessionRecord, given: Path | None) -> None:
-        """Refuse to have a session that is not this user's take over a directory.
+        """Keep a session without this user's seal from taking over a directory.
 
-        Without a seal it is of a machine where there can be no secret: then naming the directory is
-        enough, unless the session was imported.
+        A record without a seal comes from a machine without a secret: then passing the directory
+        is enough, unless the session was imported.
 
         Raises:
-            InvalidInputError: the directory has to be named, or has files already.
+            InvalidInputError: the directory was not passed, or it is not empty.
         """
         if record.is_bound:
             return
@@ -192,15 +198,15 @@ class SessionOpener:
         if record.is_imported or record.seal is not None:
             why = IMPORTED if record.is_imported else "it was sealed under another secret, or host"
             raise InvalidInputError(
-                f"The session {key} does not take over {short_repr(str(given), 200)}, which has "
-                f"files: {why}. Pass an empty directory, or rebind=True if the session is yours."
+                f"The session {key} cannot use {short_repr(str(given), 200)}, which is not empty: "
+                f"{why}. Pass an empty directory, or rebind=True if you trust the session."
             )
 
     def _check_external_parts(self, record: SessionRecord, head: Checkpoint) -> None:
-        """Refuse to restore what others say is held elsewhere: a handle may name an image to run.
+        """Refuse external parts of an imported session: a handle may name an image to run.
 
         Raises:
-            InvalidInputError: the session was imported and has such a part.
+            InvalidInputError: the session was imported and has an external part.
         """
         if not record.is_imported or self._rebind:
             return
@@ -208,36 +214,36 @@ class SessionOpener:
         for name, part in live.items():
             if isinstance(part, External) and name in head.parts:
                 raise InvalidInputError(
-                    f"The session {short_repr(self._session.key)} says which snapshot "
-                    f"{short_repr(name)} is, but {IMPORTED}. Pass rebind=True if the session is "
-                    "yours."
+                    f"The session {short_repr(self._session.key)} names a snapshot for the "
+                    f"external part {short_repr(name)}, but {IMPORTED}. Pass rebind=True if you "
+                    "trust the session."
                 )
 
-    def _roll_forward(self, safety: Checkpoint, move: Checkpoint) -> None:
-        """Carry out what a crash has interrupted. What cannot be is told: it must be opened."""
-        way = Rollback(self._session, move)
+    def _roll_forward(self, safety: Checkpoint, moved: Checkpoint) -> None:
+        """Complete an interrupted rollback. A failure becomes a notice: the session must open."""
+        rollback = Rollback(self._session, moved)
         try:
-            way.roll_forward(safety, move)
+            rollback.roll_forward(safety, moved)
         except WorkspaceError as error:
-            way.finish(move)
+            rollback.finish(moved)
             self._session._problems.append(
-                f"A rollback that was interrupted could not be carried out to its end: {error}"
+                f"An interrupted rollback could not be completed: {error}"
             )
 
-    def _append_open(self, head: Checkpoint, *, has_new_notes: bool) -> Checkpoint:
-        """Append the opening: whoever held the session before can save nothing from now on.
+    def _append_open(self, head: Checkpoint, *, has_new_binding: bool) -> Checkpoint:
+        """Append the `open` checkpoint, which fences off the previous owner.
 
-        It has the content of the head, and so the mark of an import.
+        It repeats the parts of the head, and so its import token.
         """
         saving = self._session._writer
-        if has_new_notes:
+        if has_new_binding:
             draft = saving.draft({}, kind="open")._replace(token=head.token)
             return saving.write(draft, parents=(head.id,))
         draft = draft_from(head, head.key, "open")._replace(label=None)
         return saving.write(draft, parents=(head.id,))
 
     def _claim_epoch(self, opened: Checkpoint) -> None:
-        """Say in the ledger, too, that there is a new holder."""
+        """Append the new epoch to the ledger: it fences off effects of the previous owner."""
         session = self._session
         session._epoch = Epoch(session.key, opened.seq)
         session._ledger = Ledger(self._store, session._record.family)
@@ -248,59 +254,59 @@ class SessionOpener:
         session._ledger.check(session._epoch)
 
     def _note_unseen_effects(self) -> None:
-        """Note the effects that were made after the checkpoint: its state does not know them."""
+        """Record the effects committed after the checkpoint: its state does not contain them."""
         session, record = self._session, self._session._record
         effects = session._ledger.effects
         later = [effect.id for effect in session._effects.since(record.ledger)]
         made = [
             name
             for name in (*record.under_way, *later)
-            if name in effects and effects[name].status == COMMITTED  # the others are told anyway
+            if name in effects and effects[name].status == COMMITTED  # others get a notice anyway
         ]
         record.standing, record.under_way = (
             list(dict.fromkeys([*record.standing, *made])),
             [],
         )
 
-    def _load(self, head: Checkpoint, *, elsewhere: bool = False) -> None:
-        """Set the objects of this process, or what is held elsewhere: that has but one holder."""
+    def _load(self, head: Checkpoint, *, external: bool = False) -> None:
+        """Load the objects of this process, or the external parts, which have one owner."""
         live = self._session._live_parts()
         live.pop(FILES, None)
         targets = {
             name: part
             for name, part in live.items()
-            if name in head.parts and isinstance(part, External) == elsewhere
+            if name in head.parts and isinstance(part, External) == external
         }
         restore_parts(head.parts, targets, reader=self._store.reader(head))
         self._session._new_parts = [name for name in live if name not in head.parts]
 
     # -- files -----------------------------------------------------------------------------------
 
-    def _open_files(self, place: Path | None, given: Any) -> None:
+    def _open_files(self, directory: Path | None, given: Any) -> None:
         session = self._session
-        if place is None:
+        if directory is None:
             session._files = None
             return
-        if session._files is not None and session._files.workspace.path == place:
+        if session._files is not None and session._files.workspace.path == directory:
             return
-        session._files = WorkspacePart(self._workspace(place, given))
+        session._files = WorkspacePart(self._workspace(directory, given))
 
-    def _workspace(self, place: Path, given: Any) -> Workspace:
+    def _workspace(self, directory: Path, given: Any) -> Workspace:
         if not isinstance(given, Workspace):
-            return Workspace(place, self._store)
+            return Workspace(directory, self._store)
         if given._store is None or given._store.backend is self._store.backend:
             return given
-        # Its files go where the checkpoints go, and are read from there.
-        return Workspace(place, self._store, force=True, **given._options)
+        # Its files belong in the store of the checkpoints.
+        return Workspace(directory, self._store, force=True, **given._options)
 
     def _drift(self, tree: Tree | None) -> Any:
         files = self._session._files
         if tree is None or files is None or self._is_empty:
             return None
-        found = files.workspace.diff(tree)
-        return found or None
+        drift = files.workspace.diff(tree)
+        return drift or None
 
-    def _set_files(self, tree: Tree | None, drift: Any) -> None:
+    def _restore_files(self, tree: Tree | None, drift: Any) -> None:
         session = self._session
         if tree is None or session._files is None:
             return
@@ -318,7 +324,7 @@ class SessionOpener:
 
 
 def _binding(record: SessionRecord) -> tuple[str, str | None, str | None]:
-    """Return what must be in the notes from the opening on."""
+    """Return the fields that the `open` checkpoint must record."""
     return record.key, record.workspace, record.seal
 
 

@@ -1,6 +1,6 @@
-"""What a session notes about itself in each checkpoint. Owns that part, and reading it.
+"""The session record: the part of a checkpoint that describes the session. Owns its format.
 
-It is plain JSON, so that a page or a command can read it without any of the session's code.
+It is plain JSON, so that the command and the web page read it without the user's classes.
 """
 
 from __future__ import annotations
@@ -20,104 +20,106 @@ from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 
 SESSION_PART = "session"
-"""The name of the part."""
+"""The part that holds the session record."""
 
 
 @dataclass
 class SessionRecord:
-    """Where a session stands beside its state."""
+    """Lineage, workspace, ledger position and open effects of a session at one checkpoint."""
 
     key: str
     family: str
-    """Names the ledger, which a session shares with its forks."""
+    """The name of the effect ledger, which a session shares with its forks."""
     lineage: list[list[Any]] = field(default_factory=list)
-    """The sessions it comes from, each with the last record of the ledger that is of its past."""
+    """The ancestor sessions, each with the last ledger record that belongs to this history."""
     point: str | None = None
-    """The checkpoint that it was forked from."""
+    """The checkpoint at which the session was forked."""
     inherited: int | None = None
-    """How many of the lineage it was forked with; the others it has adopted."""
+    """How many rows of the lineage come from the fork; the others come from adopted forks."""
     workspace: str | None = None
     seal: str | None = None
-    """Proves that it was this user who said which directory it is."""
+    """HMAC seal over the workspace path: proves that this user chose it."""
     ledger: int = 0
-    """The last record of the ledger that the state knows of."""
+    """The last ledger record that the state reflects."""
     counts: CallCounts = field(default_factory=CallCounts)
-    """How often a call without a key of its own was made."""
+    """How many calls without an idempotency key were made, per task and tool."""
     standing: list[str] = field(default_factory=list)
-    """Effects that a rollback has left standing, and the state does not know of."""
+    """Committed effects that the state does not contain, as after a rollback."""
     gone: list[str] = field(default_factory=list)
-    """Effects whose results the state has, and that were undone outside."""
+    """Effects whose results the state contains although they were compensated."""
     pending: list[str] = field(default_factory=list)
-    """Requests that wait for an answer."""
+    """Approval requests without an answer."""
     under_way: list[str] = field(default_factory=list)
-    """Effects that were being made when the checkpoint was taken: the state knows no outcome."""
+    """Effects in progress when the checkpoint was saved: the state has no outcome of them."""
     in_flight: list[str] = field(default_factory=list)
-    """Tools that were running when the checkpoint was taken."""
+    """Tools that were running when the checkpoint was saved."""
     irreversible: bool = True
-    """Whether it may do what cannot be undone; forks may not, unless they are told so."""
+    """Whether irreversible tools are allowed; forks need `effects="allow"`."""
     keep_unseen: bool | None = None
-    """Whether a rollback that is under way leaves files alone that nobody has saved."""
+    """`keep_unseen` of a rollback in progress, for crash recovery."""
     drift: list[str] = field(default_factory=list)
-    """Some of the paths that others had changed when the session was opened."""
+    """Some of the paths that had drifted when the session was opened."""
     host: str = ""
-    """Where the directory is. It is sealed and not written: of another host it is not ours."""
+    """The host of the workspace. Part of the seal, not stored: a path is valid on one host only."""
     token: str | None = None
-    """The import that the checkpoint came with. It is sealed too, and not written: what an archive
-    has is sealed under another one, or none, and vouches for nothing."""
+    """The import token of the checkpoint. Part of the seal, not stored: a record from an archive
+    carries a seal with another token or none, which proves nothing here."""
 
     @classmethod
     def new(cls, key: str) -> SessionRecord:
-        """Return the notes of a session that begins; its ledger is of its own."""
+        """Return the record of a new session, with a new ledger."""
         return cls(key, new_lineage(key))
 
     def bind(self, workspace: str | None, host: str, token: str | None = None) -> None:
-        """Note the directory, with a proof of who says so; for a checkpoint with that token."""
+        """Set the workspace and seal it, for a checkpoint with the given import token."""
         self.workspace, self.host, self.token = workspace, host, token
-        # Where there can be no secret, it has to be named at each opening.
-        self.seal = None if workspace is None else seal_claim(self._said())
+        # Without a secret there is no seal, and workspace= has to be passed at each opening.
+        self.seal = None if workspace is None else seal_claim(self._sealed_bytes())
 
     @property
     def is_bound(self) -> bool:
-        """Whether it was this user who said which directory it is: anybody can write a note."""
-        return self.workspace is not None and is_own_claim(self._said(), self.seal)
+        """Whether the seal proves that this user chose the workspace: anyone can write a record."""
+        return self.workspace is not None and is_own_claim(self._sealed_bytes(), self.seal)
 
     @property
     def is_imported(self) -> bool:
-        """Whether it came with an archive, and this user has not bound it since."""
+        """Whether the session came from an archive, and this user has not bound it since."""
         return self.token is not None and not self.is_bound
 
-    def _said(self) -> bytes:
-        said = ["workspace of a session", self.family, self.workspace]
+    def _sealed_bytes(self) -> bytes:
+        fields = ["workspace of a session", self.family, self.workspace]
         if self.host or self.token:
-            said.append(self.host)
-        return json.dumps([*said, self.token] if self.token else said).encode()
+            fields.append(self.host)
+        return json.dumps([*fields, self.token] if self.token else fields).encode()
 
     def dump(self) -> dict[str, Any]:
-        """Return the part, ready to be written; what says nothing is left out."""
-        said = {name: value for name, value in vars(self).items() if value not in ([], None)}
-        part = {name: list(item) if isinstance(item, list) else item for name, item in said.items()}
+        """Return the part to store, without empty fields."""
+        fields = {name: value for name, value in vars(self).items() if value not in ([], None)}
+        part = {
+            name: list(item) if isinstance(item, list) else item for name, item in fields.items()
+        }
         for name in ("counts", "host", "token"):
             part.pop(name, None)
         return {**part, "counts": self.counts.frozen()} if self.counts else part
 
     @property
     def origin(self) -> str | None:
-        """The session that it was forked from, if that is known."""
-        place = None if self.point is None else parse_checkpoint_id(self.point)
-        return None if place is None else place.key
+        """The parent session of a fork, if known."""
+        parsed = None if self.point is None else parse_checkpoint_id(self.point)
+        return None if parsed is None else parsed.key
 
     def is_own(self, session: str) -> bool:
-        """Tell whether what a session did outside is this one's to undo: not what a fork found."""
+        """Tell whether this session may compensate a session's effects: not of its ancestors."""
         return session not in [key for key, _ in self.lineage[: self.inherited or 0]]
 
     def knows(self, session: str, seq: int) -> bool:
-        """Tell whether the state knows of what a session has begun with a record of the ledger."""
+        """Tell whether the state reflects the effect that a session started at a ledger record."""
         if session == self.key:
             return seq <= self.ledger
-        return any(session == key and seq <= seen for key, seen in self.lineage)
+        return any(session == key and seq <= last for key, last in self.lineage)
 
     def fork(self, key: str, point: str | None) -> SessionRecord:
-        """Return the notes of a session that goes on from here, a checkpoint, under another key."""
+        """Return the record of a session forked from this checkpoint."""
         return SessionRecord(
             key,
             self.family,
@@ -133,15 +135,15 @@ class SessionRecord:
         )
 
     def forget_counts(self, task: str) -> None:
-        """Count the calls of a task from 1 again: it is run from its top."""
+        """Restart the call numbers of a task that runs from its start."""
         self.counts.reset_task(task)
 
 
 def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord | None:
-    """Return what a session noted in a checkpoint; None if it is none of a session.
+    """Return the session record of a checkpoint; None if the checkpoint has none.
 
     Raises:
-        IntegrityError: the part is damaged.
+        IntegrityError: the record is damaged.
         StorageError: the medium failed.
     """
     tree = checkpoint.parts.get(SESSION_PART)
@@ -149,32 +151,32 @@ def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord |
         return None
     reader = store.reader(checkpoint)
     reader.fetch([tree])
-    found = resolve_tree(tree, reader)
-    found = found if isinstance(found, dict) else {}
-    known = {name: value for name, value in found.items() if name in _IS_RIGHT}
-    wrong = [name for name, value in known.items() if not _IS_RIGHT[name](value)]
+    stored = resolve_tree(tree, reader)
+    stored = stored if isinstance(stored, dict) else {}
+    known = {name: value for name, value in stored.items() if name in _VALIDATORS}
+    wrong = [name for name, value in known.items() if not _VALIDATORS[name](value)]
     if wrong or "key" not in known or "family" not in known:
         raise IntegrityError(
-            f"The checkpoint {short_repr(checkpoint.id, 120)} has a damaged session."
+            f"The session record of the checkpoint {short_repr(checkpoint.id, 120)} is damaged."
         )
     known["counts"] = CallCounts(known.get("counts", ()))
     return SessionRecord(**known, host=host_of(store.backend), token=checkpoint.token)
 
 
-def record_for_key(head: Checkpoint, noted: SessionRecord) -> SessionRecord:
-    """Return the notes in a key's head as those of the key: a fork repeats those of another."""
-    if noted.key == head.key:
-        return noted
+def record_for_key(head: Checkpoint, record: SessionRecord) -> SessionRecord:
+    """Return the record in the head of a key as the key's own: a fork repeats its parent's."""
+    if record.key == head.key:
+        return record
     is_fork = head.kind == "fork" and bool(head.parents)
-    return noted.fork(head.key, head.parents[0] if is_fork else None)
+    return record.fork(head.key, head.parents[0] if is_fork else None)
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
-    """Tell whether what a session has saved may be of somebody else.
+    """Tell whether a checkpoint of a session may have been written by another user.
 
     Raises:
-        IntegrityError: the part is damaged.
-        StateError: the secret cannot be read just now.
+        IntegrityError: the session record is damaged.
+        StateError: the secret cannot be read.
         StorageError: the medium failed.
     """
     if checkpoint.token is not None:
@@ -219,8 +221,8 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-# A part that says `session` can be anything: whoever writes a checkpoint can write this one.
-_IS_RIGHT: dict[str, Callable[[Any], bool]] = {
+# The record is untrusted input: anyone who can write a checkpoint can write this part.
+_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "key": _is_text,
     "family": lambda value: _is_text(value) and is_stream(f"fx/{value}"),
     "lineage": _is_lineage,

@@ -1,6 +1,6 @@
-"""Lines on the terminal that tell how far the tasks are. Owns their form; silent elsewhere.
+"""Progress lines on stderr. Owns their format; silent when stderr is not a terminal.
 
-They are whole lines: what an agent prints meanwhile stands above or below, never within.
+Whole lines are written, so that they do not mix with the agent's own output.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import time
 
 _WIDTH = 24
 _MIN_SECONDS = 0.5
-"""Thousands of quick tasks do not bury what else is on the screen."""
+"""The minimum interval between lines, so that quick tasks do not flood the terminal."""
 
 
 class _LastLine:
-    """When the last line was written."""
+    """The time of the last line."""
 
     written = float("-inf")
 
 
 def show_progress(done: int, total: int, words: str) -> None:
-    """Write a line, if a person is looking at the terminal and there was none just now.
+    """Write a progress line if stderr is a terminal, rate limited.
 
-    The one that says that all is done is always written.
+    The last line, with all tasks done, is always written.
     """
     out = sys.stderr
     try:
@@ -40,4 +40,4 @@ def show_progress(done: int, total: int, words: str) -> None:
         out.write(f"{bar} {done}/{total} {' '.join(words.split())}"[:room] + "\n")
         out.flush()
     except (OSError, ValueError, UnicodeEncodeError, AttributeError):
-        return  # a terminal that is gone is no reason to stop
+        return  # a closed terminal must not stop the agent

@@ -1,4 +1,4 @@
-"""Tasks: what a session has to do, and how far it is. Owns their states; saves by the session."""
+"""Tasks of a session and their progress. Owns their status; the session saves them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DONE_STATUSES = frozenset({COMPLETED, SKIPPED})
 
 @dataclass
 class _TaskRecord:
-    """A task as it is saved."""
+    """The stored fields of a task."""
 
     id: str
     status: str = PENDING
@@ -34,11 +34,11 @@ class _TaskRecord:
     note: str = ""
     result: Any = None
     began: str | None = None
-    """The checkpoint at its start, once there is a later one."""
+    """The checkpoint at the start of the current attempt, once it is saved."""
 
 
 class Task:
-    """One task. Within `with task:` it is in progress; after that it is completed, or failed."""
+    """One task. `with task:` sets it in progress, and then completed or failed."""
 
     def __init__(self, tasks: Tasks, row: _TaskRecord) -> None:
         self._tasks = tasks
@@ -49,22 +49,22 @@ class Task:
 
     @property
     def id(self) -> str:
-        """Its name, by which it is known again."""
+        """The id, stable across runs."""
         return self._row.id
 
     @property
     def status(self) -> str:
-        """Where it is: pending, in_progress, completed, failed or skipped."""
+        """The status: pending, in_progress, completed, failed or skipped."""
         return self._row.status
 
     @property
     def attempt(self) -> int:
-        """How often it was begun."""
+        """How many times it was started."""
         return self._row.attempt
 
     @property
     def note(self) -> str:
-        """What has to be said about it; the error if it failed."""
+        """A note; the error if the task failed."""
         return self._row.note
 
     @note.setter
@@ -73,12 +73,12 @@ class Task:
 
     @property
     def result(self) -> Any:
-        """What came of it, for later tasks and for who reads the checkpoint."""
+        """The result, for later tasks and for readers of the checkpoint."""
         return self._row.result
 
     @result.setter
     def result(self, result: Any) -> None:
-        """Set it. Raises StateError: it cannot be saved."""
+        """Set the result. Raises StateError if it cannot be saved."""
         name = f"The result of {self.id}"
         encode(result, name)
         with as_state_error(name, result):
@@ -86,11 +86,11 @@ class Task:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the task is completed or skipped."""
         return self.status in _DONE_STATUSES
 
     def skip(self, reason: str = "") -> None:
-        """Leave it undone for good. Raises as `Session.save` does."""
+        """Skip the task for good. Raises as `Session.save` does."""
         self._row.status, self._row.note = SKIPPED, str(reason)
         self._tasks._finish(self)
 
@@ -108,65 +108,67 @@ class Task:
 
 
 class Tasks:
-    """All tasks of a session, by id; a Stateful. Called with ids, it gives those that are left."""
+    """All tasks of a session, by id; a Stateful. A call with ids returns the unfinished ones."""
 
     def __init__(self, session: Work) -> None:
         self._session = session
         self._rows: dict[str, _TaskRecord] = {}
         self._listed: set[str] = set()
         self._retries: dict[str, int] = {}
-        """How often a task may yet be run again."""
+        """How many retries a task has left."""
         self._earlier_errors: dict[str, str] = {}
-        """What an earlier attempt failed with; the note of a task until it is completed."""
+        """The error of the last failed attempt; the note of a task until it is completed."""
         self._begun: set[str] = set()
         self._continuing: set[str] = set()
         self.added: list[str] = []
-        """Ids that the code has named and the checkpoint did not know."""
+        """Ids that the code lists and the checkpoint does not have."""
 
     def __repr__(self) -> str:
-        told = ", ".join(f"{row.id}: {row.status}" for row in self._rows.values())
-        return f"<Tasks {told or 'none yet'}>"
+        statuses = ", ".join(f"{row.id}: {row.status}" for row in self._rows.values())
+        return f"<Tasks {statuses or 'none yet'}>"
 
     def __call__(
         self, ids: Iterable[str], *, on_resume: str = "restart", retries: int = 0
     ) -> Iterator[Task]:
-        """Return an iterator over the tasks that are not done yet, in this order.
+        """Return an iterator over the unfinished tasks, in this order.
 
-        One that was under way when the session stopped is run again from its top: state and files
-        go back to its start.
+        A task that was in progress when the session stopped runs again from its start: state and
+        files are rolled back to it.
 
         Args:
-            ids: names that stay the same from run to run.
+            ids: names that are stable across runs.
             on_resume: `restart`, or `continue` to keep the state of the last tool call.
-            retries: how often one that fails is run again, from its top, before the error is
-                passed on.
+            retries: how many times a failing task runs again from its start before the error is
+                raised.
 
         Raises:
-            InvalidInputError: an id is named twice, or is no text.
-            CheckpointError: the session cannot go back to the start of the task.
+            InvalidInputError: an id is duplicated or not a string, or an option is invalid.
+            CheckpointError: the session cannot be rolled back to the start of the task.
         """
         if isinstance(ids, str):
-            raise InvalidInputError(f"ids is a list of names, such as [{ids!r}].")
+            raise InvalidInputError(f"ids must be a list of names, such as [{ids!r}].")
         names = list(ids)
         for name in names:
             if not isinstance(name, str) or not name:
-                raise InvalidInputError(f"A task is named by text, not {short_repr(name)}.")
+                raise InvalidInputError(
+                    f"A task id must be a non-empty string, not {short_repr(name)}."
+                )
         if len(set(names)) < len(names):
-            raise InvalidInputError("Two tasks have the same id: results would be mixed up.")
+            raise InvalidInputError("Task ids must be unique.")
         if on_resume not in ("restart", "continue"):
             raise InvalidInputError(
-                f"on_resume is restart or continue, not {short_repr(on_resume)}."
+                f"on_resume must be restart or continue, not {short_repr(on_resume)}."
             )
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise InvalidInputError(f"retries is a number, not {short_repr(retries)}.")
+            raise InvalidInputError(f"retries must be a number, not {short_repr(retries)}.")
         self._retries.update(dict.fromkeys(names, retries))
         self._listed.update(names)
         known = bool(self._rows)
-        stopped = [name for name in names if self._status(name) == IN_PROGRESS]
+        interrupted = [name for name in names if self._status(name) == IN_PROGRESS]
         if on_resume == "continue":
-            self._continuing.update(stopped)
-        elif stopped:
-            self._session._restart(stopped[0], self._rows[stopped[0]].began)
+            self._continuing.update(interrupted)
+        elif interrupted:
+            self._session._restart(interrupted[0], self._rows[interrupted[0]].began)
         for name in names:
             if name not in self._rows:
                 self._rows[name] = _TaskRecord(name)
@@ -185,34 +187,34 @@ class Tasks:
 
     @property
     def removed(self) -> list[str]:
-        """Ids that the checkpoint knows and the code has not named so far, if it named any."""
+        """Ids that the checkpoint has and the code has not listed, if it listed any."""
         return [name for name in self._rows if name not in self._listed] if self._listed else []
 
     def only_one_in_progress(self) -> str | None:
-        """Return the id of the task under way, if there is just one."""
-        found = [row.id for row in list(self._rows.values()) if row.status == IN_PROGRESS]
-        return found[0] if len(found) == 1 else None
+        """Return the id of the task in progress, if there is exactly one."""
+        in_progress = [row.id for row in list(self._rows.values()) if row.status == IN_PROGRESS]
+        return in_progress[0] if len(in_progress) == 1 else None
 
-    # -- as a Stateful ---------------------------------------------------------------------------
+    # -- Stateful --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all of them, in order."""
+        """Return all tasks, in order."""
         return {"tasks": [dict(vars(row)) for row in self._rows.values()]}
 
     def load_state_dict(self, state: Any) -> None:
-        """Take them over. Raises StateMismatchError."""
+        """Load all tasks. Raises StateMismatchError."""
         try:
             rows = [_TaskRecord(**row) for row in state["tasks"]]
         except (TypeError, KeyError) as error:
-            raise StateMismatchError(f"This is no list of tasks ({error}).") from None
-        fresh = {row.id: row for row in rows}
-        for name, row in self._rows.items():  # who holds a task sees what became of it
-            if name in fresh:
-                vars(row).update(vars(fresh[name]))
-                fresh[name] = row
-        self._rows = fresh
+            raise StateMismatchError(f"The state is not a list of tasks ({error}).") from None
+        loaded = {row.id: row for row in rows}
+        for name, row in self._rows.items():  # update in place: Task objects refer to these rows
+            if name in loaded:
+                vars(row).update(vars(loaded[name]))
+                loaded[name] = row
+        self._rows = loaded
 
-    # -- what happens to them --------------------------------------------------------------------
+    # -- status changes --------------------------------------------------------------------------
 
     def _status(self, name: str) -> str | None:
         row = self._rows.get(name)
@@ -221,7 +223,7 @@ class Tasks:
     def _remaining(self, names: list[str]) -> Iterator[Task]:
         passed: set[str] = set()
         while True:
-            for name in names:  # a rollback may have been to before the list was made
+            for name in names:  # a rollback may have removed them
                 self._rows.setdefault(name, _TaskRecord(name))
             left = [name for name in names if name not in passed]
             name = next((name for name in left if self._status(name) not in _DONE_STATUSES), "")
@@ -230,12 +232,12 @@ class Tasks:
             self._begun.discard(name)
             yield Task(self, self._rows[name])
             if name not in self._begun or self._status(name) in (FAILED, IN_PROGRESS):
-                passed.add(name)  # else it is done, or is to be run again
+                passed.add(name)  # otherwise it is done, or is to be retried
 
     def _begin(self, task: Task) -> None:
         row = task._row = self._rows.setdefault(task.id, task._row)
         self._begun.add(row.id)
-        if row.id not in self._continuing:  # else its calls are not made again
+        if row.id not in self._continuing:  # a continued task does not repeat its calls
             self._session._record.forget_counts(row.id)
         self._continuing.discard(row.id)
         if row.status == FAILED:
@@ -249,14 +251,14 @@ class Tasks:
     def _end(self, task: Task, error: BaseException | None) -> bool:
         set_task(self._session, None)
         row = task._row = self._rows.get(task.id, task._row)
-        if row.status != IN_PROGRESS:  # skipped, or set back to before it began
+        if row.status != IN_PROGRESS:  # skipped, or rolled back to before its start
             return False
         if error is None:
             row.status = COMPLETED
             if row.note and row.note == self._earlier_errors.get(row.id):
-                row.note = ""  # it is over
+                row.note = ""  # the error of an earlier attempt
         elif not isinstance(error, Exception):
-            return False  # interrupted, or waiting for an approval: it goes on later
+            return False  # interrupted, or suspended for an approval: it resumes later
         elif self._retries.get(row.id, 0) > 0:
             self._retries[row.id] -= 1
             note, attempt = describe_error(error), row.attempt

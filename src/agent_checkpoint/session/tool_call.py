@@ -1,7 +1,7 @@
-"""Calls of tools in a session. Owns the way of a call: may it be made, make it, record it, save.
+"""Runs tool calls in a session. Owns the order: authorize, call, record the outcome, save.
 
-The same steps serve functions and coroutine functions. State is captured on the caller's thread;
-what waits for a disk or a server is moved off the event loop.
+Functions and coroutine functions share the steps. State is captured on the caller's thread;
+blocking I/O is moved off the event loop.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ToolRunner:
         self._session = session
         self._in_flight: list[ToolCall] = []
         self.finished = 0
-        """How many calls have come to their end."""
+        """How many calls have finished."""
 
     @property
     def in_flight(self) -> list[str]:
@@ -43,11 +43,11 @@ class ToolRunner:
         return [call.tool.name for call in list(self._in_flight)]
 
     def owner(self, tool: Tool, part: str | None = None) -> Any:
-        """Return what a method was called on. Raises NotFoundError."""
+        """Return the object that a method tool is called on. Raises NotFoundError."""
         return find_owner(self._session, tool, part)
 
     def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a tool. Raises what it raises, and what stands in its way."""
+        """Call a tool. Raises what the tool raises, and CheckpointError if it may not run."""
         call = ToolCall(tool, *tool.bind(args, kwargs))
         try:
             self._begin(call)
@@ -59,14 +59,12 @@ class ToolRunner:
             raise
 
     async def arun(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Do as `run` does, for coroutine functions."""
+        """Call a coroutine tool, as `run` does."""
         call = ToolCall(tool, *tool.bind(args, kwargs))
         try:
             if tool.is_external or tool.approve:
                 call.is_awaited = True
-                with (
-                    awaitables_on_this_loop()
-                ):  # what its verify= and approve= await is of this loop
+                with awaitables_on_this_loop():  # verify= and approve= may await objects of it
                     _, stopped = await run_to_completion(self._begin, call)
                 if stopped is not None:
                     self._withdraw(call)
@@ -81,15 +79,15 @@ class ToolRunner:
             raise
 
     def carry_out(self, request: Request) -> Any:
-        """Make a call that somebody agreed to, as they want it. Raises as `run` does.
+        """Make an approved call, with the approver's edits. Raises as `run` does.
 
         Raises:
-            NotFoundError: its tool was not imported here, or nothing has the method.
+            NotFoundError: the tool was not imported here, or no part has the method.
         """
         tool = registered_tool(request)
         if tool is None:
             raise NotFoundError(
-                f"There is no tool {short_repr(request.tool)} here: import the module that "
+                f"The tool {short_repr(request.tool)} is not registered. Import the module that "
                 "defines it."
             )
         owner = self.owner(tool, request.part) if tool.is_method else None
@@ -102,7 +100,7 @@ class ToolRunner:
             raise
 
     def _release_for_retry(self, call: ToolCall) -> None:
-        """Have the next call alike be taken for this one, whose result has reached nobody."""
+        """Let the next identical call count as this one: no caller received its result."""
         with self._session._writer.lock:
             if call in self._in_flight:
                 self._in_flight.remove(call)
@@ -136,14 +134,14 @@ class ToolRunner:
                 result = await call.tool.call(call.owner, call.arguments, call.context)
         except Exception as error:
             try:
-                with awaitables_on_this_loop():  # as its verify= does
+                with awaitables_on_this_loop():  # verify= may await objects of it
                     _, stopped = await run_to_completion(self._settle_failed, call, error)
             finally:
                 self._record_failure(call, error)
             if stopped is not None:
                 raise stopped from error
             raise
-        except BaseException as error:  # nothing can be awaited any more
+        except BaseException as error:  # cancelled: no await is possible any more
             try:
                 self._settle_failed(call, error)
             finally:
@@ -186,11 +184,11 @@ class ToolRunner:
         self._in_flight.append(call)
 
     def _withdraw(self, call: ToolCall) -> None:
-        """Take back a call that was let fly and is not made after all."""
+        """Record a call as failed that was authorized and then cancelled before it ran."""
         if call.context is not None and call.decision is not None:
             effects, effect = self._session._effects, call.decision.effect
             effects.call_ended(effect)
-            if effect.kind != IDEMPOTENT:  # that may have happened in an earlier attempt
+            if effect.kind != IDEMPOTENT:  # an earlier attempt may have succeeded
                 effects.fail(effect, "the call was cancelled before it was made")
 
     def _authorize(self, call: ToolCall) -> None:
@@ -200,7 +198,7 @@ class ToolRunner:
             call.decision = session._effects.find_existing(tool, identity, digest, call)
         request = None
         if call.decision is None and tool.approve is not False:
-            session._effects.check_allowed(tool)  # before a person is asked
+            session._effects.check_allowed(tool)  # before asking for approval
             request = require_approval(session, call)
         if tool.is_external and call.decision is None:
             call.decision = session._effects.decide(
@@ -226,7 +224,7 @@ class ToolRunner:
         return decision.result
 
     def _mark_known(self, decision: Decision) -> None:
-        """Note that the state knows of an effect again that a rollback had left standing."""
+        """Record that the state contains this effect again, after a rollback had dropped it."""
         standing = self._session._record.standing
         if decision.effect.id in standing:
             standing.remove(decision.effect.id)
@@ -244,15 +242,15 @@ class ToolRunner:
     def _record_failure(self, call: ToolCall, error: BaseException) -> None:
         """Record a call that raised."""
         if not isinstance(error, Exception):
-            return  # the process stops, or waits for an approval
+            return  # the process stops, or the session is suspended for an approval
         self._record(call, error=describe_error(error))
         try:
             self._session._save_after_call(call.words, nested=is_nested(self._session))
         except CheckpointError as trouble:
-            _add_note(error, f"and the checkpoint after it failed: {trouble}")
+            _add_note(error, f"The checkpoint after this error failed as well: {trouble}")
 
     def _settle_failed(self, call: ToolCall, error: BaseException) -> None:
-        """Find out what became of the effect of a call that raised, or leave it unknown."""
+        """Determine the outcome of the effect of a failed call, or leave it unknown."""
         if call.decision is None:
             return
         effects, effect = self._session._effects, call.decision.effect
@@ -262,7 +260,7 @@ class ToolRunner:
                 effects.fail(effect, f"the tool says that nothing happened: {safe_repr(error)}")
             elif isinstance(error, Exception):
                 effects.verify(effect, call.tool)
-        except CheckpointError as unknown:  # the tool's own error is the one to be raised
+        except CheckpointError as unknown:  # raise the tool's own error
             _add_note(error, str(unknown))
 
     def _record(self, call: ToolCall, **outcome: Any) -> None:

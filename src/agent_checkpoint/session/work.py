@@ -1,4 +1,4 @@
-"""What a session is made of, and how it is saved. Owns what its verbs and their steps share."""
+"""State that the methods of a session and its operations share, and saving it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _RESERVED_PARTS = frozenset({AGENT, MESSAGES, CALLS, TASKS, FILES, SESSION_PART}
 
 
 class Work:
-    """All that an agent is in the middle of; `Session` has the verbs."""
+    """The live state of a session; `Session` adds the public methods."""
 
     manager: CheckpointManager
     _record: SessionRecord
@@ -51,7 +51,7 @@ class Work:
     _files: WorkspacePart | None
     _owns_manager: bool
     _keeps_directory: ClassVar[bool] = True
-    """Whether it is opened in the same directory the next time."""
+    """Whether the directory is recorded, and used when the session is resumed."""
 
     def __init__(
         self, key: str, agent: Any, parts: Mapping[str, Any] | None, every: str | int
@@ -62,19 +62,19 @@ class Work:
         self.messages: Log[Any] = Log()
         """The conversation."""
         self.calls: Log[Any] = Log()
-        """Every call of a tool, with its arguments and its result or error."""
+        """Every tool call, with its arguments and its result or error."""
         self.tasks = Tasks(self)
         self.resumed = False
-        """Whether it goes on from a checkpoint."""
+        """Whether the session was resumed from a checkpoint."""
         self.drift: WorkspaceDiff | None = None
-        """How the files had changed since the last checkpoint, if they had."""
+        """Changes of files between the last checkpoint and the opening, if any."""
         self._parts = _checked_parts(agent, parts)
         self._files = None
         self._new_parts: list[str] = []
         self._problems: list[str] = []
         self._tokens: list[Any] = []
         self._branches: list[Any] = []
-        """Forks of it that are open in this process: also those that nobody else holds."""
+        """Forks open in this process; holding them here keeps them from being collected."""
         self._is_open = False
         self._is_ended = False
         self._pid = os.getpid()
@@ -82,7 +82,7 @@ class Work:
 
     @property
     def workspace(self) -> Workspace | None:
-        """The directory it works in."""
+        """The working directory."""
         return None if self._files is None else self._files.workspace
 
     @property
@@ -92,28 +92,28 @@ class Work:
 
     @property
     def effects(self) -> list[Effect]:
-        """What this session did outside, in order, with what became of it."""
+        """The external side effects of this session, in order, with their outcomes."""
         self._ledger.refresh()
         return [item for item in self._ledger.all_effects() if self._effects.is_ours(item)]
 
     @property
     def approvals(self) -> Approvals:
-        """The requests for approval in this session's store."""
+        """The approval requests in this session's store."""
         return Approvals(self.manager.store)
 
     @property
     def notices(self) -> list[str]:
-        """What the agent has to be told, in words: what stands outside, and what is not known."""
+        """Texts for the agent: committed effects that its state lacks, and unknown outcomes."""
         self._ledger.refresh()
         effects = self._ledger.effects
-        told = {name: effects[name] for name in self._record.standing if name in effects}
-        told.update({effect.id: effect for effect in self._effects.unknown()})
-        found = [unseen_effect_notice(effect) for effect in told.values() if effect.stands]
-        found += map(compensated_notice, still_compensated(self._ledger, self._record.gone))
-        found += self._problems
-        found += [
-            f"{effect.words} was done after all, although it had been declared not done, and may "
-            f"have been done again since: a person has to look. ({effect.note})"
+        unseen = {name: effects[name] for name in self._record.standing if name in effects}
+        unseen.update({effect.id: effect for effect in self._effects.unknown()})
+        notices = [unseen_effect_notice(effect) for effect in unseen.values() if effect.stands]
+        notices += map(compensated_notice, still_compensated(self._ledger, self._record.gone))
+        notices += self._problems
+        notices += [
+            f"{effect.words} succeeded after it had been recorded as failed, and may have been "
+            f"repeated since. A person has to check. ({effect.note})"
             for effect in self._ledger.all_effects()
             if effect.is_late and effect.stands and self._effects.is_ours(effect)
         ]
@@ -121,24 +121,24 @@ class Work:
             drift = self.drift
             number = len(drift.added) + len(drift.removed) + len(drift.changed)
             number += len(drift.renamed)
-            found.append(
-                f"{number} file{'s were' if number != 1 else ' was'} changed since the last "
-                "checkpoint, by others or by a tool that was interrupted."
+            notices.append(
+                f"{number} file{'s' if number != 1 else ''} changed since the last checkpoint, by "
+                "another process or by an interrupted tool."
             )
         if self._files is not None and self._files.workspace.recovered is not None:
-            found.append("A restore of the files that was interrupted has been finished.")
+            notices.append("An interrupted restore of the files was completed.")
         if self._files is not None:
-            found += self._files.workspace.notices
+            notices += self._files.workspace.notices
         for words, names in (
-            ("Tasks that are new", self.tasks.added),
-            ("Tasks of the checkpoint that the code does not name", self.tasks.removed),
-            ("Parts that the checkpoint did not have", self._new_parts),
+            ("New tasks, not in the checkpoint", self.tasks.added),
+            ("Tasks in the checkpoint that the code no longer lists", self.tasks.removed),
+            ("New parts, not in the checkpoint", self._new_parts),
         ):
             if names and self.resumed:
-                found.append(f"{words}: {', '.join(names)}.")
-        return found
+                notices.append(f"{words}: {', '.join(names)}.")
+        return notices
 
-    # -- for the steps ---------------------------------------------------------------------------
+    # -- for the operations ----------------------------------------------------------------------
 
     def _release(self) -> None:
         try:
@@ -150,29 +150,30 @@ class Work:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise InvalidInputError(f"The session {short_repr(self.key)} is closed: open it again.")
+            raise InvalidInputError(f"The session {short_repr(self.key)} is closed. Open it again.")
         self._check_process()
 
     def _add_notice(self, words: str) -> None:
-        """Have the agent told something, once."""
+        """Add a notice for the agent, once."""
         if words not in self._problems:
             self._problems.append(words)
 
-    def _check_idle(self, what: str) -> None:
+    def _check_idle(self, action: str) -> None:
         if self._tool_runner.in_flight:
             raise ConflictError(
-                f"{', '.join(self._tool_runner.in_flight)} is running: {what} when no tool is."
+                f"Tools are running: {', '.join(self._tool_runner.in_flight)}. Wait for them to "
+                f"finish, then {action}."
             )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ConflictError(
-                f"The session {short_repr(self.key)} was opened by the process {self._pid}, of "
-                "which this one is a fork: open it again here, or under another key."
+                f"The session {short_repr(self.key)} was opened by process {self._pid}, and this "
+                "process is a fork of it. Open the session again here, or use another key."
             )
 
     def _live_parts(self) -> dict[str, Any]:
-        """Return the live objects that are saved, by the names of their parts."""
+        """Return the live objects to save, by part name."""
         parts: dict[str, Any] = {} if self.agent is None else {AGENT: self.agent}
         parts.update({MESSAGES: self.messages, CALLS: self.calls, TASKS: self.tasks})
         parts.update(self._parts)
@@ -222,7 +223,7 @@ class Work:
 
     @contextmanager
     def _full_scan(self, full: bool = True) -> Iterator[None]:
-        """Have every file looked at: some changes raise no event."""
+        """Make the next capture a full stat pass: some changes raise no event."""
         if self._files is None:
             yield
             return
@@ -244,25 +245,32 @@ class Work:
         self._record = self._writer.record = self._effects.session_record = record
 
     def _start_checkpoint(self, began: str | None) -> Checkpoint | None:
-        """Return the checkpoint at the start of a task, if it is still there."""
+        """Return the checkpoint at the start of a task, or None if it was pruned."""
         store = self.manager.store
         entries = store.newest_first(self.key)
-        if began is None:  # it is the last that the session itself has saved
+        if began is None:  # the newest checkpoint that the session saved as work
             passing = ("open", "drift", "safety", CLOSE, IN_FLIGHT)
             return next((item for item in entries if item.kind not in passing), None)
-        place = parse_checkpoint_id(began)
-        if place is not None and place.key != self.key and place.key in dict(self._record.lineage):
-            found = store.read(place.key, place.seq)
-            return found if found is not None and found.ts_ns == place.ts_ns else None
-        # By its time: an import gives other numbers.
-        return next((item for item in entries if place and item.ts_ns == place.ts_ns), None)
+        parsed = parse_checkpoint_id(began)
+        if (
+            parsed is not None
+            and parsed.key != self.key
+            and parsed.key in dict(self._record.lineage)
+        ):
+            checkpoint = store.read(parsed.key, parsed.seq)
+            return (
+                checkpoint if checkpoint is not None and checkpoint.ts_ns == parsed.ts_ns else None
+            )
+        # By timestamp: an import assigns new sequence numbers.
+        return next((item for item in entries if parsed and item.ts_ns == parsed.ts_ns), None)
 
     def _restart(self, task: str, began: str | None) -> None:
-        """Go back to the start of a task that is run again; answers to requests stay."""
+        """Roll back to the start of a task; answers to approval requests stay valid."""
         target = self._start_checkpoint(began)
         if target is None:
             self._problems.append(
-                f"The task {task} goes on from the last checkpoint: the one at its start is gone."
+                f"The task {task} continues from the last checkpoint: the checkpoint at its start "
+                "was removed."
             )
             return
         Rollback(self, target, label=f"task {task} again", voids=False).run("warn")
@@ -272,17 +280,18 @@ def _checked_every(every: str | int) -> str | int:
     is_number = isinstance(every, int) and not isinstance(every, bool) and every >= 1
     if every not in ("tool", "task", "manual") and not is_number:
         raise InvalidInputError(
-            f"every is 'tool', 'task', 'manual' or a number of tools, not {short_repr(every)}."
+            "every must be 'tool', 'task', 'manual' or a number of tool calls, not "
+            f"{short_repr(every)}."
         )
     return every
 
 
 def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any]:
-    found = dict(parts or {})
-    for name, part in {AGENT: agent, **found}.items():
+    checked = dict(parts or {})
+    for name, part in {AGENT: agent, **checked}.items():
         check_text(name, "A part's name")
-        if name in found and name in _RESERVED_PARTS:
-            raise InvalidInputError(f"A session has a part {name!r} of its own: name it otherwise.")
+        if name in checked and name in _RESERVED_PARTS:
+            raise InvalidInputError(f"The part name {name!r} is reserved. Use another name.")
         if isinstance(part, type) or (part is not None and not is_stateful(part)):
             if isinstance(part, type):
                 raise InvalidInputError(f"{name} is the class {part.__name__}: pass an instance.")
@@ -290,4 +299,4 @@ def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any
                 f"{name} has no state_dict() and load_state_dict(). Derive its class from "
                 "Checkpointable."
             )
-    return found
+    return checked

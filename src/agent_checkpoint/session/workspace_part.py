@@ -1,7 +1,7 @@
-"""The workspace of a session, as a part of its checkpoints. Owns how it is captured and set back.
+"""The workspace as a part of session checkpoints. Owns its capture and restore.
 
-The session's own safety checkpoint holds the present before files are replaced: one checkpoint
-for all parts, instead of one more for the files.
+The session's safety checkpoint covers the files as well, so a restore needs no safety checkpoint
+of its own.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 
 class WorkspacePart:
-    """A Stateful that stands for the workspace when a session is saved or set back."""
+    """A Stateful that saves and restores the workspace of a session."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.full = False
-        """Whether the next capture looks at every file."""
+        """Whether the next capture is a full stat pass."""
         self.held: SafetySnapshot | None = None
-        """What holds the present while the files are set back."""
+        """The safety snapshot to use while the files are restored."""
         self.keep_unseen = False
 
     def checkpoint_to(self, writer: Writer) -> str:
@@ -39,86 +39,88 @@ class WorkspacePart:
         return self.workspace.checkpoint_to(writer, full=self.full)
 
     def state_dict(self) -> ObjectRef:
-        """Return the name of a snapshot of the present. Raises as `Workspace.snapshot` does."""
+        """Take a snapshot and return its reference. Raises as `Workspace.snapshot` does."""
         return self.workspace.state_dict()
 
     def load_state_dict(self, state: Any) -> Plan:
-        """Set the files back. Raises as `Workspace.restore` does."""
+        """Restore the files from a snapshot. Raises as `Workspace.restore` does."""
         if not isinstance(state, ObjectRef):
-            raise StateMismatchError(f"Files are a snapshot, not {type(state).__name__}.")
+            raise StateMismatchError(
+                f"The workspace part must be a snapshot, not {type(state).__name__}."
+            )
         if self.held is None:
             return self.workspace.restore(state)
         return self.workspace.restore_held(state, self.held, keep_unseen=self.keep_unseen)
 
     def changed_since(self, store: Store, checkpoint: Checkpoint | None) -> set[str]:
-        """Return the paths that are not as in a checkpoint. Raises as `Workspace.diff` does."""
+        """Return the paths that differ from a checkpoint. Raises as `Workspace.diff` does."""
         tree = None if checkpoint is None else tree_in(store, checkpoint)
         if tree is None:
             return set()
-        found = self.workspace.diff(tree)
-        paths = {*found.added, *found.removed, *found.changed}
-        return paths | {*found.renamed, *found.renamed.values()}
+        diff = self.workspace.diff(tree)
+        paths = {*diff.added, *diff.removed, *diff.changed}
+        return paths | {*diff.renamed, *diff.renamed.values()}
 
     def undo_load(self, plan: Plan) -> None:
-        """Take that back. Raises as `Workspace.restore` does."""
+        """Undo a restore. Raises as `Workspace.restore` does."""
         self.workspace.undo_load(plan)
 
 
 def without_paths(plan: Plan, paths: Iterable[str]) -> Plan:
-    """Return a plan that leaves some paths alone, with the directories that hold them."""
-    left = {os.fsencode(path): path for path in paths}
+    """Return a plan that keeps some paths and their parent directories."""
+    kept = {os.fsencode(path): path for path in paths}
     rest = Plan(
         plan.tree,
-        [step for step in plan.steps if step.path not in left],
-        leave={**plan.leave, **dict.fromkeys(left.values(), "no checkpoint holds it yet")},
+        [step for step in plan.steps if step.path not in kept],
+        leave={**plan.leave, **dict.fromkeys(kept.values(), "no checkpoint holds it yet")},
         unseen=plan.unseen,
         git=plan.git,
-        left=plan.left | left.keys(),
+        left=plan.left | kept.keys(),
     )
-    names = [path.split(b"/") for path in left]
+    names = [path.split(b"/") for path in kept]
     rest.keep({b"/".join(steps[:depth]) for steps in names for depth in range(1, len(steps))})
     return rest
 
 
-def is_empty(place: Path) -> bool:
-    """Tell whether a directory holds nothing, but for what an interrupted restore has left."""
-    return place.is_dir() and all(item.name == STAGING.decode() for item in place.iterdir())
+def is_empty(directory: Path) -> bool:
+    """Tell whether a directory is empty, apart from the staging of an interrupted restore."""
+    return directory.is_dir() and all(item.name == STAGING.decode() for item in directory.iterdir())
 
 
 def choose_directory(
     given: str | os.PathLike[str] | None, remembered: str | None, *, rebind: bool, has_files: bool
 ) -> Path | None:
-    """Return the directory that a session works in, made if it is missing and there are files.
+    """Return the working directory of a session, created if it is missing and there are files.
 
     Args:
-        given: what the user said.
-        remembered: where the session worked before.
-        rebind: whether to go on in another directory, whatever is in it.
-        has_files: whether the session has files to put there.
+        given: the `workspace=` argument.
+        remembered: the recorded directory.
+        rebind: whether to accept another directory that is not empty.
+        has_files: whether the checkpoint has files to restore.
 
     Raises:
-        InvalidInputError: the session belongs to another directory, and there are files in this;
-            or it has files, and no directory.
-        WorkspaceError: there is no such directory.
+        InvalidInputError: the session has another directory and this one is not empty; or there
+            are files and no directory.
+        WorkspaceError: the directory cannot be created.
     """
     if given is None and remembered is None:
         if has_files:
             raise InvalidInputError(
-                "This session is a fork, and its files need a directory of their own: pass "
-                "workspace=, a new directory."
+                "This session is a fork without a directory. Pass workspace= with a new directory "
+                "to restore its files."
             )
         return None
-    place = Path(os.path.realpath(given if given is not None else str(remembered)))
-    is_other = remembered is not None and place != Path(remembered)
-    if is_other and place.exists() and not is_empty(place) and not rebind:
+    directory = Path(os.path.realpath(given if given is not None else str(remembered)))
+    is_another = remembered is not None and directory != Path(remembered)
+    if is_another and directory.exists() and not is_empty(directory) and not rebind:
         raise InvalidInputError(
             f"This session works in {short_repr(remembered, 200)}, and "
-            f"{short_repr(str(place), 200)} is not empty: its files would be taken for the "
-            "session's own. Pass rebind=True if they are."
+            f"{short_repr(str(directory), 200)} is not empty. Pass rebind=True to continue with "
+            "the files in it."
         )
-    if not place.exists() and has_files:
+    if not directory.exists() and has_files:
         try:
-            place.mkdir(parents=True)
+            directory.mkdir(parents=True)
         except OSError as error:
-            raise WorkspaceError(f"{place} cannot be made ({error.strerror}).") from error
-    return place
+            raise WorkspaceError(f"Cannot create {directory} ({error.strerror}).") from error
+    return directory

@@ -124,7 +124,7 @@ def test_a_cancelled_tool_leaves_nothing_running(store):
             task = asyncio.ensure_future(think(agent, 60))
             while not session._tool_runner.in_flight:
                 await asyncio.sleep(0.01)
-            with pytest.raises(ConflictError, match="think is running"):
+            with pytest.raises(ConflictError, match="running: think"):
                 session.rollback()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -147,10 +147,10 @@ def test_a_cancelled_effect_is_unknown(store):
             with pytest.raises(asyncio.CancelledError):
                 await task
             (notice,) = session.notices
-            assert "nobody knows whether it happened" in notice
+            assert "outcome unknown" in notice
             session.resolve(session.effects[0].id, happened=True)
             (notice,) = session.notices
-            assert "and stands, although the session's state knows nothing of it" in notice
+            assert "still in place, although the session's state does not contain it" in notice
 
     asyncio.run(main())
     assert _done == ["a"]

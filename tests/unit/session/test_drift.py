@@ -45,7 +45,7 @@ def test_it_is_kept_and_recorded(manager, place, drifted):
         assert session.drift.removed == ["run.sh"]
         assert session.drift.changed == {"src/app.py": ("content",)}
         (notice,) = session.notices
-        assert notice.startswith("3 files were changed since the last checkpoint, by others or")
+        assert notice.startswith("3 files changed since the last checkpoint, by another process")
         (row, opened) = session.history(2)
         assert (row["kind"], opened["kind"]) == ("drift", "open")
         assert row["label"] == "files that others have changed"
@@ -75,7 +75,7 @@ def test_it_is_restored(manager, place, drifted):
 
 def test_it_is_refused(manager, place, drifted):
     now, length = files_of(place), len(manager.history("job"))
-    with pytest.raises(WorkspaceError, match=r"(?s)has changed since.*added\.txt"):
+    with pytest.raises(WorkspaceError, match=r"(?s)changed since.*added\.txt"):
         Session("job", store=manager, on_drift="raise")
     assert files_of(place) == now
     assert len(manager.history("job")) == length
@@ -118,7 +118,7 @@ def test_many_changes_are_counted_and_some_are_named(manager, place):
         (place / f"{number:02}.txt").touch()
     with Session("job", store=manager) as session:
         (notice,) = session.notices
-        assert notice.startswith("50 files were changed since the last checkpoint, by others or")
+        assert notice.startswith("50 files changed since the last checkpoint, by another process")
         assert len(read_session_record(manager.store, manager.store.head("job")).drift) == 20
 
 

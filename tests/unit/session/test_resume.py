@@ -206,7 +206,7 @@ def test_a_part_that_is_new_is_told_and_saved(store):
     planner = Planner()
     planner.plan.append("new")
     with Session("job", store=store, parts={"planner": planner}) as session:
-        assert session.notices == ["Parts that the checkpoint did not have: planner."]
+        assert session.notices == ["New parts, not in the checkpoint: planner."]
         assert planner.plan == ["think", "new"]
     agent, planner = Agent(), Planner()
     with Session("job", agent=agent, store=store, parts={"planner": planner}) as session:
@@ -221,8 +221,8 @@ def test_tasks_that_the_code_adds_or_drops_are_told(store):
                 pass
     with Session("job", store=store) as session:
         assert [task.id for task in session.tasks(["b", "c"])] == ["c"]
-        assert "Tasks that are new: c." in session.notices
-        assert "Tasks of the checkpoint that the code does not name: a." in session.notices
+        assert "New tasks, not in the checkpoint: c." in session.notices
+        assert "Tasks in the checkpoint that the code no longer lists: a." in session.notices
 
 
 def test_a_key_that_a_manager_has_saved_becomes_a_session(store):
@@ -267,7 +267,7 @@ def test_what_was_done_after_the_last_save_is_told_after_a_crash(store):
         session = Session("job", store=manager, every="manual")
         (notice,) = session.notices
         assert notice.startswith("shout(words='once') was done at 20")
-        assert "and stands" in notice
+        assert "and is still in place" in notice
     session.save()
     with Session("job", store=manager) as session:
         assert len(session.notices) == 1
@@ -658,11 +658,11 @@ def test_others_who_open_it_at_the_same_time(store, monkeypatch):
 
 def test_there_is_nothing_to_undo(store):
     with Session("job", store=store) as session:
-        with pytest.raises(NotFoundError, match="undone"):
+        with pytest.raises(NotFoundError, match="no rollback to undo"):
             session.undo()
         with pytest.raises(NotFoundError, match="5 steps back"):
             session.rollback(steps=5)
-        with pytest.raises(InvalidInputError, match="counts checkpoints"):
+        with pytest.raises(InvalidInputError, match="a number of checkpoints"):
             session.rollback(steps=-1)
 
 

@@ -53,7 +53,7 @@ def test_without_a_look_nothing_is_said_of_files(manager, tmp_path):
     with Session("key", store=manager, workspace=repo) as session:
         seen = preview_rollback(manager, "key", to=session.head, look=False)
         assert seen.report.files is None
-        assert seen.no_files == "the directory was not looked at"
+        assert seen.no_files == "the directory was not scanned"
         parts = preview_rollback(manager, "key", to=session.head, parts=["messages"], look=False)
         assert parts.no_files is None
 
@@ -71,14 +71,14 @@ def test_why_nothing_can_be_said_of_files(manager, tmp_path, monkeypatch):
     assert "interrupted" in str(preview_rollback(manager, "key", to="key").no_files)
     (repo / ".agent-checkpoint-restore").rmdir()
     repo.rename(tmp_path / "away")
-    assert "no directory" in str(preview_rollback(manager, "key", to="key").no_files)
+    assert "does not exist" in str(preview_rollback(manager, "key", to="key").no_files)
     monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "another secret")
-    assert "not you" in str(preview_rollback(manager, "key", to="key").no_files)
+    assert "not sealed with your secret" in str(preview_rollback(manager, "key", to="key").no_files)
 
 
 def test_what_is_no_session_is_refused(manager):
     manager.save("plain", {"n": 1})
-    with pytest.raises(InvalidInputError, match="no session"):
+    with pytest.raises(InvalidInputError, match="not a session"):
         preview_rollback(manager, "plain", to="plain", look=False)
     with pytest.raises(NotFoundError):
         preview_rollback(manager, "none", to="none", look=False)

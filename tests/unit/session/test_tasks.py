@@ -553,14 +553,14 @@ def test_two_lists_in_one_session(manager: CheckpointManager) -> None:
 @pytest.mark.parametrize(
     ("ids", "options", "words"),
     [
-        (["one", "one"], {}, "same id"),
-        (["one", 2], {}, "named by text"),
-        ([""], {}, "named by text"),
+        (["one", "one"], {}, "unique"),
+        (["one", 2], {}, "non-empty string"),
+        ([""], {}, "non-empty string"),
         ("one", {}, r"\['one'\]"),
         (["one"], {"on_resume": "stop"}, "restart or continue"),
-        (["one"], {"retries": -1}, "retries is a number"),
-        (["one"], {"retries": True}, "retries is a number"),
-        (["one"], {"retries": "2"}, "retries is a number"),
+        (["one"], {"retries": -1}, "retries must be a number"),
+        (["one"], {"retries": True}, "retries must be a number"),
+        (["one"], {"retries": "2"}, "retries must be a number"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(
@@ -576,7 +576,7 @@ def test_what_makes_no_sense_is_refused_at_once(
 def test_a_state_of_something_else_is_refused(memory: CheckpointManager, state: Any) -> None:
     with Session("work", store=memory) as session:
         session.tasks(["one"])
-        with pytest.raises(StateMismatchError, match="no list of tasks"):
+        with pytest.raises(StateMismatchError, match="not a list of tasks"):
             session.tasks.load_state_dict(state)
         assert len(session.tasks) == 1
 

@@ -75,7 +75,7 @@ def test_what_is_saved_meanwhile_says_so_and_steps_pass_over_it(store):
             head = session.manager.store.head("job")
             assert (head.id, head.kind) == (saved, "in_flight")
             assert read_session_record(session.manager.store, head).in_flight == ["wait"]
-            with pytest.raises(ConflictError, match="wait is running"):
+            with pytest.raises(ConflictError, match="running: wait"):
                 session.rollback()
             barrier.wait(10)
             assert running.result() == 7
@@ -114,7 +114,7 @@ def test_an_effect_that_was_being_made_is_not_known_to_what_was_saved_meanwhile(
         assert len(caught.value.report.irreversible) == 1
         session.rollback(to=meanwhile, effects="warn")
         assert len(session.notices) == 1
-        assert "and stands" in session.notices[0]
+        assert "and is still in place" in session.notices[0]
 
 
 def test_tools_that_end_in_another_order_are_recorded_as_they_end(store):

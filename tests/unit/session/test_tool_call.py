@@ -615,7 +615,7 @@ def test_the_child_of_a_fork_must_open_the_session_again(
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: -1)
             for act in (lambda: mail.send("bob"), session.save, session._save):
-                with pytest.raises(ConflictError, match="open it again"):
+                with pytest.raises(ConflictError, match="Open the session again"):
                     act()
         assert mail.sent == []
         mail.send("bob")

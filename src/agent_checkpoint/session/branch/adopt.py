@@ -1,7 +1,7 @@
-"""Adopting a fork: its end becomes the session's present. Owns when that may be, and the merge.
+"""Adopting a fork: its last checkpoint becomes the head of its parent. Owns the conflict check.
 
-It goes the way of a rollback: a safety checkpoint, the checkpoint that makes it so, then the
-objects and files; a crash in between is made good at the next opening.
+It takes the steps of a rollback: safety checkpoint, `adopt` checkpoint, then objects and files;
+after a crash, the next opening repeats the last step.
 """
 
 from __future__ import annotations
@@ -37,42 +37,42 @@ _MAX_NAMED = 20
 
 
 class Adoption(Rollback):
-    """One fork that becomes the present of the session that it came from."""
+    """Replaces the parts of a session by those of its fork."""
 
     def __init__(self, session: Work, target: Checkpoint) -> None:
-        """Look at the end of a fork.
+        """Prepare the adoption; change nothing.
 
         Raises:
-            InvalidInputError: it is no fork of this session.
-            CheckpointError: it cannot be read.
+            InvalidInputError: `target` is of no fork of this session.
+            CheckpointError: `target` cannot be read.
         """
         super().__init__(session, target, label=f"adopt {target.key}"[:200])
         head = session._writer.head
-        present = {} if head is None else head.parts
-        # What is the same need not be set. What is held elsewhere was not forked, and stays.
-        elsewhere = self._external_parts
+        current = {} if head is None else head.parts
+        # Equal parts need no restore. External parts were not forked, and stay.
+        external = self._external_parts
         self._names = [
             name
             for name in self._names
-            if name not in elsewhere and not same_json(target.parts[name], present.get(name))
+            if name not in external and not same_json(target.parts[name], current.get(name))
         ]
         self.report.parts, self.report.adopts = self._names, True
         self._all_parts = False
 
     def _read_target_record(self) -> SessionRecord:
-        session, notes = self._session, read_session_record(self._store, self._target)
-        family = None if notes is None else notes.family
+        session, record = self._session, read_session_record(self._store, self._target)
+        family = None if record is None else record.family
         past = {session.key, *(key for key, _ in session._record.lineage)}
-        if notes is None or family != session._record.family or notes.origin not in past:
+        if record is None or family != session._record.family or record.origin not in past:
             raise InvalidInputError(
-                f"{short_repr(self._target.id, 120)} is no fork of the session "
-                f"{short_repr(session.key)}. A fork of a fork is adopted by that fork first."
+                f"{short_repr(self._target.id, 120)} is not of a fork of the session "
+                f"{short_repr(session.key)}. Adopt a fork of a fork in its parent first."
             )
-        return notes
+        return record
 
     @property
     def _external_parts(self) -> set[str]:
-        """The parts that are snapshots which others hold."""
+        """The names of the external parts."""
         parts = self._session._parts
         return {name for name, part in parts.items() if isinstance(part, External)}
 
@@ -85,7 +85,7 @@ class Adoption(Rollback):
         return False
 
     def _effects_since(self) -> Iterator[Effect]:
-        """Iterate over what the fork did outside after its last checkpoint."""
+        """Iterate over the fork's effects after its last checkpoint."""
         for effect in self._session._ledger.all_effects():
             is_later = (
                 effect.seq > self._target_record.ledger
@@ -100,46 +100,50 @@ class Adoption(Rollback):
         self._check(safety)
         return safety
 
-    def _check(self, present: Checkpoint | None) -> None:
-        """See to it that the session is what it was when it was forked."""
-        point, apart = find(self._store, self._point), {SESSION_PART, *self._external_parts}
-        now, then = (_contents(item, apart) for item in (present or point, point))
-        changed = [name for name in {**now, **then} if not same_json(now.get(name), then.get(name))]
-        if present is None or changed:
+    def _check(self, current: Checkpoint | None) -> None:
+        """Check that the session has not changed since the fork. Raises ConflictError."""
+        point, excluded = find(self._store, self._point), {SESSION_PART, *self._external_parts}
+        now, at_fork = (_contents(item, excluded) for item in (current or point, point))
+        changed = [
+            name for name in {**now, **at_fork} if not same_json(now.get(name), at_fork.get(name))
+        ]
+        if current is None or changed:
             raise ConflictError(
-                f"The session {short_repr(self._session.key)} has gone on since {point.id}, where "
-                f"{short_repr(self._target.key)} was forked from it ({', '.join(changed)}): to "
-                "adopt that would lose work. Roll back to there first, or take the files alone "
-                'with merge="files".'
+                f"The session {short_repr(self._session.key)} changed since {point.id}, where "
+                f"{short_repr(self._target.key)} was forked ({', '.join(changed)}): adopting the "
+                "fork would lose work. Roll back to the fork point first, or merge the files with "
+                'merge="files".'
             )
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
-        present, then = self._session._record, self._target_record
+        current, fork_record = self._session._record, self._target_record
         later = [effect.id for effect in self._effects_since()]
         effects = self._session._ledger.effects
-        before = [name for name in present.standing if name in effects]
+        before = [name for name in current.standing if name in effects]
         unknown = [
-            name for name in before if not then.knows(effects[name].session, effects[name].seq)
+            name
+            for name in before
+            if not fork_record.knows(effects[name].session, effects[name].seq)
         ]
-        told = dict.fromkeys([*unknown, *then.standing, *later])
+        standing_ids = dict.fromkeys([*unknown, *fork_record.standing, *later])
         return SessionRecord(
-            present.key,
-            present.family,
-            lineage=_merged_lineage(present, then, self._session._ledger.seq),
-            point=present.point,
-            inherited=present.inherited,
-            workspace=present.workspace,
-            seal=present.seal,
-            ledger=max(present.ledger, then.ledger),
-            counts=then.counts.copy(),
-            standing=[name for name in told if name in effects and effects[name].stands],
-            gone=list(dict.fromkeys([*present.gone, *then.gone])),
-            irreversible=present.irreversible,
+            current.key,
+            current.family,
+            lineage=_merged_lineage(current, fork_record, self._session._ledger.seq),
+            point=current.point,
+            inherited=current.inherited,
+            workspace=current.workspace,
+            seal=current.seal,
+            ledger=max(current.ledger, fork_record.ledger),
+            counts=fork_record.counts.copy(),
+            standing=[name for name in standing_ids if name in effects and effects[name].stands],
+            gone=list(dict.fromkeys([*current.gone, *fork_record.gone])),
+            irreversible=current.irreversible,
         )
 
     def _apply(self, safety: Checkpoint) -> None:
         super()._apply(safety)
-        # Whoever is asked is asked by the session from now on.
+        # The fork's requests end with it; from now on the session makes its own.
         ledger, epoch = self._session._ledger, self._session._epoch
         self.report.void += void_requests(ledger, self._target_record.key, epoch)
 
@@ -151,13 +155,13 @@ class Adoption(Rollback):
 
 
 class FileAdoption(Adoption):
-    """The files of a fork, joined with those that the session has changed itself since then."""
+    """Merges the file changes of a fork into those of the session since the fork."""
 
-    def _check(self, present: Checkpoint | None) -> None:
-        """Nothing to see to: what both have changed is a conflict of its own."""
+    def _check(self, current: Checkpoint | None) -> None:
+        """Accept any change: the merge detects conflicts file by file."""
 
     def _effects_since(self) -> Iterator[Effect]:
-        """Iterate over all that the fork did outside: the state learns of none of it."""
+        """Iterate over all effects of the fork: the session's state contains none of them."""
         for effect in self._session._ledger.all_effects():
             if effect.session == self._target_record.key and effect.stands:
                 yield effect
@@ -173,75 +177,81 @@ class FileAdoption(Adoption):
         merged = merge(base, ours, theirs)
         if merged.conflicts:
             raise ConflictError(_conflict_message(self._target.key, merged.conflicts))
-        held = SafetySnapshot(ours, safety.id, self._last_regular_tree(safety))
+        safety_snapshot = SafetySnapshot(ours, safety.id, self._last_regular_tree(safety))
         try:
-            self.report.files = files.workspace.restore_held(theirs, held, paths=merged.paths)
-        except BaseException:  # also an interrupt: nothing is half-applied
+            self.report.files = files.workspace.restore_held(
+                theirs, safety_snapshot, paths=merged.paths
+            )
+        except BaseException:  # also an interrupt: nothing stays half-applied
             self._revert_files(safety)
             raise
         session._ledger.refresh()
-        fresh = self._next_record([])
-        session._set_record(fresh)
+        new_record = self._next_record([])
+        session._set_record(new_record)
         draft = session._draft(kind=ADOPT, label=self._label)
-        moved = session._writer.write(draft, parents=(safety.id, self._target.id))
-        self.finish(moved)
-        self.report.id = moved.id
+        checkpoint = session._writer.write(draft, parents=(safety.id, self._target.id))
+        self.finish(checkpoint)
+        self.report.id = checkpoint.id
         self.report.parts = ["workspace"]
         effects = session._ledger.effects
-        self.report.notices = [unseen_effect_notice(effects[name]) for name in fresh.standing]
+        self.report.notices = [unseen_effect_notice(effects[name]) for name in new_record.standing]
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
-        present = self._session._record
-        fresh = super()._next_record(standing)
-        fresh.counts, fresh.ledger = present.counts.copy(), present.ledger
-        fresh.gone = list(present.gone)
-        fresh.pending = list(present.pending)
-        return fresh
+        current = self._session._record
+        new_record = super()._next_record(standing)
+        new_record.counts, new_record.ledger = current.counts.copy(), current.ledger
+        new_record.gone = list(current.gone)
+        new_record.pending = list(current.pending)
+        return new_record
 
     def _tree(self, checkpoint: Checkpoint) -> Tree:
-        found = tree_in(self._store, checkpoint)
-        if found is None:
+        tree = tree_in(self._store, checkpoint)
+        if tree is None:
             raise InvalidInputError(
                 f"The checkpoint {short_repr(checkpoint.id, 120)} has no files."
             )
-        return found
+        return tree
 
 
 def plan_adoption(session: Work, head: str | None, how: str | None) -> Adoption:
-    """Return what has to be done to adopt the end of a fork.
+    """Return the operation that adopts a fork.
 
     Args:
-        session: which adopts it.
-        head: an id, key or short form; None if the fork never began.
-        how: `files` to merge files alone, or None.
+        session: the session that adopts it.
+        head: an id, key or short form; None if the fork was never started.
+        how: `files` to merge files only, or None.
 
     Raises:
-        InvalidInputError: it is no fork of the session, or there is no such way.
+        InvalidInputError: `head` is of no fork of the session, or `how` is invalid.
         NotFoundError: there is no such checkpoint.
     """
     if how not in (None, "files"):
-        raise InvalidInputError(f'merge is "files" or None, not {short_repr(how)}.')
+        raise InvalidInputError(f'merge must be "files" or None, not {short_repr(how)}.')
     if head is None:
-        raise NotFoundError("There is nothing to adopt: it never began.")
+        raise NotFoundError("Nothing to adopt: the fork was never started.")
     if not isinstance(head, str):
-        raise InvalidInputError(f"A fork, a trial or an id is adopted, not {short_repr(head)}.")
+        raise InvalidInputError(
+            f"adopt takes a fork, a trial or a checkpoint id, not {short_repr(head)}."
+        )
     target = find(session.manager.store, head)
-    way = FileAdoption if how == "files" else Adoption
+    operation = FileAdoption if how == "files" else Adoption
     try:
-        return way(session, target)
+        return operation(session, target)
     except NotFoundError as error:
-        raise NotFoundError(f"The moment of the fork is not kept any more: {error}") from error
+        raise NotFoundError(f"The fork point was removed: {error}") from error
 
 
-def _contents(checkpoint: Checkpoint, apart: set[str]) -> dict[str, Any]:
-    return {name: part for name, part in checkpoint.parts.items() if name not in apart}
+def _contents(checkpoint: Checkpoint, excluded: set[str]) -> dict[str, Any]:
+    return {name: part for name, part in checkpoint.parts.items() if name not in excluded}
 
 
-def _merged_lineage(present: SessionRecord, then: SessionRecord, seq: int) -> list[list[Any]]:
-    """Return the pasts of both: what the fork has done is from now on the session's own."""
+def _merged_lineage(
+    current: SessionRecord, fork_record: SessionRecord, seq: int
+) -> list[list[Any]]:
+    """Return the lineage of both: the fork's effects become part of the session's history."""
     rows: dict[str, int] = {}
-    for key, seen in [*present.lineage, *then.lineage, [then.key, seq]]:
-        if key != present.key:
+    for key, seen in [*current.lineage, *fork_record.lineage, [fork_record.key, seq]]:
+        if key != current.key:
             rows[key] = max(seen, rows.get(key, 0))
     return [[key, seen] for key, seen in rows.items()]
 
@@ -250,6 +260,6 @@ def _conflict_message(key: str, paths: list[bytes]) -> str:
     named = ", ".join(short_repr(os.fsdecode(path), 120) for path in paths[:_MAX_NAMED])
     more = f" and {len(paths) - _MAX_NAMED} more" if len(paths) > _MAX_NAMED else ""
     return (
-        f"Nothing was merged: this session and {short_repr(key)} have both changed {named}{more}. "
-        "Make these paths equal to one side or to what they were, and try again."
+        f"Nothing was merged: this session and {short_repr(key)} both changed {named}{more}. Make "
+        "these paths equal on both sides, or restore them on one side, and try again."
     )

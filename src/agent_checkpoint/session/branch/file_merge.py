@@ -1,4 +1,4 @@
-"""Two sets of edits of the same files, path by path. Owns what is a conflict; guesses nothing."""
+"""Three-way merge of trees, path by path. Owns what is a conflict; never merges contents."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from agent_checkpoint.workspace.tree.tree_format import FOLDER
 
 
 class Merge(NamedTuple):
-    """What of the other side can be taken, and what cannot."""
+    """The result of a three-way merge."""
 
     paths: list[bytes]
-    """Only the other side has changed them."""
+    """Paths that only the other side changed."""
     conflicts: list[bytes]
-    """Both have, each in its own way."""
+    """Paths that both sides changed differently."""
 
 
 def merge(base: Tree, ours: Tree, theirs: Tree) -> Merge:
-    """Compare what two sides did to the same tree.
+    """Merge the changes of two sides to the same base tree.
 
-    A path conflicts if both changed it and do not agree, or if one needs a directory where the
+    A path conflicts if both sides changed it differently, or if one needs a directory where the
     other has none.
 
     Raises:
@@ -36,16 +36,16 @@ def merge(base: Tree, ours: Tree, theirs: Tree) -> Merge:
         if path in mine:
             is_agreed = _agree(mine[path], change)
         else:
-            # What is taken is taken whole, with all that is below it.
+            # A path is taken as a whole, with everything below it.
             is_agreed = path not in inside and not any(
-                _is_gone(mine, up) for up in _ancestors(path)
+                _lost_directory(mine, up) for up in _ancestors(path)
             )
             paths.append(path)
         if not is_agreed:
             conflicts.add(path)
     mine_alone = mine.keys() - other.keys()
     conflicts |= {
-        path for path in mine_alone if any(_is_gone(other, up) for up in _ancestors(path))
+        path for path in mine_alone if any(_lost_directory(other, up) for up in _ancestors(path))
     }
     return Merge(paths, sorted(conflicts))
 
@@ -58,12 +58,12 @@ def _edits(before: Tree, after: Tree) -> dict[bytes, Change]:
 def _agree(mine: Change, other: Change) -> bool:
     a, b = mine.after, other.after
     if a is not None and b is not None and a.type == b.type == FOLDER:
-        return a.mode == b.mode  # what is in them is compared by itself
+        return a.mode == b.mode  # their entries are compared separately
     return is_same(a, b)
 
 
-def _is_gone(edits: dict[bytes, Change], path: bytes) -> bool:
-    """Tell whether a side has no directory any more where there is or was one."""
+def _lost_directory(edits: dict[bytes, Change], path: bytes) -> bool:
+    """Tell whether a side removed or replaced a directory."""
     change = edits.get(path)
     return change is not None and (change.after is None or change.after.type != FOLDER)
 

@@ -1,4 +1,4 @@
-"""Forks of a session: another line from one moment, with files of its own. Owns making them."""
+"""Forks of a session: a new session from one checkpoint, with its own files."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ EFFECTS = ("refuse", "allow")
 
 
 class Branch(Session):
-    """A session that was forked from another; its files are its own, and go with it."""
+    """A session forked from another. Its private directory is removed when it is closed."""
 
     _keeps_directory = False
     _origin: Session | None = None
-    """The session that closes it at the latest, if that is in this process."""
+    """The parent session in this process, which closes its forks when it is closed."""
 
     def __repr__(self) -> str:
         return f"<Branch {self.key!r} of {self._record.origin!r}>"
 
     def close(self) -> None:
-        """Save what is not saved yet, and take the files away. Twice is fine.
+        """Save the fork if needed, and remove its files. Idempotent.
 
         Raises:
             WorkspaceError: something cannot be removed.
-            StorageError: the store failed; the files are left.
+            StorageError: the store failed; the files are kept.
         """
         if not self._is_open:
             return
-        trouble: CheckpointError | None = None
+        workspace_error: CheckpointError | None = None
         if not self._is_ended:
             try:
                 self._end()
             except (ConflictError, StateError):
-                self._save_files()  # at least
+                self._save_files()  # the state cannot be saved
             except WorkspaceError as error:
-                trouble = error
+                workspace_error = error
         super().close()
         if self._origin is not None and self in self._origin._branches:
             self._origin._branches.remove(self)
-        if trouble is not None:
-            raise trouble
+        if workspace_error is not None:
+            raise workspace_error
 
     def _save_files(self) -> None:
         if isinstance(self.workspace, Fork):
@@ -78,7 +78,7 @@ class Branch(Session):
 
 
 class SessionForker:
-    """Forks of one session from one moment."""
+    """Makes forks of one session at one checkpoint."""
 
     def __init__(
         self,
@@ -89,35 +89,35 @@ class SessionForker:
         effects: str = "refuse",
         agent: Callable[[], Any] | None = None,
     ) -> None:
-        """Choose the moment; the present is saved if it is that.
+        """Choose the fork point, saving the session if `at` is None.
 
         Args:
-            session: what is forked.
-            at: an id or short form; the present if None.
-            label: what the checkpoint of the present is called.
-            effects: whether forks may do what cannot be undone: `refuse` or `allow`.
-            agent: makes a new agent; the present one is cloned if not given.
+            session: the session to fork.
+            at: an id or short form; if None, the current state is saved.
+            label: the label of that checkpoint.
+            effects: `allow` or `refuse` irreversible tools in the forks.
+            agent: makes a new agent; the session's is cloned if not given.
 
         Raises:
-            InvalidInputError: an option makes no sense.
+            InvalidInputError: an option is invalid.
             NotFoundError: there is no such checkpoint.
-            CheckpointError: the present cannot be saved.
+            CheckpointError: the session cannot be saved.
         """
         if effects not in EFFECTS:
-            raise InvalidInputError(f"effects is refuse or allow, not {short_repr(effects)}.")
+            raise InvalidInputError(f"effects must be refuse or allow, not {short_repr(effects)}.")
         if agent is not None and not callable(agent):
-            raise InvalidInputError("agent is a function that makes an agent, not an agent.")
+            raise InvalidInputError("agent must be a function that makes an agent, not an agent.")
         if effects == "allow" and not session._record.irreversible:
             raise InvalidInputError(
-                f"{short_repr(session.key)} is a fork that may not do what cannot be undone, and "
-                "so may none of its own forks."
+                f"{short_repr(session.key)} is a fork that may not run irreversible tools, so its "
+                "own forks may not either."
             )
         self.session = session
         self.effects = effects
         self.new_agent = agent
         self.point = self._point(at, label)
         self.tree = tree_in(session.manager.store, self.point)
-        """The files at that moment."""
+        """The files at the fork point."""
 
     def _point(self, at: str | None, label: str) -> Checkpoint:
         session = self.session
@@ -125,7 +125,7 @@ class SessionForker:
             return find_target(session, at, 0)
         session._save(label=label[:200])
         if session._writer.head is None:
-            raise AssertionError("unreachable: it was just saved")
+            raise AssertionError("unreachable: the session was just saved")
         return session._writer.head
 
     def make(
@@ -134,25 +134,23 @@ class SessionForker:
         """Make a fork and open it.
 
         Args:
-            key: names it.
+            key: the key of the fork.
             path: the directory for its files; a private one if not given.
-            driver: how its files are forked; see `Workspace.fork`.
+            driver: how files are forked; see `Workspace.fork`.
 
         Raises:
-            ConflictError: its key exists already.
+            ConflictError: the key exists already.
             StateError: the agent cannot be copied.
             WorkspaceError: the files cannot be forked.
         """
         session, store = self.session, self.session.manager.store
         if store.head(check_key(key)) is not None:
-            raise ConflictError(
-                f"The key {short_repr(key)} exists already: name the fork otherwise."
-            )
+            raise ConflictError(f"The key {short_repr(key)} exists already. Use another one.")
         agent, parts = self.copy_parts()
         origin, files = session.workspace, None
         if origin is not None and self.tree is not None:
-            place = _as_path(path) or private_forks_dir() / _fork_directory_name(origin)
-            files = origin.fork(place, self.tree, driver)
+            directory = _as_path(path) or private_forks_dir() / _fork_directory_name(origin)
+            files = origin.fork(directory, self.tree, driver)
         try:
             branch = open_branch(
                 session.manager,
@@ -175,10 +173,10 @@ class SessionForker:
         return branch
 
     def copy_parts(self) -> tuple[Any, dict[str, Any]]:
-        """Return another agent and other parts, for a fork to load its state into.
+        """Return a copy of the agent and the parts, for a fork to load its state into.
 
         Raises:
-            StateError: one cannot be copied.
+            StateError: an object cannot be copied.
         """
         agent = self.session.agent
         if self.new_agent is not None:
@@ -189,8 +187,8 @@ class SessionForker:
 
     @property
     def parts(self) -> dict[str, Any]:
-        """The further parts that a fork has, too."""
-        # What is held elsewhere has but one present, and it is the session's.
+        """The additional parts of a fork."""
+        # An external part has a single live instance, which belongs to the session.
         parts = self.session._parts
         return {name: part for name, part in parts.items() if not isinstance(part, External)}
 
@@ -206,16 +204,16 @@ def open_branch(
     every: str | int,
     effects: str,
 ) -> Branch:
-    """Begin a key at a checkpoint, and open it as a session.
+    """Fork a checkpoint to a new key, and open it as a session.
 
     Raises:
         ConflictError: the key exists already.
-        CheckpointError: it cannot be opened; the key is gone again.
+        CheckpointError: the fork cannot be opened; its key is deleted again.
     """
-    place = parse_checkpoint_id(point)
-    if place is None:
-        raise InvalidInputError(f"{short_repr(point)} is not an id.")
-    manager.fork(place.key, key, point)
+    parsed = parse_checkpoint_id(point)
+    if parsed is None:
+        raise InvalidInputError(f"{short_repr(point)} is not a checkpoint id.")
+    manager.fork(parsed.key, key, point)
     try:
         branch = Branch(
             key,
@@ -240,14 +238,14 @@ def _copy(part: Any, name: str) -> Any:
         return copy.deepcopy(part)
     except Exception as error:
         raise StateError(
-            f"{name} cannot be copied for a fork ({cause_text(error)}). Pass agent=, a function "
+            f"{name} cannot be copied for a fork ({cause_text(error)}). Pass agent= as a function "
             "that makes a new one."
         ) from error
 
 
 def _as_path(path: str | os.PathLike[str] | None) -> Path | None:
     if path is not None and not isinstance(path, (str, os.PathLike)):
-        raise InvalidInputError(f"path is a directory, not {short_repr(path)}.")
+        raise InvalidInputError(f"path must be a directory, not {short_repr(path)}.")
     return None if path is None else Path(path)
 
 

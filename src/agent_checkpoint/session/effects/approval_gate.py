@@ -1,4 +1,4 @@
-"""Has somebody agreed to a call? Owns what becomes of the call: made, refused, or waiting."""
+"""Checks whether a call is approved. Owns the decision: run, deny, or suspend."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def require_approval(session: Work, call: ToolCall) -> Request | None:
-    """Return the answer to be used, or None if an inline function agreed.
+    """Return the approved request to consume, or None if an `approve=` function approved.
 
     Raises:
-        ApprovalDeniedError: somebody refused.
-        Suspended: nobody has answered yet.
-        ConflictError: the answer was used elsewhere.
+        ApprovalDeniedError: the request was denied.
+        Suspended: the request has no answer yet; the session is saved.
+        ConflictError: the answer was already used.
     """
     tool = call.tool
     if callable(tool.approve):
@@ -39,7 +39,7 @@ def require_approval(session: Work, call: ToolCall) -> Request | None:
             tool.approve(ApprovalQuestion(tool.name, dict(call.arguments), call.task, words))
         ):
             return None
-        raise ApprovalDeniedError(f"{tool.name} was denied by the tool's approve= function.")
+        raise ApprovalDeniedError(f"{tool.name} was denied by its approve= function.")
     ledger = session._ledger
     ledger.refresh()
     identity, digest = str(call.identity), str(call.digest)
@@ -56,7 +56,7 @@ def require_approval(session: Work, call: ToolCall) -> Request | None:
         session._record.pending = [name for name in session._record.pending if name != request.id]
         raise denial(request)
     elif status != APPROVED:
-        raise ConflictError(f"The answer to {request.id} cannot be used: it is {status}.")
+        raise ConflictError(f"The approval request {request.id} is {status} and cannot be used.")
     else:
         call.arguments = arguments_of(ledger, request)
         session._record.pending = [name for name in session._record.pending if name != request.id]
@@ -67,7 +67,7 @@ def _suspend(session: Work, call: ToolCall, request_id: str, *, is_new: bool) ->
     tool, label = call.tool, f"waits for {request_id}"
     if request_id not in session._record.pending:
         session._record.pending.append(request_id)
-    # The state is captured where the call is made, also if this is another thread.
+    # State is captured on the thread of the call, which may be another one.
     saved = (
         run_if_awaitable(session._asave(label=label))
         if call.is_awaited

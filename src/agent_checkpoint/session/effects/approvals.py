@@ -1,7 +1,7 @@
-"""Calls that a person has to agree to. Owns asking, answering and using an answer once.
+"""Approval requests: created by a session, answered by a person, consumed once.
 
-A request outlives the process that made it: it is in the ledger, and whoever can open the store
-can answer it.
+A request is stored in the effect ledger, so it outlives the process; any process that can open
+the store can answer it.
 """
 
 from __future__ import annotations
@@ -41,69 +41,69 @@ from agent_checkpoint.store.store import Store
 
 
 class Approvals:
-    """The requests in a store, to be listed and answered from any process."""
+    """Lists and answers the approval requests of a store, from any process."""
 
     def __init__(self, store: Store) -> None:
-        # A manager has its store by that name: whoever passes it means that.
+        # Accept a CheckpointManager as well.
         self._store: Store = getattr(store, "store", store)
 
     def pending(self, key: str | None = None) -> list[Request]:
-        """Return what waits for an answer, of one session or of all, the oldest first.
+        """Return the requests without an answer, of one session or of all, oldest first.
 
-        For a ledger that cannot be read there is one with the status `unreadable`, at the end:
-        nobody can tell whose requests it has. Its `reason` says why.
+        A ledger that cannot be read is listed at the end as one request with the status
+        `unreadable`, whatever `key` is; its `reason` holds the error.
 
         Raises:
             StorageError: the medium failed.
         """
-        found, unreadable = [], []
+        pending, unreadable = [], []
         for family, ledger in self._ledgers():
             if isinstance(ledger, Ledger):
-                found += [item for item in ledger.requests.values() if item.is_open]
+                pending += [item for item in ledger.requests.values() if item.is_open]
             else:
                 unreadable.append(_unreadable(family, ledger))
-        found = [request for request in found if key in (None, request.session)]
-        return [*sorted(found, key=lambda request: request.ts), *unreadable]
+        pending = [request for request in pending if key in (None, request.session)]
+        return [*sorted(pending, key=lambda request: request.ts), *unreadable]
 
     def get(self, approval_id: str) -> Request:
-        """Return a request, whatever became of it. Raises as `approve` does."""
+        """Return a request, whatever its status. Raises as `approve` does."""
         return self._find(approval_id)[1]
 
     def arguments(self, approval_id: str) -> dict[str, Any]:
-        """Return the arguments of a call that somebody has to agree to. Raises as `approve`."""
+        """Return the arguments of the requested call. Raises as `approve` does."""
         ledger, request = self._find(approval_id)
         return arguments_of(ledger, request)
 
     def approve(
         self, approval_id: str, *, edit: Mapping[str, Any] | None = None, by: str | None = None
     ) -> None:
-        """Agree to a call.
+        """Approve a call.
 
         Args:
-            approval_id: which.
-            edit: arguments that the call is to have instead, by name.
-            by: who agrees.
+            approval_id: the id of the request.
+            edit: arguments to replace, by name.
+            by: the approver.
 
         Raises:
             NotFoundError: there is no such request.
             InvalidInputError: the call has no such argument.
-            ConflictError: it is answered already, or too late.
-            IntegrityError: its ledger is damaged, or that of another, and it is in no sound one.
+            ConflictError: the request was answered already, or has expired.
+            IntegrityError: a ledger is damaged, and no readable one has the request.
         """
         parts = {}
         if edit:
             arguments = self.arguments(approval_id)
-            strange = [name for name in edit if name not in arguments]
-            if strange:
+            unknown = [name for name in edit if name not in arguments]
+            if unknown:
                 raise InvalidInputError(
-                    f"The call has no argument {', '.join(map(short_repr, strange))}; it has "
+                    f"The call has no argument {', '.join(map(short_repr, unknown))}; it has "
                     f"{', '.join(arguments)}."
                 )
             parts["edited"] = encode_for_ledger({**arguments, **edit}, "The arguments")
         self._answer(approval_id, approved=True, reason=None, by=by, parts=parts)
 
     def deny(self, approval_id: str, reason: str = "", *, by: str | None = None) -> None:
-        """Refuse a call, with a reason that the agent is told. Raises as `approve` does."""
+        """Deny a call; the agent gets the reason. Raises as `approve` does."""
         self._answer(approval_id, approved=False, reason=reason, by=by, parts={})
 
     def _answer(self, approval_id: str, **answer: Any) -> None:
@@ -112,35 +112,39 @@ class Approvals:
         def guard() -> None:
             request = ledger.requests[approval_id]
             if request.status != PENDING:
-                raise ConflictError(f"The request {approval_id} is {request.status} already.")
+                raise ConflictError(f"The request {approval_id} is already {request.status}.")
             if request.is_expired:
-                raise ConflictError(f"The request {approval_id} has expired: it is asked anew.")
+                raise ConflictError(
+                    f"The request {approval_id} has expired. The next call makes a new request."
+                )
 
         ledger.append("answered", guard=guard, request=approval_id, **answer)
 
     def _find(self, approval_id: str) -> tuple[Ledger, Request]:
-        """Return the request of an id, and its ledger; an open one if several have the id.
+        """Return a request and its ledger; an open one if several ledgers have the id.
 
-        An imported ledger can repeat the ids of others, but none of its requests is open.
+        An imported ledger can repeat ids, but none of its requests is open.
         """
-        trouble: CheckpointError | None = None
+        unreadable: CheckpointError | None = None
         closed: tuple[Ledger, Request] | None = None
         for _, ledger in self._ledgers():
             if not isinstance(ledger, Ledger):
-                trouble = ledger
+                unreadable = ledger
             elif approval_id in ledger.requests:
-                found = ledger, ledger.requests[approval_id]
-                if found[1].is_open:
-                    return found
-                closed = closed or found
+                match = ledger, ledger.requests[approval_id]
+                if match[1].is_open:
+                    return match
+                closed = closed or match
         if closed is not None:
             return closed
-        if trouble is not None:  # it may be in there
-            raise trouble
-        raise NotFoundError(f"There is no request {short_repr(approval_id)} in this store.")
+        if unreadable is not None:  # the unreadable ledger may contain it
+            raise unreadable
+        raise NotFoundError(
+            f"There is no approval request {short_repr(approval_id)} in this store."
+        )
 
     def _ledgers(self) -> Iterator[tuple[str, Ledger | CheckpointError]]:
-        """Iterate over all ledgers, giving the reason instead of one that cannot be read."""
+        """Iterate over all ledgers, with the error in place of an unreadable one."""
         for family in lineages(self._store):
             ledger = Ledger(self._store, family)
             try:
@@ -152,7 +156,7 @@ class Approvals:
 
 
 def _unreadable(family: str, error: CheckpointError) -> Request:
-    """Return what stands in a list for all requests of a ledger that cannot be read."""
+    """Return the placeholder for the requests of an unreadable ledger."""
     name, why = PREFIX + family, str(error)
     texts = dict.fromkeys(("session", "tool", "module", "identity", "digest", "at"), "")
     return Request(
@@ -170,7 +174,7 @@ def _unreadable(family: str, error: CheckpointError) -> Request:
 
 
 def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Request | None:
-    """Return the request for a call of a session that can still be answered or used."""
+    """Return the request of a call that can still be answered or consumed."""
     for request in reversed(ledger.requests_for(identity)):
         is_it = (request.session, request.digest) == (session, digest)
         if is_it and not request.is_expired and request.status in (PENDING, APPROVED, DENIED):
@@ -179,7 +183,7 @@ def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Re
 
 
 def new_request_id() -> str:
-    """Return the id of a request that is yet to be made."""
+    """Return a new random request id."""
     return "approval-" + secrets.token_hex(6)
 
 
@@ -196,7 +200,7 @@ def append_request(
     at: str,
     part: str | None = None,
 ) -> None:
-    """Note that somebody has to agree to a call; `at` is the checkpoint saved with it.
+    """Append an approval request to the ledger; `at` is the checkpoint saved with it.
 
     Raises:
         ConflictError: the session was opened elsewhere.
@@ -221,10 +225,10 @@ def append_request(
 
 
 def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
-    """Use an answer up, where no effect does so.
+    """Consume an answer for a call without an external side effect.
 
     Raises:
-        ConflictError: it was used meanwhile, or the session was opened elsewhere.
+        ConflictError: the answer was used meanwhile, or the session was opened elsewhere.
     """
     ledger.append(
         "used", guard=lambda: check_answer_usable(ledger, request), fence=epoch, request=request.id
@@ -232,14 +236,14 @@ def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
 
 
 def check_answer_usable(ledger: Ledger, request: Request) -> None:
-    """Refuse an answer that was used or made void meanwhile. Raises ConflictError."""
+    """Refuse an answer that was used or voided meanwhile. Raises ConflictError."""
     status = ledger.requests[request.id].status
     if status not in (APPROVED, DENIED):
-        raise ConflictError(f"The answer to {request.id} cannot be used any more: it is {status}.")
+        raise ConflictError(f"The approval request {request.id} is {status} and cannot be used.")
 
 
 def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
-    """Make all requests of a session void that are not used, as a rollback does; return them."""
+    """Void all unused requests of a session, as a rollback does; return their ids."""
     ledger.refresh()
     open_ones = [
         request.id
@@ -254,10 +258,10 @@ def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
 def void_unusable_answer(
     ledger: Ledger, request: Request, epoch: Epoch, why: CheckpointError
 ) -> None:
-    """Make an answer void by which nothing can be done: whoever gave it has to be asked anew.
+    """Void an answer that cannot be carried out; the next call makes a new request.
 
     Raises:
-        ConflictError: it was used meanwhile, or the session was opened elsewhere.
+        ConflictError: the answer was used meanwhile, or the session was opened elsewhere.
     """
     ledger.append(
         VOID,
@@ -269,32 +273,32 @@ def void_unusable_answer(
 
 
 def denial(request: Request) -> ApprovalDeniedError:
-    """Return the error that tells an agent that a call was refused."""
+    """Return the error for a denied call, with the approver's reason."""
     why = f": {request.reason}" if request.reason else ""
     return ApprovalDeniedError(f"{request.title} was denied{why}.", request.reason or "")
 
 
 def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
-    """Return the arguments of a request or an effect; those that the approver wants, if any.
+    """Return the arguments of a request or an effect, with the approver's edits.
 
     Raises:
         InvalidInputError: they were purged.
-        IntegrityError: they are none.
+        IntegrityError: the stored value is not a dict of arguments.
         StateError: they cannot be decoded here.
     """
     name = "edited" if "edited" in record.parts else "arguments"
-    found = decode_value(ledger, record.parts, name)
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+    arguments = decode_value(ledger, record.parts, name)
+    if not isinstance(arguments, dict) or not all(isinstance(key, str) for key in arguments):
         raise IntegrityError(
-            f"The arguments that belong to record {record.seq} of the ledger "
-            f"{short_repr(ledger.lineage, 300)} are none of a call."
+            f"Record {record.seq} of the ledger {short_repr(ledger.lineage, 300)} holds no valid "
+            "call arguments."
         )
-    return found
+    return arguments
 
 
 def decode_value(ledger: Ledger, parts: Mapping[str, JsonValue], name: str) -> Any:
-    """Return a value of a record. Raises InvalidInputError if it was purged, and StateError."""
+    """Decode a value of a ledger record. Raises InvalidInputError if purged, and StateError."""
     if name not in parts:
-        raise InvalidInputError("It was purged: what it was is not known any more.")
+        raise InvalidInputError(f"Purged from the ledger: {name}.")
     tree = parts[name]
     return decode_part(tree, name, reader=ledger.stream.reader({name: tree})).value

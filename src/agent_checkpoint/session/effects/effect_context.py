@@ -1,4 +1,4 @@
-"""A call, and what a tool is told of the effect that it is to make. Owns the idempotency key."""
+"""A tool call, and the effect context that a tool receives. Owns the idempotency key."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 class EffectContext:
-    """What a tool is told about the effect that it is to make."""
+    """The `effect` argument of a tool: the effect id and the idempotency key."""
 
     def __init__(self, effect: Effect, family: str) -> None:
         self.id = effect.id
         text = json.dumps([family, effect.identity, effect.generation])
         self.key = hashlib.sha256(text.encode()).hexdigest()[:40]
-        """The idempotency key: the same for every attempt at the same effect, and no other."""
+        """The idempotency key: the same for every attempt at one effect, unique to it."""
         self.is_not_done = False
 
     def not_done(self) -> None:
-        """Say that nothing has happened, before an error is raised: it may then be tried again."""
+        """Report, before raising an error, that nothing happened: the call may be retried."""
         self.is_not_done = True
 
 
 @dataclass
 class ApprovalQuestion:
-    """What an inline `approve=` function is asked."""
+    """The argument of an `approve=` function: the call to approve."""
 
     tool: str
     arguments: dict[str, Any]
@@ -43,35 +43,35 @@ class ApprovalQuestion:
 
 @dataclass(eq=False)
 class ToolCall:
-    """One call on its way."""
+    """One tool call in progress."""
 
     tool: Tool
     owner: Any
     arguments: dict[str, Any]
     task: str | None = None
     part: str | None = None
-    """The part of the session whose method it is; empty if it is of no part."""
+    """The part whose method is called; empty for a method of an object that is no part."""
     digest: str | None = None
     identity: str | None = None
     call_number: CallNumber | None = None
     decision: Decision | None = None
     context: EffectContext | None = None
     request: Request | None = None
-    """What somebody agreed to, if it is carried out for that."""
+    """The approved request, if `carry_out` makes this call."""
     is_awaited: bool = False
-    """Whether it is made on an event loop, which another thread does some of the steps for."""
+    """Whether the call runs on an event loop, with its blocking steps on another thread."""
     began: float = 0.0
     given: Any = None
-    """The arguments as they are recorded: the tool may change them."""
+    """The arguments as recorded before the call: the tool may modify them."""
 
     @property
     def words(self) -> str:
-        """What the checkpoint after it is called: what was done, if that was otherwise."""
+        """The label of the checkpoint after the call; that of the original call if replayed."""
         if self.decision is not None and self.decision.is_replay:
             return self.decision.effect.words
         return describe_call(self.tool.name, self.given)
 
     @property
     def is_replay(self) -> bool:
-        """Whether it was made before, and its result is given back."""
+        """Whether the recorded result of an earlier call is returned."""
         return self.decision is not None and self.decision.is_replay

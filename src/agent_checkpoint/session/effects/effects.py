@@ -1,7 +1,8 @@
-"""Effects on the outside: whether one may be made now. Owns the rules, and which are whose.
+"""External side effects of a session. Owns the rules: run, replay the result, or refuse.
 
-What a session has done is given back and never done twice. What a relative has done is in the way
-and is not given back: it belongs to another line of events. What nobody knows, a person decides.
+A committed effect of this session's own history is replayed, never repeated. An effect of a
+related session (fork or parent) is a conflict: it belongs to another history. An effect with an
+unknown outcome is verified, or a person resolves it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from agent_checkpoint.store.ledger.ledger import (
 
 
 class Decision(NamedTuple):
-    """What to do about a call: make the effect, or give back what it gave the first time."""
+    """What to do with a call: run the effect, or replay its recorded result."""
 
     effect: Effect
     is_replay: bool
@@ -44,7 +45,7 @@ class Decision(NamedTuple):
 
 
 class Effects(EffectOutcomes):
-    """The effects of one session, and what stands in their way."""
+    """The effects of one session, and the decision about new ones."""
 
     def __init__(
         self,
@@ -53,31 +54,31 @@ class Effects(EffectOutcomes):
         epoch: Epoch,
         owner: Callable[[Tool, str | None], Any],
     ) -> None:
-        """Keep account of a session; `owner` gives the part that a method is called on."""
+        """Manage the effects of a session; `owner` finds the object of a method tool."""
         super().__init__(ledger, session_record, epoch, owner)
         self.in_progress: dict[str, Any] = {}
-        """By which call each is made."""
+        """The calls that are running now, by effect id."""
         self._call_numbers = CallNumbers()
 
-    # -- names -----------------------------------------------------------------------------------
+    # -- call numbers ----------------------------------------------------------------------------
 
     def reserve_number(
         self, tool: Tool, digest: str, task: str | None, call: Any
     ) -> CallNumber | None:
-        """Return which one a call is among its like, until it is over; None if it has a key."""
+        """Reserve the number of a call among identical ones; None if the tool has a key."""
         return self._call_numbers.reserve(self.session_record, tool, digest, task, call)
 
     def release_for_retry(self, call: Any, call_number: CallNumber | None) -> None:
-        """Have a call be met again by the next of its kind: its result has reached nobody."""
+        """Let the next identical call repeat this one: no caller received its result."""
         for effect_id in [name for name, other in self.in_progress.copy().items() if other is call]:
             self.in_progress.pop(effect_id, None)
         self._call_numbers.release_for_retry(self.session_record, call, call_number)
 
     def release(self, call: Any) -> None:
-        """Forget a call that has returned."""
+        """Release the number of a call that has returned."""
         self._call_numbers.release(call)
 
-    # -- may it be made? -------------------------------------------------------------------------
+    # -- run, replay or refuse -------------------------------------------------------------------
 
     def decide(
         self,
@@ -92,42 +93,46 @@ class Effects(EffectOutcomes):
         part: str | None = None,
         call: Any = None,
     ) -> Decision:
-        """Return what to do; if the effect is to be made, its beginning is durable.
+        """Decide about a call. If the effect is to run, its `started` record is durable.
 
         Args:
-            tool: whose effect it is.
-            arguments: with which it is called.
-            identity: what it is the same as.
-            digest: of the arguments that were asked for.
-            task: the task under way.
+            tool: the tool.
+            arguments: the arguments of the call, with the approver's edits.
+            identity: the identity of the effect; see `effect_identity`.
+            digest: the digest of the requested arguments.
+            task: the current task.
             at: the id of the head.
-            request: what a person agreed to; it is used up.
-            part: the part of the session whose method it is.
-            call: who makes it.
+            request: the approved request, which is consumed.
+            part: the part whose method is called.
+            call: the call that runs the effect.
 
         Raises:
-            EffectConflictError: it was made with other arguments, or by a relative.
-            EffectUnknownError: nobody knows whether it was made.
-            EffectError: a fork may not make it.
-            InvalidInputError: the arguments that the approver wants have no key; their answer is
-                void then.
+            EffectConflictError: the idempotency key was used with different arguments, or a
+                related session has the effect.
+            EffectUnknownError: the outcome of an earlier attempt is unknown.
+            EffectError: irreversible tools are not allowed in this fork.
+            InvalidInputError: `key=` failed on the approver's arguments; the answer is void.
             ConflictError: the session was opened elsewhere.
         """
-        also = None
+        edited_identity = None
         if request is not None and tool.key is not None:
             try:
-                also = effect_identity(tool, arguments, digest, task, part=part)
+                edited_identity = effect_identity(tool, arguments, digest, task, part=part)
             except InvalidInputError as error:
                 void_unusable_answer(self.ledger, request, self.epoch, error)
                 raise
-        found = self.find_existing(tool, identity, digest, call)
-        if found is not None:
-            return found
+        existing = self.find_existing(tool, identity, digest, call)
+        if existing is not None:
+            return existing
         self.check_allowed(tool)
         effect_id = secrets.token_hex(8)
 
         def guard() -> None:
-            names = [identity] if also in (None, identity) else [identity, str(also)]
+            names = (
+                [identity]
+                if edited_identity in (None, identity)
+                else [identity, str(edited_identity)]
+            )
             taken = [effect for name in names for effect in self._conflicting(name, digest)]
             if taken:
                 raise EffectConflictError(
@@ -137,9 +142,9 @@ class Effects(EffectOutcomes):
             if request is not None:
                 check_answer_usable(self.ledger, request)
 
-        before = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
+        compensated = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
         parts = {"arguments": encode_for_ledger(dict(arguments), f"{tool.name}'s arguments")}
-        self.in_progress[effect_id] = call  # before others can see it: they would ask about it
+        self.in_progress[effect_id] = call  # before it is visible: another thread would verify it
         try:
             self.ledger.append(
                 "started",
@@ -153,25 +158,25 @@ class Effects(EffectOutcomes):
                 tool=tool.name,
                 module=tool.module,
                 identity=identity,
-                also=also if also != identity else None,
+                also=edited_identity if edited_identity != identity else None,
                 digest=digest,
                 task=task,
                 at=at,
                 part=part,
                 words=describe_call(tool.name, arguments),
-                generation=len(before),
+                generation=len(compensated),
                 request=None if request is None else request.id,
             )
         except BaseException as error:
             self.in_progress.pop(effect_id, None)
-            is_edited = request is not None and also not in (None, identity)
+            is_edited = request is not None and edited_identity not in (None, identity)
             if request is not None and is_edited and isinstance(error, EffectConflictError):
                 void_unusable_answer(self.ledger, request, self.epoch, error)
             raise
         return Decision(self.ledger.effects[effect_id], False)
 
     def check_allowed(self, tool: Tool) -> None:
-        """See to it that a fork does nothing that it may not. Raises EffectError."""
+        """Refuse an irreversible tool in a fork that may not run it. Raises EffectError."""
         if tool.kind == IRREVERSIBLE and not self.session_record.irreversible:
             raise EffectError(
                 f"{short_repr(self.session_record.key)} is a fork, and forks may not run "
@@ -182,7 +187,7 @@ class Effects(EffectOutcomes):
     def find_existing(
         self, tool: Tool, identity: str, digest: str, call: Any = None
     ) -> Decision | None:
-        """Return what to do if such an effect is there already, else None. Raises as `decide`."""
+        """Return the decision if the effect exists already, else None. Raises as `decide`."""
         self.ledger.refresh()
         for effect in reversed(self._conflicting(identity, digest)):
             check_same_tool(tool, effect, effect.title)
@@ -193,7 +198,7 @@ class Effects(EffectOutcomes):
                     "Continue in that session, or make a different call."
                 )
             if effect.id in self.in_progress:
-                raise EffectConflictError(f"{effect.title} is being done at this moment.")
+                raise EffectConflictError(f"{effect.title} is running in another call.")
             if effect.digest != digest:
                 raise EffectConflictError(
                     f"{effect.title}: idempotency key already used with different arguments. Use "
@@ -205,7 +210,7 @@ class Effects(EffectOutcomes):
         return None
 
     def _conflicting(self, identity: str, digest: str) -> list[Effect]:
-        """Return the effects that stand; to repeat an idempotent one of others does no harm."""
+        """Return the effects that prevent a new one; another session's idempotent one does not."""
         return [
             effect
             for effect in self.ledger.of(identity)
@@ -214,7 +219,7 @@ class Effects(EffectOutcomes):
         ]
 
     def _resolve_in_doubt(self, tool: Tool, effect: Effect, call: Any) -> Decision | None:
-        """Find out about an effect that was begun, and of which no more is known."""
+        """Verify an effect whose outcome is unknown, and decide."""
         self.verify(effect, tool)
         if effect.status == COMMITTED:
             return Decision(effect, True, self.result(effect))
@@ -226,18 +231,18 @@ class Effects(EffectOutcomes):
             self.in_progress[effect.id] = call
             return Decision(effect, False)
         raise EffectUnknownError(
-            f"{effect.title} was begun before, and nobody knows whether it happened. Find out, and "
-            f"say so: session.resolve({effect.id!r}, happened=True or False)."
+            f"{effect.title} was started before, and its outcome is unknown. Check it, and record "
+            f"it with session.resolve({effect.id!r}, happened=True or False)."
         )
 
     def call_ended(self, effect: Effect) -> None:
-        """Note that the call is over, however it went."""
+        """Mark the call of an effect as ended, whatever its outcome."""
         self.in_progress.pop(effect.id, None)
 
-    # -- which there are -------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
     def is_ours(self, effect: Effect) -> bool:
-        """Tell whether an effect is of this session's own past."""
+        """Tell whether an effect belongs to this session's history."""
         if effect.session == self.session_record.key:
             return True
         return any(
@@ -245,23 +250,23 @@ class Effects(EffectOutcomes):
         )
 
     def since(self, seq: int) -> Iterator[Effect]:
-        """Iterate over those of this session that still stand and were begun after a record."""
+        """Iterate over effects of this history in force that started after a ledger record."""
         for effect in self.ledger.all_effects():
             if effect.seq > seq and effect.stands and self.is_ours(effect):
                 yield effect
 
     def unknown(self) -> Iterator[Effect]:
-        """Iterate over those of this session of which nobody knows whether they happened."""
+        """Iterate over effects of this history whose outcome is unknown."""
         for effect in self.since(0):
             if effect.status != COMMITTED and effect.id not in self.in_progress:
                 yield effect
 
     def verify_unknown(self) -> None:
-        """Ask the tools about all effects of which nothing is known; what cannot be told stays."""
+        """Run `verify=` for all effects with an unknown outcome; failures leave them unknown."""
         for effect in list(self.unknown()):
-            with suppress(EffectUnknownError):  # it stays in the list, which is shown
+            with suppress(EffectUnknownError):  # it stays unknown, and a notice reports it
                 self.verify(effect)
 
 
 def _done_or_started(effect: Effect) -> str:
-    return "done" if effect.status == COMMITTED else "begun"
+    return "done" if effect.status == COMMITTED else "started"

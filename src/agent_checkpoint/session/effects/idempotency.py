@@ -1,4 +1,4 @@
-"""What an effect is the same as. Owns that name and the numbers in it; looks into no ledger."""
+"""The identity of an effect: calls with equal identity are one effect. Reads no ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent_checkpoint.session.tools.tool import Tool
 
 
 class CallNumber(NamedTuple):
-    """Which one a call is of those that are alike, if it has no key."""
+    """The position of a call without a key among identical calls of its task."""
 
     task: str | None
     kind: str
@@ -24,7 +24,7 @@ class CallNumber(NamedTuple):
 
 
 class CallNumbers:
-    """The numbers of calls without a key, until these have returned; the caller locks."""
+    """Reserves numbers for running calls without a key. The caller holds the lock."""
 
     def __init__(self) -> None:
         self._reserved: dict[Any, CallNumber] = {}
@@ -32,10 +32,7 @@ class CallNumbers:
     def reserve(
         self, session_record: SessionRecord, tool: Tool, digest: str, task: str | None, holder: Any
     ) -> CallNumber | None:
-        """Return the lowest number that is neither used up nor held, and hold it.
-
-        None if the tool has a key.
-        """
+        """Reserve the lowest free number; return None if the tool has a key."""
         if tool.key is not None:
             return None
         kind = f"{tool.name} {digest[:16]}"
@@ -49,13 +46,13 @@ class CallNumbers:
         return call_number
 
     def release(self, holder: Any) -> None:
-        """Hold a number no more, used up or not."""
+        """Drop a reservation, whether its number was used or not."""
         self._reserved.pop(holder, None)
 
     def release_for_retry(
         self, session_record: SessionRecord, holder: Any, call_number: CallNumber | None
     ) -> None:
-        """Have the next call of the kind get the number again: nobody has got the result."""
+        """Give the number to the next identical call: no caller received the result."""
         call_number = call_number or self._reserved.get(holder)
         if call_number is not None:
             session_record.counts.mark_unused(*call_number)
@@ -71,17 +68,17 @@ def effect_identity(
     *,
     part: str | None = None,
 ) -> str:
-    """Return what a call is the same as: one of its key, or of its kind and number.
+    """Return the identity of an effect, from its key, or from task, arguments and call number.
 
-    A method's is another for each part of the session: `part` is its name.
+    The identity of a method tool includes `part`, the name of the part it is called on.
 
     Raises:
-        InvalidInputError: the key cannot be told, or not be compared.
+        InvalidInputError: `key=` failed, or its value cannot be compared.
     """
     if tool.key is not None:
         name = [tool.name, "key", fingerprint(_key(tool, tool.key, arguments), "The key")]
         name += [] if part is None else [part]
-    else:  # the part is in the digest
+    else:  # the digest includes the part
         name = [tool.name, "call", task or "", digest, str(number)]
     return hashlib.sha256(json.dumps(name).encode()).hexdigest()
 
@@ -91,6 +88,6 @@ def _key(tool: Tool, key: Any, arguments: Mapping[str, Any]) -> Any:
         return invoke_by_name(key, tool.keyword_arguments(arguments))
     except Exception as error:
         raise InvalidInputError(
-            f"key= of the tool {tool.name} failed ({cause_text(error)}). It gets the arguments of "
-            "the call by their names, without self."
+            f"key= of the tool {tool.name} failed ({cause_text(error)}). It receives the call's "
+            "arguments by name, without self."
         ) from error

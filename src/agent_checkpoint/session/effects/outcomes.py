@@ -1,6 +1,6 @@
-"""What became of effects. Owns noting it, finding it out, and undoing; runs `verify` and `undo`.
+"""Outcomes of effects: commit, fail, verify, resolve, compensate. Runs `verify=` and `undo=`.
 
-Whether an effect may be made at all is not decided here.
+`effects` decides whether an effect may run at all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agent_checkpoint.store.ledger.ledger import (
 
 
 class EffectOutcomes:
-    """What is known of the effects of one session, and how it comes to be known."""
+    """Records and reads the outcomes of the effects of one session."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class EffectOutcomes:
         epoch: Epoch,
         owner: Callable[[Tool, str | None], Any],
     ) -> None:
-        """Keep account of a session; `owner` gives the part that a method is called on."""
+        """Manage the effects of a session; `owner` finds the object of a method tool."""
         self.ledger = ledger
         self.session_record = session_record
         self.epoch = epoch
@@ -58,32 +58,32 @@ class EffectOutcomes:
         return self.ledger.lineage
 
     def commit(self, effect: Effect, result: Any) -> None:
-        """Note that an effect was made. Also who was replaced meanwhile must say so.
+        """Record an effect as committed. Not fenced: a replaced owner must report it as well.
 
-        A result that cannot be kept is described.
+        A result that cannot be encoded is stored as a description.
 
         Raises:
-            EffectConflictError: it was undone meanwhile, by another holder of the session.
+            EffectConflictError: another owner of the session compensated it meanwhile.
             StorageError: the medium failed.
         """
         described = False
         try:
             tree = encode_for_ledger(result, "The result")
-        except InvalidInputError:  # it has happened all the same
+        except InvalidInputError:  # the effect happened nevertheless
             tree, described = encode_for_ledger(recordable(result), "The result"), True
         self._append_outcome(COMMITTED, effect, described=described, parts={"result": tree})
         if effect.status != COMMITTED:
             raise EffectConflictError(
-                f"{effect.title} was done, and another holder of the session has undone it before "
-                f"that, so it says: it is {effect.status}. Look whether it stands."
+                f"{effect.title} was done, but another owner of the session had recorded it as "
+                f"{effect.status} before. Check whether the effect is still in place."
             )
 
     def fail(self, effect: Effect, note: str) -> None:
-        """Note that an effect was not made, if nobody knows better. Raises StorageError."""
+        """Record an effect as failed, unless its outcome is known. Raises StorageError."""
         self._append_outcome(FAILED, effect, note=note[:500])
 
     def _append_outcome(self, status: str, effect: Effect, **record: Any) -> bool:
-        """Add the record that says so; tell whether it did not come too late."""
+        """Append an outcome; return False if the current status does not permit it."""
 
         def guard() -> None:
             if effect.status not in BEFORE[status]:
@@ -97,12 +97,12 @@ class EffectOutcomes:
         return True
 
     def verify(self, effect: Effect, tool: Tool | None = None) -> None:
-        """Ask the tool whether an effect happened, if it can tell, and note the answer.
+        """Run `verify=` of an effect with an unknown outcome, and record the answer.
 
-        Not about one of the session that this was forked from: it may be doing it right now.
+        Effects of the parent session are left alone: it may be running them right now.
 
         Raises:
-            EffectUnknownError: asking failed.
+            EffectUnknownError: `verify=` failed.
         """
         tool = tool or registered_tool(effect)
         self.ledger.refresh()
@@ -114,8 +114,8 @@ class EffectOutcomes:
             outcome = self._call_about(tool, tool.verify, effect)
         except Exception as error:
             raise EffectUnknownError(
-                f"{effect.title} was begun before, and its verify= failed ({cause_text(error)}): "
-                "nobody knows whether it happened."
+                f"{effect.title} was started before, and its verify= failed ({cause_text(error)}): "
+                "the outcome is unknown."
             ) from error
         if outcome is None:
             self.fail(effect, "verify= says that it did not happen")
@@ -125,11 +125,11 @@ class EffectOutcomes:
     def resolve(
         self, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
     ) -> None:
-        """Say what a person found out about an effect of which nothing was known.
+        """Record the outcome of an effect whose outcome is unknown.
 
         Raises:
             NotFoundError: there is no such effect.
-            EffectError: it is known what became of it.
+            EffectError: the outcome is known already.
         """
 
         def guard() -> None:
@@ -137,12 +137,12 @@ class EffectOutcomes:
             if effect is None:
                 raise NotFoundError(f"There is no effect {short_repr(effect_id)}.")
             if effect.status not in (UNKNOWN, UNDOING):
-                raise EffectError(f"{effect.title} is known to be {effect.status} already.")
+                raise EffectError(f"{effect.title} is already recorded as {effect.status}.")
 
         self.ledger.refresh()
         known = getattr(self.ledger.effects.get(effect_id), "parts", {})
         parts = {}
-        if happened and (result is not None or "result" not in known):  # else it was being undone
+        if happened and (result is not None or "result" not in known):  # else keep the stored one
             parts = {"result": encode_for_ledger(result, "The result")}
         self.ledger.append(
             "resolved",
@@ -154,16 +154,20 @@ class EffectOutcomes:
         )
 
     def undo(self, effect: Effect) -> None:
-        """Undo an effect that can be undone.
+        """Compensate an effect with its tool's `undo=`.
 
         Raises:
-            EffectError: it cannot be, here and now, or its `undo` failed: then nobody knows.
+            EffectError: no `undo=` is available, the status does not permit it, or `undo=` failed:
+                then the outcome is unknown.
         """
         tool = registered_tool(effect)
         if tool is None or tool.undo is None:
-            raise EffectError(f"{effect.title} cannot be undone here: no tool has an undo= for it.")
+            raise EffectError(
+                f"{effect.title} cannot be compensated: no registered tool has an undo= for it. "
+                "Import the module that defines it."
+            )
         if not self._append_outcome(UNDOING, effect):
-            raise EffectError(f"{effect.title} cannot be undone: it is {effect.status}.")
+            raise EffectError(f"{effect.title} cannot be compensated: it is {effect.status}.")
         try:
             result = None if effect.described else self.result(effect)
             self._call_about(tool, tool.undo, effect, result=result)
@@ -174,7 +178,7 @@ class EffectOutcomes:
     def _call_about(
         self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any
     ) -> Any:
-        """Call a function of a tool that is about one effect. Raises what it raises."""
+        """Call `verify=` or `undo=` of a tool for an effect. Raises what the function raises."""
         arguments = tool.keyword_arguments(self.arguments(effect))
         if tool.is_method and takes_owner(function):
             arguments = {**arguments, "self": self._owner(tool, effect.part)}
@@ -183,19 +187,19 @@ class EffectOutcomes:
         )
 
     def arguments(self, effect: Effect) -> dict[str, Any]:
-        """Return the arguments with which an effect is to be made. Raises CheckpointError."""
+        """Return the arguments of an effect. Raises CheckpointError."""
         return arguments_of(self.ledger, effect)
 
     def result(self, effect: Effect) -> Any:
-        """Return what an effect gave.
+        """Return the recorded result of an effect.
 
         Raises:
-            EffectError: that could not be kept, or was purged.
+            EffectError: the result could not be encoded, or was purged.
         """
         if effect.described:
             raise EffectError(
-                f"{effect.title} was done, and what it returned could not be kept. Let the "
-                "tool return plain data."
+                f"{effect.title} was done, but its result could not be stored. Return plain data "
+                "from the tool."
             )
         return (
             decode_value(self.ledger, effect.parts, "result") if "result" in effect.parts else None
@@ -203,4 +207,4 @@ class EffectOutcomes:
 
 
 class _OutcomeKnownError(Exception):
-    """What became of an effect is known already."""
+    """The outcome of the effect is known already."""

@@ -1,1 +1,1 @@
-"""Trying several variants from one checkpoint: trials, workers, outcomes."""
+"""`explore` and `backtrack`: run variants from one checkpoint and compare the outcomes."""

@@ -1,4 +1,4 @@
-"""Trying variants on the session itself, one after another, until one is good. Owns going back."""
+"""`backtrack`: tries variants on the session itself and rolls back after each failure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from agent_checkpoint.session.tools.invoke import run_if_awaitable
 
 @dataclass
 class Backtracking:
-    """What came of it; true if a variant was good."""
+    """The outcome of `backtrack`; true if a variant was accepted."""
 
     variant: dict[str, Any] | None = None
-    """The one that was good; the session is where it led."""
+    """The accepted variant; the session keeps its state."""
     result: Any = None
-    """What the strategy returned for it."""
+    """The result of the strategy for the accepted variant."""
     failures: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    """The others before it, and why they were not."""
+    """The variants tried before it, each with the reason of its failure."""
 
     def __bool__(self) -> bool:
         return self.variant is not None
@@ -36,20 +36,20 @@ def backtrack(
     accept: Callable[[Any], object] = lambda result: True,
     effects: str = "refuse",
 ) -> Backtracking:
-    """Try one variant after another; after each that fails, go back to where it began.
+    """Try variants in order until one is accepted; roll back after each that fails.
 
     Args:
-        session: what is worked on; there is no fork.
+        session: the session to work on; it is not forked.
         strategy: called with the session and a variant's values as keywords. It fails by raising.
-        variants: what to try, in this order.
+        variants: the variants, in order.
         accept: tells whether a result is good enough.
-        effects: what to do on the way back about things done outside; see `Session.rollback`.
+        effects: the rollback policy for external side effects; see `Session.rollback`.
 
     Raises:
-        RollbackRefusedError: a variant failed after it had done something that cannot be undone.
-        CheckpointError: the session cannot be saved, or not go back.
+        RollbackRefusedError: a variant failed after an effect that cannot be undone.
+        CheckpointError: the session cannot be saved or rolled back.
     """
-    found = Backtracking()
+    outcome = Backtracking()
     start = session.save(label="backtrack")
     for item in variants:
         variant = dict(item)
@@ -57,14 +57,14 @@ def backtrack(
             with session._as_current():
                 result = run_if_awaitable(strategy(session, **variant))
             if accept(result):
-                found.variant, found.result = variant, result
+                outcome.variant, outcome.result = variant, result
                 session.save(label=describe_call("backtrack", variant))
-                return found
+                return outcome
             why = f"not accepted: {result!r}"[:200]
         except StorageError:
-            raise  # the next one would fail, too
+            raise  # every other variant would fail as well
         except Exception as error:
             why = describe_error(error)
         session.rollback(to=start, effects=effects)
-        found.failures.append((variant, why))
-    return found
+        outcome.failures.append((variant, why))
+    return outcome

@@ -1,7 +1,7 @@
-"""Trying several ways from one moment. Owns the plan of the trials and the order of their ends.
+"""`explore`: runs variants in forks of one checkpoint. Owns planning and collecting the trials.
 
-Each variant is run in a fork of its own: in this process, one after another or in threads; or in a
-process of its own, which a worker of an executor starts, here or on another machine.
+Each trial has its own fork. Trials run in this process, sequentially or in threads; or each in
+its own process, which a worker of an executor starts, here or on another machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from agent_checkpoint.workspace.fork.isolated import IsolatedForks
 
 _POLL_SECONDS = 0.5
 _LONGEST_KEY = 900
-"""How many bytes of a session's key are in the keys of its trials."""
+"""How many bytes of the session's key the keys of its trials repeat."""
 
 
 def explore(
@@ -56,29 +56,30 @@ def explore(
     driver: str = "auto",
     on_trial: Callable[[Trial], object] | None = None,
 ) -> Outcome:
-    """Run a strategy once for each variant, each in a fork of its own from the same moment.
+    """Run a strategy once per variant, each in its own fork of the same checkpoint.
 
-    The session and its files are left as they are: until this returns, nothing may write there.
+    The session and its files are not changed. Nothing may write to the workspace meanwhile.
 
     Args:
-        session: what is forked.
-        strategy: called with the fork and a variant's values as keywords; returns a number, the
-            score, or numbers by name. It works in `branch.workspace.path`.
-        variants: the values that are tried.
-        at: the checkpoint to begin from; the present, which is saved, if not given.
-        executor: runs them side by side: threads in this process; any other executor in processes
-            of their own. One after another if not given.
-        timeout: seconds after which a trial has failed. Its process is killed; a thread cannot be.
-        effects: whether forks may do what cannot be undone: `refuse` or `allow`.
-        repeats: how often each variant is run.
+        session: the session to fork.
+        strategy: called with the fork and a variant's values as keywords; returns the score, or a
+            dict of metrics. It works in `branch.workspace.path`.
+        variants: the variants, as dicts of keywords.
+        at: the checkpoint to fork; if not given, the current state is saved and forked.
+        executor: runs trials concurrently: a ThreadPoolExecutor in this process, any other one in
+            one process per trial. Trials run sequentially if not given.
+        timeout: seconds after which a trial fails. Its process is killed; a thread keeps running.
+        effects: `allow` or `refuse` irreversible tools in the forks.
+        repeats: how many times each variant runs.
         agent: makes the agent of a fork; the session's is cloned if not given.
         driver: how files are forked in this process; see `Workspace.fork`.
-        on_trial: called with each trial as it ends.
+        on_trial: called with each trial when it ends.
 
     Raises:
-        InvalidInputError: an option makes no sense, the strategy cannot be sent to a process, or
-            the store is only in this one.
-        CheckpointError: the present cannot be saved. What befalls a trial is in the outcome.
+        InvalidInputError: an option is invalid, the strategy cannot be pickled, or other processes
+            cannot open the store.
+        CheckpointError: the session cannot be saved. Failures of a trial are reported in its
+            outcome.
     """
     session._check_open()
     _check(strategy, executor, timeout, repeats, on_trial)
@@ -90,8 +91,8 @@ def explore(
     with ExitStack() as stack:
         stack.enter_context(_held(forking))
         ends = _run_all(stack, forking, strategy, trials, executor, timeout, driver)
-        for done, (trial, found) in enumerate(ends, 1):
-            trial.take(found)
+        for done, (trial, result) in enumerate(ends, 1):
+            trial.set_result(result)
             show_progress(done, len(trials), trial.in_words())
             if on_trial is not None:
                 on_trial(trial)
@@ -100,21 +101,23 @@ def explore(
 
 def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: Any) -> None:
     if not callable(strategy):
-        raise InvalidInputError(f"A strategy is a function, not {short_repr(strategy)}.")
+        raise InvalidInputError(f"strategy must be a function, not {short_repr(strategy)}.")
     if on_trial is not None and not callable(on_trial):
-        raise InvalidInputError(f"on_trial is a function, not {short_repr(on_trial)}.")
+        raise InvalidInputError(f"on_trial must be a function, not {short_repr(on_trial)}.")
     is_class = isinstance(executor, type)
     if executor is not None and (is_class or not callable(getattr(executor, "submit", None))):
         raise InvalidInputError(
-            f"An executor has submit(), as those of concurrent.futures; {short_repr(executor)} "
-            "has not."
+            f"executor must be an instance with submit(), as in concurrent.futures, not "
+            f"{short_repr(executor)}."
         )
     if timeout is not None and not (
         isinstance(timeout, (int, float)) and 0 < timeout < threading.TIMEOUT_MAX
     ):
-        raise InvalidInputError(f"timeout is a number of seconds, not {short_repr(timeout)}.")
+        raise InvalidInputError(f"timeout must be a number of seconds, not {short_repr(timeout)}.")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
-        raise InvalidInputError(f"repeats is a number of runs, from 1, not {short_repr(repeats)}.")
+        raise InvalidInputError(
+            f"repeats must be a number of runs, at least 1, not {short_repr(repeats)}."
+        )
 
 
 def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
@@ -122,11 +125,11 @@ def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) 
     begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
     trials = []
     if not isinstance(variants, Iterable):
-        raise InvalidInputError(f"variants is a list of dicts, not {short_repr(variants)}.")
+        raise InvalidInputError(f"variants must be a list of dicts, not {short_repr(variants)}.")
     for number, variant in enumerate(variants):
         if not isinstance(variant, Mapping):
             raise InvalidInputError(
-                f"A variant is a dict of the strategy's keywords, not {short_repr(variant)}."
+                f"A variant must be a dict of the strategy's keywords, not {short_repr(variant)}."
             )
         for repeat in range(repeats):
             name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
@@ -135,21 +138,21 @@ def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) 
 
 
 def _copy_variant(variant: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a variant that a run can change without another one seeing it, if that can be."""
+    """Return a deep copy of a variant, so that runs do not share it; a shallow one if need be."""
     try:
         return copy.deepcopy(dict(variant))
-    except Exception:  # such as a lock, which threads may well share
+    except Exception:  # such as a lock, which threads may share
         return dict(variant)
 
 
 @contextmanager
 def _held(forking: SessionForker) -> Iterator[None]:
-    """Have the files of the session held, if they are what is forked: then forks cost nothing."""
+    """Hold the workspace if its current files are forked: copy-on-write forks are then cheap."""
     workspace, tree = forking.session.workspace, forking.tree
     if workspace is None or tree is None or workspace._held is not None:
         yield
         return
-    if workspace._look().stored.id != tree.id:  # of another moment
+    if workspace._look().stored.id != tree.id:  # the fork point has other files
         yield
         return
     with workspace.hold(tree):
@@ -165,7 +168,7 @@ def _run_all(
     timeout: float | None,
     driver: str,
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
-    """Iterate over the trials as they end, with what came of each."""
+    """Iterate over the trials as they end, with their results."""
     if executor is None or isinstance(executor, ThreadPoolExecutor):
 
         def inside(trial: Trial) -> dict[str, Any]:
@@ -187,7 +190,7 @@ def _submitted(
     try:
         return {executor.submit(run, job): trial for job, trial in zip(jobs, trials)}
     except RuntimeError as error:
-        raise InvalidInputError(f"The executor takes no more: {error}.") from error
+        raise InvalidInputError(f"The executor does not accept jobs: {error}.") from error
 
 
 def _completed(
@@ -198,15 +201,15 @@ def _completed(
     try:
         while waiting:
             wait(waiting, _POLL_SECONDS, FIRST_COMPLETED)
-            # One that is cancelled by its executor tells nobody.
+            # `wait` does not report a future that its executor cancelled.
             for future in [future for future in futures if future in waiting and future.done()]:
                 waiting.discard(future)
                 try:
-                    found = future.result()
-                except (Exception, CancelledError) as error:  # the executor lost it
-                    found = {"error": f"Its worker failed: {describe_error(error)}{_hint(error)}"}
+                    result = future.result()
+                except (Exception, CancelledError) as error:  # the worker died or was cancelled
+                    result = {"error": f"The worker failed: {describe_error(error)}{_hint(error)}"}
                 after(futures[future])
-                yield futures[future], found
+                yield futures[future], result
     finally:
         for future in futures:
             future.cancel()
@@ -223,13 +226,13 @@ def _hint(error: BaseException) -> str:
     if type(error).__name__ != "BrokenProcessPool":
         return ""
     return (
-        ' If its processes are started by "spawn", the main program has to guard what it does with '
-        '`if __name__ == "__main__":`.'
+        ' If the start method is "spawn", the main program needs an '
+        '`if __name__ == "__main__":` guard.'
     )
 
 
 class _WorkerTrials:
-    """Trials in processes of their own: what they share, and what each is told."""
+    """Prepares trials that run in their own processes: shared files, and one job each."""
 
     def __init__(self, forking: SessionForker, strategy: Strategy, timeout: float | None) -> None:
         self._forking = forking
@@ -241,15 +244,15 @@ class _WorkerTrials:
         url = forking.session.manager.store.backend.url
         if url is None:
             raise InvalidInputError(
-                "Other processes cannot open this store: use a path or a URL, threads, or no "
-                "executor."
+                "Other processes cannot open this store. Use a store with a path or URL, a "
+                "ThreadPoolExecutor, or no executor."
             )
         self._url = url
 
     def __enter__(self) -> _WorkerTrials:
         workspace, tree = self._forking.session.workspace, self._forking.tree
         if workspace is not None and tree is not None:
-            with suppress(WorkspaceError):  # then each gets its files from the store
+            with suppress(WorkspaceError):  # otherwise trials restore their files from the store
                 self._stage = IsolatedForks(workspace, tree)
         return self
 
@@ -262,14 +265,14 @@ class _WorkerTrials:
                 self._stage.close()
 
     def job(self, trial: Trial) -> Job:
-        """Return what a worker needs to run a trial. Raises InvalidInputError, WorkspaceError."""
+        """Return the job of a trial for a worker. Raises InvalidInputError, WorkspaceError."""
         forking, session = self._forking, self._forking.session
         agent = forking.new_agent or session.agent
         view = None
         if self._stage is not None:
             self._places[trial.key], view = self._stage.fork()
         options = {} if session.workspace is None else session.workspace._options
-        told = {
+        spec = {
             "store": self._url,
             "key": trial.key,
             "point": forking.point.id,
@@ -291,10 +294,10 @@ class _WorkerTrials:
                 "the parts": forking.parts,
             }
         )
-        return Job(payload, told, self._owner, self._timeout)
+        return Job(payload, spec, self._owner, self._timeout)
 
     def end(self, trial: Trial) -> None:
-        """Take away what a trial has left. Raises WorkspaceError."""
+        """Remove the fork of a trial. Raises WorkspaceError."""
         places = self._places.pop(trial.key, None)
         if places is not None:
             end_fork(places)

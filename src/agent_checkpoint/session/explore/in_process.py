@@ -1,4 +1,4 @@
-"""Trials in this process, one after another or in threads. Owns waiting for one that hangs."""
+"""Runs trials in this process, sequentially or in threads. Owns their timeout."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def run_in_process(
     driver: str,
     timeout: float | None,
 ) -> dict[str, Any]:
-    """Run one variant in a fork of its own; return plain JSON about it.
+    """Run one variant in its own fork; return its result as JSON.
 
     Raises:
-        KeyboardInterrupt: a person has stopped it.
+        KeyboardInterrupt: the user interrupted it.
     """
     began = time.monotonic()
     try:
         branch = forking.make(key, driver=driver)
-    except Exception as error:  # also of what makes its agent
-        return {"error": f"Its fork could not be made: {describe_error(error)}"}
+    except Exception as error:  # including errors of the agent= function
+        return {"error": f"The fork could not be created: {describe_error(error)}"}
     ready = time.monotonic() - began
-    place = None if branch.workspace is None else str(branch.workspace.path)
+    path = None if branch.workspace is None else str(branch.workspace.path)
     try:
-        found = _run_with_timeout(timeout, branch, strategy, variant)
+        outcome = _run_with_timeout(timeout, branch, strategy, variant)
     finally:
-        trouble = _close_error(branch)
-    found["error"] = found.get("error") or trouble
-    return {**found, "ready": ready, "place": place}
+        close_error = _close_error(branch)
+    outcome["error"] = outcome.get("error") or close_error
+    return {**outcome, "ready": ready, "place": path}
 
 
 def _run_with_timeout(
@@ -60,14 +60,16 @@ def _run_with_timeout(
     thread.join(timeout)
     if ends:
         return ends[0]
-    # A thread cannot be killed. What it does from now on is saved nowhere: its session is closed.
-    words = f"It was not done after {timeout:g} s. Its thread goes on, and nothing of it is saved."
-    return {"error": words, "seconds": timeout, "head": branch.head}
+    # A thread cannot be killed. Its session is closed, so nothing it does from now on is saved.
+    message = (
+        f"Timed out after {timeout:g} s. The thread keeps running, but nothing of it is saved."
+    )
+    return {"error": message, "seconds": timeout, "head": branch.head}
 
 
 def _close_error(branch: Branch) -> str | None:
     try:
         branch.close()
     except CheckpointError as error:
-        return f"Its fork could not be closed: {error}"
+        return f"The fork could not be closed: {error}"
     return None

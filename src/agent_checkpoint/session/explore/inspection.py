@@ -1,4 +1,4 @@
-"""What a trial has changed and done, read from the store when it is asked for. Owns nothing."""
+"""Reads the changes and effects of a trial from the store, on demand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class TrialInspection:
-    """Tells about the forks of one session from one moment."""
+    """Compares the trials of one exploration with their fork point."""
 
     def __init__(self, session: Session, point: Checkpoint) -> None:
         self._session = session
@@ -32,22 +32,22 @@ class TrialInspection:
 
     def head(self, key: str) -> str | None:
         """Return the last checkpoint of a fork, if it has any. Raises CheckpointError."""
-        found = self._store.head(key)
-        return None if found is None else found.id
+        head = self._store.head(key)
+        return None if head is None else head.id
 
     def state(self, head: str) -> Changes:
-        """Return what changed in the state up to a checkpoint. Raises CheckpointError."""
+        """Return the state changes between the fork point and `head`. Raises CheckpointError."""
         point = self._point
-        found = self._session.manager.diff(
+        changes = self._session.manager.diff(
             point.key, checkpoint_id_a=point.id, checkpoint_id_b=head, deep=True
         )
         return {
-            kind: {path: value for path, value in paths.items() if not _is_own(path)}
-            for kind, paths in found.items()
+            kind: {path: value for path, value in paths.items() if not _is_internal(path)}
+            for kind, paths in changes.items()
         }
 
     def files(self, head: str) -> WorkspaceDiff | None:
-        """Return what changed in the files; None if there are none. Raises CheckpointError."""
+        """Return the file changes since the fork point, if any files. Raises CheckpointError."""
         with block_forks():
             from agent_checkpoint.workspace.tree.compare import Side
             from agent_checkpoint.workspace.tree.workspace_diff import compare  # slow to load
@@ -59,21 +59,21 @@ class TrialInspection:
         return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
 
     def effects(self, key: str) -> list[Effect]:
-        """Return what a fork did outside. Raises CheckpointError."""
+        """Return the external side effects of a fork. Raises CheckpointError."""
         ledger = Ledger(self._store, self._family)
         ledger.refresh()
         return [effect for effect in ledger.all_effects() if effect.session == key]
 
     def adopt(self, trial: Trial, **options: Any) -> RollbackReport:
-        """Have the session adopt a trial. Takes and raises what `Session.adopt` does."""
+        """Adopt a trial in the explored session. Takes and raises what `Session.adopt` does."""
         if not self._session._is_open:
             raise InvalidInputError(
-                f"The session {short_repr(self._session.key)} is closed. Open it again, and say "
+                f"The session {short_repr(self._session.key)} is closed. Open it again, then call "
                 f"session.adopt({trial.key!r})."
             )
         return self._session.adopt(trial, **options)
 
 
-def _is_own(path: str) -> bool:
-    """Tell whether a path is not of the user's state: notes of the session, and the files."""
+def _is_internal(path: str) -> bool:
+    """Tell whether a path belongs to the session record or the workspace, not to user state."""
     return path.partition(".")[0].partition("[")[0] in (SESSION_PART, FILES)

@@ -1,4 +1,4 @@
-"""What came of trying several ways. Owns the figures and how they are compared; runs nothing."""
+"""Trials and outcome of an exploration. Owns metrics and their comparison; runs nothing."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ SCORE = "score"
 
 @dataclass
 class Trial:
-    """One run of one variant, in a fork of its own."""
+    """One run of one variant, in its own fork."""
 
     variant: dict[str, Any]
     number: int
-    """Which of the variants it is, from 0."""
+    """The index of the variant, from 0."""
     repeat: int
-    """Which of its runs, from 0."""
+    """The index of the run of this variant, from 0."""
     key: str
     """The key of the fork."""
     head: str | None = None
-    """The last checkpoint of the fork; None if it never began."""
+    """The last checkpoint of the fork; None if the fork was not created."""
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-    """Why it failed; None if it came to its end."""
+    """Why the trial failed; None if it succeeded."""
     seconds: float = 0.0
     ready: float = 0.0
-    """How long it took until the strategy was called."""
+    """Seconds until the strategy was called."""
     steps: int = 0
-    """How many calls of tools it made."""
+    """The number of tool calls."""
     place: str | None = None
-    """Where it saw its files."""
+    """The workspace path of the trial."""
     output: str = ""
-    """The end of what its process wrote, if it had one of its own."""
+    """The end of stdout and stderr, if the trial had its own process."""
     _inspection: TrialInspection | None = field(default=None, repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
-        """Whether it came to its end without an error."""
+        """Whether the trial succeeded."""
         return self.error is None
 
     @property
@@ -64,39 +64,39 @@ class Trial:
 
     @property
     def state_diff(self) -> Changes:
-        """What changed in the state since the fork, by path. Raises CheckpointError."""
+        """Changes of the state since the fork, by path. Raises CheckpointError."""
         return self._require_inspection.state(self._require_head)
 
     @property
     def file_diff(self) -> WorkspaceDiff | None:
-        """What changed in the files since the fork, if there are any. Raises CheckpointError."""
+        """Changes of the files since the fork, if there are files. Raises CheckpointError."""
         return self._require_inspection.files(self._require_head)
 
     @property
     def effects(self) -> list[Effect]:
-        """What it did outside. Raises CheckpointError."""
+        """The external side effects of the trial. Raises CheckpointError."""
         return self._require_inspection.effects(self.key)
 
     def adopt(self, *, merge: str | None = None) -> RollbackReport:
-        """Make its end the session's present. Takes and raises what `Session.adopt` does."""
+        """Adopt the trial in the explored session. Takes and raises as `Session.adopt` does."""
         return self._require_inspection.adopt(self, merge=merge)
 
-    def take(self, found: dict[str, Any]) -> None:
-        """Take in what came of it, plain JSON. Raises StorageError."""
+    def set_result(self, result: dict[str, Any]) -> None:
+        """Set the fields from the JSON result of the run. Raises StorageError."""
         for name in ("metrics", "error", "seconds", "ready", "steps", "place", "output", "head"):
-            if name in found:
-                setattr(self, name, found[name])
-        if self.head is None and self._inspection is not None:  # it could not tell any more
+            if name in result:
+                setattr(self, name, result[name])
+        if self.head is None and self._inspection is not None:  # its process died before reporting
             self.head = self._inspection.head(self.key)
 
     def in_words(self) -> str:
-        """Return the variant, and what came of it, in a line."""
+        """Return the variant and its metrics or error, on one line."""
         values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
         end = "done" if self.error is None else self.error.splitlines()[0]
         return f"{_variant_label(self)}: {values or end}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what is known without reading the store, for JSON."""
+        """Return the fields as JSON values, without reading the store."""
         return {
             "variant": {str(name): _plain(value) for name, value in self.variant.items()},
             "number": self.number,
@@ -116,13 +116,13 @@ class Trial:
     @property
     def _require_inspection(self) -> TrialInspection:
         if self._inspection is None:
-            raise NotFoundError(f"The trial {short_repr(self.key)} was read from elsewhere.")
+            raise NotFoundError(f"The trial {short_repr(self.key)} is not attached to a session.")
         return self._inspection
 
     @property
     def _require_head(self) -> str:
         if self.head is None:
-            raise NotFoundError(f"The trial {short_repr(self.key)} never began: {self.error}")
+            raise NotFoundError(f"The trial {short_repr(self.key)} was not started: {self.error}")
         return self.head
 
 
@@ -133,7 +133,7 @@ class Summary:
     n: int
     mean: float
     spread: float | None
-    """The standard deviation of a sample; None of a single run, which tells nothing of it."""
+    """The sample standard deviation; None for a single run."""
 
     def __str__(self) -> str:
         return f"{self.mean:.4g}" + ("" if self.spread is None else f" ± {self.spread:.2g}")
@@ -147,7 +147,7 @@ class Outcome:
 
     def __repr__(self) -> str:
         good = sum(trial.ok for trial in self.trials)
-        return f"<Outcome: {good} of {len(self.trials)} trials came to their end>"
+        return f"<Outcome: {good} of {len(self.trials)} trials succeeded>"
 
     def __iter__(self) -> Iterator[Trial]:
         return iter(self.trials)
@@ -156,7 +156,7 @@ class Outcome:
         return len(self.trials)
 
     def summary(self, number: int, metric: str = SCORE) -> Summary | None:
-        """Return a metric of a variant over its runs; None if no run has it."""
+        """Return mean and spread of a metric over the runs of a variant; None without values."""
         values = [trial.metrics[metric] for trial in self._runs(number, metric)]
         if not values:
             return None
@@ -164,37 +164,37 @@ class Outcome:
         return Summary(len(values), statistics.fmean(values), spread)
 
     def best(self, metric: str = SCORE, *, mode: str = "max") -> Trial:
-        """Return the best run of the variant that is best on average.
+        """Return the best run of the variant with the best mean.
 
         Args:
-            metric: by which; runs that failed do not count.
+            metric: the metric to compare; failed runs do not count.
             mode: `max`, or `min` if less is better.
 
         Raises:
-            InvalidInputError: it is neither.
+            InvalidInputError: `mode` is neither.
             NotFoundError: no run has the metric.
         """
         if mode not in ("max", "min"):
-            raise InvalidInputError(f"mode is max or min, not {short_repr(mode)}.")
+            raise InvalidInputError(f"mode must be max or min, not {short_repr(mode)}.")
         sign = 1 if mode == "max" else -1
         means = {}
         for number in {trial.number for trial in self.trials}:
-            found = self.summary(number, metric)
-            if found is not None:
-                means[number] = sign * found.mean
+            summary = self.summary(number, metric)
+            if summary is not None:
+                means[number] = sign * summary.mean
         if not means:
-            there = sorted({name for trial in self.trials for name in trial.metrics})
+            available = sorted({name for trial in self.trials for name in trial.metrics})
             errors = sorted({_first_line(trial.error) for trial in self.trials if trial.error})
             raise NotFoundError(
-                f"No trial has the metric {short_repr(metric)}; there are: "
-                f"{', '.join(there) or 'none'}. " + " ".join(errors)
+                f"No trial has the metric {short_repr(metric)}; available: "
+                f"{', '.join(available) or 'none'}. " + " ".join(errors)
             )
         number = max(means, key=lambda name: (means[name], -name))
         runs = self._runs(number, metric)
         return max(runs, key=lambda trial: (sign * trial.metrics[metric], -trial.repeat))
 
     def _runs(self, number: int, metric: str) -> list[Trial]:
-        """Return the runs of a variant that have a metric; what is no number is none."""
+        """Return the successful runs of a variant with a metric; NaN counts as missing."""
         return [
             trial
             for trial in self.trials
@@ -204,19 +204,19 @@ class Outcome:
         ]
 
     def table(self) -> str:
-        """Return a table for people: a line for each variant, with its runs and their spread."""
+        """Return a text table: one line per variant, with mean and spread of its metrics."""
         metrics = list(dict.fromkeys(name for trial in self.trials for name in trial.metrics))
         rows = [["variant", "runs", *metrics, "seconds", "steps", "error"]]
         for number in sorted({trial.number for trial in self.trials}):
             runs = [trial for trial in self.trials if trial.number == number]
             good = [trial for trial in runs if trial.ok]
-            found = [self.summary(number, metric) for metric in metrics]
+            summaries = [self.summary(number, metric) for metric in metrics]
             errors = list(dict.fromkeys(trial.error for trial in runs if trial.error))
             rows.append(
                 [
                     _variant_label(runs[0]),
                     f"{len(good)}/{len(runs)}",
-                    *("" if summary is None else str(summary) for summary in found),
+                    *("" if summary is None else str(summary) for summary in summaries),
                     f"{statistics.fmean(trial.seconds for trial in runs):.2f}",
                     f"{statistics.fmean(trial.steps for trial in runs):.3g}",
                     _first_line(errors[0]) if errors else "",
@@ -227,7 +227,7 @@ class Outcome:
         return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain lists and dicts, for JSON."""
+        """Return all trials as plain lists and dicts, for JSON."""
         return {"trials": [trial.to_dict() for trial in self.trials]}
 
 
@@ -237,7 +237,7 @@ def _first_line(error: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can have it."""
+    """Return a value, or its repr if JSON cannot represent it."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):

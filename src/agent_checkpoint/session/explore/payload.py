@@ -1,8 +1,8 @@
-"""What a trial in another process needs, as bytes. Owns packing and unpacking it.
+"""The payload of a trial in another process: strategy, variant, agent and parts, pickled.
 
-Functions and classes of the main program are taken along by cloudpickle, if that is installed.
-Without it the main program is loaded once more there, as `multiprocessing` does: it has to guard
-what it does with `if __name__ == "__main__"`.
+cloudpickle, if installed, pickles functions and classes of the main program by value. Without it
+the trial imports the main program again, as `multiprocessing` does: the program then needs an
+`if __name__ == "__main__"` guard.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from agent_checkpoint.errors import InvalidInputError
 
 
 def encode_payload(content: Mapping[str, Any]) -> bytes:
-    """Return bytes that `unpack` makes the same of, in another process.
+    """Return bytes for `decode_payload` in another process.
 
     Args:
-        content: what to take along, by what a person calls it.
+        content: the values, by the names that error messages use.
 
     Raises:
-        InvalidInputError: something cannot be taken along.
+        InvalidInputError: a value cannot be pickled.
     """
     try:
         with block_forks():
@@ -38,9 +38,9 @@ def encode_payload(content: Mapping[str, Any]) -> bytes:
         return pickle.dumps((_import_path(), main, dumps(dict(content))))
     except Exception as error:
         raise InvalidInputError(
-            f"{_culprit(content, dumps)} cannot be sent to another process ({error}). Define "
-            "functions and classes at the top of a module, pass agent=, a function that makes the "
-            f"agent{hint}."
+            f"{_culprit(content, dumps)} cannot be pickled for another process ({error}). Define "
+            "functions and classes at the top level of a module, pass agent= as a function that "
+            f"makes the agent{hint}."
         ) from error
 
 
@@ -50,17 +50,17 @@ def _culprit(content: Mapping[str, Any], dumps: Callable[[Any], bytes]) -> str:
             dumps(item)
         except Exception:
             return name[0].upper() + name[1:]
-    return "All of it together"
+    return "The payload"
 
 
 def decode_payload(payload: bytes) -> Any:
-    """Return what was packed. Runs code: only for bytes that this user's own process has made.
+    """Return the content of a payload. Unpickling runs code: only for bytes of this user's process.
 
-    Raises whatever a part of it raises when it is loaded.
+    Raises what unpickling raises.
     """
-    path, main, content = pickle.loads(payload)  # noqa: S301 - see above
-    # In that order: what is found first there must be found first here.
-    sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
+    sender_path, main, content = pickle.loads(payload)  # noqa: S301 - see above
+    # The sender's paths come first, so that modules resolve as they do there.
+    sys.path[:] = [*sender_path, *(path for path in sys.path if path not in sender_path)]
     if main:
         with block_forks():
             from multiprocessing import spawn
@@ -70,14 +70,14 @@ def decode_payload(payload: bytes) -> Any:
 
 
 def _import_path() -> list[str]:
-    """Return where modules are found; a process that runs in another directory finds them, too."""
-    return [str(Path(place).absolute()) for place in sys.path]
+    """Return `sys.path` with absolute entries, for a process in another directory."""
+    return [str(Path(entry).absolute()) for entry in sys.path]
 
 
 def _main_program() -> dict[str, Any]:
-    """Return what loads the main program in another process; nothing if there is no file of it."""
+    """Return what another process needs to import the main program; empty if it has no file."""
     with block_forks():
         from multiprocessing import spawn
 
-    found = spawn.get_preparation_data("trial")
-    return {name: found[name] for name in found if name.startswith("init_main_from")}
+    prepared = spawn.get_preparation_data("trial")
+    return {name: prepared[name] for name in prepared if name.startswith("init_main_from")}

@@ -1,7 +1,7 @@
-"""The process of one trial. Owns the order in which it comes to life; tells its result by a file.
+"""The process of one trial. Owns its startup order; writes its result to a file.
 
-It enters its view before anything of the user's is loaded, so that the files of the fork are the
-only ones that it ever sees.
+It enters its mount namespace before any user code is loaded, so that user code sees only the files
+of the fork.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from agent_checkpoint.workspace.fork.namespace_view import end_with
 
 
 def main() -> int:
-    """Run the trial that the argument names. Returns the exit status."""
+    """Run the trial in the directory of `argv[1]`. Returns the exit status."""
     began = time.monotonic()
     private = Path(sys.argv[1])
-    told = json.loads((private / JOB).read_text())
+    spec = json.loads((private / JOB).read_text())
     try:
-        found = _run(told, private, began)
+        result = _run(spec, private, began)
     except (CheckpointError, OSError) as error:
-        found = {"error": f"Its fork could not be made: {error}"}
-    except Exception as error:  # of the user's code as it was loaded
-        found = {"error": f"It could not be loaded: {describe_error(error)}"}
+        result = {"error": f"The fork could not be created: {error}"}
+    except Exception as error:  # raised by user code while it was loaded
+        result = {"error": f"The trial could not be loaded: {describe_error(error)}"}
     draft = private / f"{RESULT}.draft"
     with open(draft, "w", opener=open_private) as file:
-        file.write(json.dumps(found))
+        file.write(json.dumps(result))
     draft.replace(private / RESULT)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads that the strategy has left would be waited for
+    os._exit(0)  # a normal exit would wait for threads that the strategy left running
 
 
-def _run(told: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
-    view = None if told["view"] is None else ForkNamespace(told["view"])
-    end_with(told["parent"])
-    if told["files"] is not None:
-        os.chdir(told["files"])
+def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
+    view = None if spec["view"] is None else ForkNamespace(spec["view"])
+    end_with(spec["parent"])
+    if spec["files"] is not None:
+        os.chdir(spec["files"])
     from agent_checkpoint.manager.manager import CheckpointManager
     from agent_checkpoint.session.branch.session_fork import open_branch
     from agent_checkpoint.session.explore.payload import decode_payload
@@ -53,25 +53,25 @@ def _run(told: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     from agent_checkpoint.workspace.workspace import Workspace
 
     strategy, variant, agent, parts = decode_payload((private / PAYLOAD).read_bytes()).values()
-    with CheckpointManager(told["store"], fmt=told["fmt"]) as manager:
+    with CheckpointManager(spec["store"], fmt=spec["fmt"]) as manager:
         workspace = None
         if view is not None:
-            workspace = view.open(manager.store, told["options"])
-        elif told["files"] is not None:
-            workspace = Workspace(told["files"], manager.store, force=True, **told["options"])
+            workspace = view.open(manager.store, spec["options"])
+        elif spec["files"] is not None:
+            workspace = Workspace(spec["files"], manager.store, force=True, **spec["options"])
         branch = open_branch(
             manager,
-            told["point"],
-            told["key"],
-            agent=agent() if told["makes_agent"] else agent,
+            spec["point"],
+            spec["key"],
+            agent=agent() if spec["makes_agent"] else agent,
             parts=parts,
             workspace=workspace,
-            every=told["every"],
-            effects=told["effects"],
+            every=spec["every"],
+            effects=spec["effects"],
         )
         ready = time.monotonic() - began
         place = None if workspace is None else str(workspace.path)
-        found = run_strategy(branch, strategy, variant)
-        branch._is_ended = True  # it was saved, and its files are taken away from outside
+        result = run_strategy(branch, strategy, variant)
+        branch._is_ended = True  # already saved; the worker removes the files
         branch.close()
-    return {**found, "ready": ready, "place": place}
+    return {**result, "ready": ready, "place": place}

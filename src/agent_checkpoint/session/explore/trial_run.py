@@ -1,4 +1,4 @@
-"""One strategy on one fork, and what came of it. Owns reading its result; knows no executor."""
+"""Runs one strategy on one fork. Owns metrics and errors of the run; knows no executor."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ if TYPE_CHECKING:
 
 Strategy = Callable[..., Any]
 _REPORTED = ("tokens", "cost")
-"""Numbers that an agent may have about itself."""
+"""Usage counters that an agent may have as attributes."""
 _LEVELS = 6
 
 
 def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a strategy in a fork to its end, whatever that is; return plain JSON about it.
+    """Run a strategy in a fork; return metrics, error and head as JSON.
 
     Raises:
-        KeyboardInterrupt: a person has stopped it.
+        KeyboardInterrupt: the user interrupted it.
     """
     began, calls, used = time.monotonic(), len(branch.calls), _reported(branch.agent)
-    found: dict[str, Any] = {"metrics": {}, "error": None}
+    outcome: dict[str, Any] = {"metrics": {}, "error": None}
     try:
         with branch._as_current():
             result = run_if_awaitable(strategy(branch, **variant))
         spent = {
             name: value - used.get(name, 0.0) for name, value in _reported(branch.agent).items()
         }
-        found["metrics"] = {**spent, **_metrics(result)}
+        outcome["metrics"] = {**spent, **_metrics(result)}
     except Suspended as waiting:
-        found["error"] = f"It waits for the approval {waiting.approval_id}."
+        outcome["error"] = f"Suspended: waiting for the approval {waiting.approval_id}."
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # also SystemExit: it is an end of this trial alone
-        found["error"] = _with_traceback(error)
-    found["steps"] = max(0, len(branch.calls) - calls)
+    except BaseException as error:  # also SystemExit: it ends this trial only
+        outcome["error"] = _with_traceback(error)
+    outcome["steps"] = max(0, len(branch.calls) - calls)
     try:
-        label = "end of the trial" if found["error"] is None else "the trial failed"
-        found["head"] = _saved(branch, label, found["metrics"])
+        label = "end of the trial" if outcome["error"] is None else "the trial failed"
+        outcome["head"] = _saved(branch, label, outcome["metrics"])
     except CheckpointError as error:
-        found["head"] = branch.head
-        found["error"] = found["error"] or f"Its end could not be saved: {error}"
-    found["seconds"] = time.monotonic() - began
-    return found
+        outcome["head"] = branch.head
+        outcome["error"] = outcome["error"] or f"The last checkpoint could not be saved: {error}"
+    outcome["seconds"] = time.monotonic() - began
+    return outcome
 
 
 def _saved(branch: Session, label: str, metrics: Mapping[str, float]) -> str:
-    """Save the end; what no checkpoint can have as a metric is in the outcome alone."""
+    """Save the last checkpoint. Metrics that a checkpoint cannot hold stay in the outcome only."""
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     try:
         return branch.save(label=label, metrics=finite)
@@ -65,7 +65,7 @@ def _saved(branch: Session, label: str, metrics: Mapping[str, float]) -> str:
 
 
 def _with_traceback(error: BaseException) -> str:
-    """Return an error for a person: what it is, and the last lines of where it came from."""
+    """Return an error with the last frames of its traceback."""
     last = traceback.format_tb(error.__traceback__)[-_LEVELS:]
     return describe_error(error) + "\n" + "".join(last)
 
@@ -83,16 +83,16 @@ def _number(name: Any, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise InvalidInputError(
-            f"A strategy returns a number, or numbers by name; {short_repr(name)} is a "
+            f"A strategy must return a number or a dict of numbers; {short_repr(name)} is a "
             f"{type(value).__name__}."
         ) from None
 
 
 def _reported(agent: Any) -> dict[str, float]:
-    """Return what an agent tells about all that it has used so far, if it does."""
-    found = {}
+    """Return the usage counters of an agent, if it has them."""
+    outcome = {}
     for name in _REPORTED:
         value = getattr(agent, name, None)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[name] = float(value)
-    return found
+            outcome[name] = float(value)
+    return outcome

@@ -1,10 +1,11 @@
-"""Trials in processes of their own, started by the workers of an executor. Owns one's life and end.
+"""Runs each trial in its own process, from a worker of an executor. Owns starting and killing it.
 
-A trial that hangs, is killed or eats all memory takes its own process along, not the worker's.
+A trial that hangs, is killed or exhausts memory takes down its own process, not the worker.
 
-    <private>/job           what to do, as JSON, and the parcel beside it
-    <private>/output        what it wrote to its standard output and error
-    <private>/result        what came of it, as JSON
+    <private>/job           the job, as JSON
+    <private>/payload       strategy, variant, agent and parts, pickled
+    <private>/output        stdout and stderr of the trial
+    <private>/result        the result, as JSON
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gon
 from agent_checkpoint.workspace.fork.isolated import is_same_machine, private_forks_dir
 from agent_checkpoint.workspace.fork.namespace_view import end_view, own_program
 
-JOB, PAYLOAD, OUTPUT, RESULT = "job", "parcel", "output", "result"
+JOB, PAYLOAD, OUTPUT, RESULT = "job", "payload", "output", "result"
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 5.0
 _TAIL = 4000
-_WATCHDOG = "agent-checkpoint: watches who explores"
+_WATCHDOG = "agent-checkpoint: explorer watchdog"
 _CHILD = "agent_checkpoint.session.explore.trial_process"
 
 
@@ -38,34 +39,34 @@ class Job(NamedTuple):
     """One trial, for a worker that may be on another machine."""
 
     payload: bytes
-    """The strategy, its variant, the agent and the parts."""
-    told: dict[str, Any]
-    """What the process of the trial is told, as JSON."""
+    """The strategy, the variant, the agent and the parts, pickled."""
+    spec: dict[str, Any]
+    """The options of the trial process, as JSON."""
     owner: dict[str, str]
-    """The process that explores: without it, nobody waits for the result."""
+    """The process that called `explore`: once it is gone, the trial is stopped."""
     timeout: float | None
 
 
 def run_in_worker(job: Job) -> dict[str, Any]:
-    """Run a trial in a process of its own to its end, and return plain JSON about it."""
+    """Run a trial in its own process; return its result as JSON."""
     _exit_with(job.owner)
     began = time.monotonic()
-    view = job.told["view"]
+    view = job.spec["view"]
     if view is not None and is_same_machine(view):
-        found = _run(job, job.told, Path(view["private"]), view["name"])
+        result = _run(job, job.spec, Path(view["private"]), view["name"])
     else:
         try:
-            found = _run_without_view(job)
+            result = _run_without_view(job)
         except CheckpointError as error:
-            found = {"error": f"It has no place for its files: {error}"}
-    found.setdefault("seconds", time.monotonic() - began)
-    return found
+            result = {"error": f"No directory for its files: {error}"}
+    result.setdefault("seconds", time.monotonic() - began)
+    return result
 
 
 def _exit_with(owner: dict[str, str]) -> None:
-    """Have this worker end if the one who explores is killed, and it was started by that.
+    """Exit this worker when its parent, the exploring process, is killed.
 
-    Those of a `ProcessPoolExecutor` would wait for ever for their next job.
+    Workers of a `ProcessPoolExecutor` would otherwise wait for the next job forever.
     """
     is_ours = str(os.getppid()) == owner["pid"] and not is_gone(owner)
     if not is_ours or any(thread.name == _WATCHDOG for thread in enumerate_threads()):
@@ -74,33 +75,33 @@ def _exit_with(owner: dict[str, str]) -> None:
     def watch() -> None:
         while not is_gone(owner):
             time.sleep(_POLL_SECONDS)
-        time.sleep(_GRACE_SECONDS)  # for a trial that is under way to be ended in order
+        time.sleep(_GRACE_SECONDS)  # lets a running trial be stopped and cleaned up first
         os._exit(1)
 
     Thread(target=watch, name=_WATCHDOG, daemon=True).start()
 
 
 def _run_without_view(job: Job) -> dict[str, Any]:
-    """Run a trial that gets its files from the store."""
+    """Run a trial that restores its files from the store."""
     beside = private_forks_dir()
     places = begin_fork(beside.parent / "forks", beside)
     try:
-        told = {**job.told, "view": None}
-        if told["has_files"]:
+        spec = {**job.spec, "view": None}
+        if spec["has_files"]:
             places.files.mkdir(mode=0o700)
-            told["files"] = str(places.files)
-        return _run(job, told, places.private, None)
+            spec["files"] = str(places.files)
+        return _run(job, spec, places.private, None)
     except OSError as error:
         raise WorkspaceError(f"{places.private} cannot be written ({error.strerror}).") from error
     finally:
         end_fork(places)
 
 
-def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
+def _run(job: Job, spec: dict[str, Any], private: Path, view: str | None) -> dict[str, Any]:
     with open(private / PAYLOAD, "wb", opener=open_private) as file:
         file.write(job.payload)
     with open(private / JOB, "w", opener=open_private) as file:
-        file.write(json.dumps({**told, "parent": os.getpid()}))
+        file.write(json.dumps({**spec, "parent": os.getpid()}))
     command = [*own_program(_CHILD), str(private)]
     with open(private / OUTPUT, "wb", opener=open_private) as output:
         process = subprocess.Popen(
@@ -108,7 +109,7 @@ def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dic
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            cwd=told["cwd"] if Path(told["cwd"]).is_dir() else "/",
+            cwd=spec["cwd"] if Path(spec["cwd"]).is_dir() else "/",
             start_new_session=True,
         )
     end = None
@@ -120,22 +121,22 @@ def _run(job: Job, told: dict[str, Any], private: Path, view: str | None) -> dic
 
 
 def _wait(process: subprocess.Popen[bytes], job: Job) -> str | None:
-    """Wait for the end; return why it has to be ended from outside, if it has."""
+    """Wait for the process; return the reason if it has to be killed."""
     deadline = None if job.timeout is None else time.monotonic() + job.timeout
     while True:
         try:
             process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if deadline is not None and time.monotonic() >= deadline:
-                return f"It was not done after {job.timeout:g} s, and was killed."
+                return f"Timed out after {job.timeout:g} s and was killed."
             if is_gone(job.owner):
-                return "The process that explores is gone."
+                return "The exploring process is gone."
         else:
             return None
 
 
 def _end_all(process: subprocess.Popen[bytes], view: str | None) -> None:
-    """End the process and all that it has started and left behind."""
+    """Kill the process with its process group and mount namespace."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -144,21 +145,21 @@ def _end_all(process: subprocess.Popen[bytes], view: str | None) -> None:
 
 
 def _result(private: Path, status: int | None, end: str | None) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     output = ""
-    with suppress(FileNotFoundError, ValueError):  # it told nothing, or all of it is taken away
+    with suppress(FileNotFoundError, ValueError):  # no result, or the directory was removed
         output = _tail_of(private / OUTPUT)
-        found = dict(json.loads((private / RESULT).read_text()))
-    found["output"] = output
-    if end is None and "error" not in found:
+        result = dict(json.loads((private / RESULT).read_text()))
+    result["output"] = output
+    if end is None and "error" not in result:
         end = _exit_reason(status)
     if end is not None:
-        found["error"] = end + (f"\n{found['output']}" if found["output"] else "")
-    return found
+        result["error"] = end + (f"\n{result['output']}" if result["output"] else "")
+    return result
 
 
 def _tail_of(path: Path) -> str:
-    """Return the end of what a trial has printed, which may be more than fits into memory."""
+    """Return the end of the output, which may be larger than memory."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - _TAIL, 0))
@@ -167,7 +168,7 @@ def _tail_of(path: Path) -> str:
 
 
 def _signal_name(number: int) -> str:
-    """Return the name of a signal; most of the real-time ones have none in Python."""
+    """Return the name of a signal; Python has none for most real-time signals."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -181,6 +182,6 @@ def _signal_name(number: int) -> str:
 def _exit_reason(status: int | None) -> str:
     if status is not None and status < 0:
         name = _signal_name(-status)
-        more = ", as it is when memory runs out" if name == "SIGKILL" else ""
-        return f"Its process was killed by {name}{more}."
-    return f"Its process ended with the status {status} before the strategy did."
+        more = ", possibly out of memory" if name == "SIGKILL" else ""
+        return f"The process was killed by {name}{more}."
+    return f"The process exited with status {status} before the strategy finished."

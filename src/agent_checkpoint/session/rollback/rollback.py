@@ -1,11 +1,11 @@
-"""Going back: a session's parts and files become what they were. Owns the order of that.
+"""Rollback of a session. Owns the order of the steps.
 
-look        which checkpoint, and what was done outside since
-refuse      if something of that can neither be undone nor told
-hold        a safety checkpoint of the whole present
-compensate  undo what can be undone, the newest first, if that is wanted
-turn        append the checkpoint: this is the moment at which the session has gone back
-follow      set files and objects back; a crash in between is made good at the next opening
+report      classify the external side effects since the target
+refuse      if the policy does not permit the rollback
+safety      save a safety checkpoint of all parts
+compensate  run `undo=` of the compensable effects, newest first, if asked for
+commit      append the rollback checkpoint: from here on the session is rolled back
+restore     restore files and objects; after a crash, the next opening repeats this step
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ POLICIES = ("refuse", "warn", "compensate")
 
 
 class Rollback:
-    """One way back of one session."""
+    """One rollback of one session."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class Rollback:
         label: str | None = None,
         voids: bool = True,
     ) -> None:
-        """Look at what a rollback would mean.
+        """Prepare a rollback and its report; change nothing.
 
         Args:
-            session: which goes back.
-            target: where to.
-            parts: what of it goes back; everything if None.
-            keep_unseen: leave files alone that came or changed since the last checkpoint.
-            label: what a person calls it.
-            voids: whether answers to requests are void then.
+            session: the session to roll back.
+            target: the checkpoint to roll back to.
+            parts: the parts to roll back; all if None.
+            keep_unseen: keep files that were created or changed since the last checkpoint.
+            label: the label of the rollback checkpoint.
+            voids: whether unused approval requests become void.
 
         Raises:
             InvalidInputError: the target has no such part.
-            CheckpointError: it cannot be read.
+            CheckpointError: the target cannot be read.
         """
         self._session = session
         self._target = target
@@ -98,82 +98,94 @@ class Rollback:
             target.id, self._names, foreign=is_foreign(self._store, target)
         )
         effects = list(self._effects_since())
-        self.report.sort(effects, session._record.is_own)
+        self.report.classify(effects, session._record.is_own)
         if self._rewinds_state:
             self.report.gone = self._compensated_since()
             self.report.notices = self._notices(effects)
 
     def _notices(self, standing: Iterable[Effect]) -> list[str]:
-        told = [unseen_effect_notice(effect) for effect in standing]
-        return told + [compensated_notice(effect) for effect in self.report.gone]
+        notices = [unseen_effect_notice(effect) for effect in standing]
+        return notices + [compensated_notice(effect) for effect in self.report.gone]
 
     def _read_target_record(self) -> SessionRecord:
-        """Return the notes of the target; it knows of no effect if it is not of the past."""
-        present, then = self._session._record, read_session_record(self._store, self._target)
-        past = {present.key: None, **dict(present.lineage)}
-        if then is None or then.family != present.family or then.key not in past:
-            return SessionRecord(present.key, present.family)
-        until = past[then.key]
-        if until is not None:  # what its session has seen since is of another line of events
-            then.ledger = min(then.ledger, until)
-        return then
+        """Return the session record of the target; an empty one if it is not of this history."""
+        current, target_record = (
+            self._session._record,
+            read_session_record(self._store, self._target),
+        )
+        past = {current.key: None, **dict(current.lineage)}
+        if (
+            target_record is None
+            or target_record.family != current.family
+            or target_record.key not in past
+        ):
+            return SessionRecord(current.key, current.family)
+        until = past[target_record.key]
+        if until is not None:  # the ancestor's effects after the fork are of another history
+            target_record.ledger = min(target_record.ledger, until)
+        return target_record
 
     @property
     def _rewinds_state(self) -> bool:
-        """Whether the state that goes back would no longer know what was done outside."""
+        """Whether state is rolled back too: it then no longer contains later effects."""
         return self._all_parts or any(name != FILES for name in self._names)
 
     def _effects_since(self) -> Iterator[Effect]:
-        """Iterate over the effects that stand, and that the session came to know of since then."""
-        session, then = self._session, self._target_record
-        learnt = {*then.standing, *then.under_way} - set(session._record.standing)
+        """Iterate over the effects in force that the target's state does not contain."""
+        session, target_record = self._session, self._target_record
+        learned = {*target_record.standing, *target_record.under_way} - set(
+            session._record.standing
+        )
         for effect in session._effects.since(0):
-            if not then.knows(effect.session, effect.seq) or effect.id in learnt:
+            if not target_record.knows(effect.session, effect.seq) or effect.id in learned:
                 yield effect
 
     def _compensated_since(self) -> list[Effect]:
-        """Return the effects that the state of then knows of, and that were undone since."""
-        session, then = self._session, self._target_record
+        """Return the effects that the target's state contains and that were compensated since."""
+        session, target_record = self._session, self._target_record
         undone = [
             str(record.get("effect"))
-            for seq, record in session._ledger.stream.read(then.ledger)
+            for seq, record in session._ledger.stream.read(target_record.ledger)
             if record["type"] in (UNDONE, "resolved")
-            and (record.get("instead") or seq) > then.ledger
+            and (record.get("instead") or seq) > target_record.ledger
         ]
-        unlearnt = {*then.standing, *then.under_way}
-        found = [name for name in dict.fromkeys([*then.gone, *undone]) if name not in unlearnt]
+        not_learned = {*target_record.standing, *target_record.under_way}
+        candidates = [
+            name
+            for name in dict.fromkeys([*target_record.gone, *undone])
+            if name not in not_learned
+        ]
         return [
             effect
-            for effect in still_compensated(session._ledger, found)
-            if effect.seq <= then.ledger and session._effects.is_ours(effect)
+            for effect in still_compensated(session._ledger, candidates)
+            if effect.seq <= target_record.ledger and session._effects.is_ours(effect)
         ]
 
     def preview(self) -> RollbackReport:
-        """Return the report, with what would be done to the files. Raises as `run` does."""
+        """Return the report, with the plan for the files. Raises as `run` does."""
         tree = tree_in(self._store, self._target) if FILES in self._names else None
         if tree is not None and self._session._files is not None:
             workspace = self._session._files.workspace
             plan = workspace.restore(tree, dry_run=True)
             self.report.files_digest = plan.digest
-            # The session's own checkpoint holds all that has not changed since.
+            # Files unchanged since the head are saved in it.
             changed = self._session._files.changed_since(self._store, self._session._writer.head)
             plan.unseen = [path for path in plan.unseen if path in changed]
             self.report.files = without_paths(plan, plan.unseen) if self._keep_unseen else plan
         return self.report
 
     def run(self, policy: str, only_if: RollbackReport | None = None) -> RollbackReport:
-        """Go back.
+        """Roll back.
 
         Args:
-            policy: what to do about effects that cannot be undone.
-            only_if: what somebody was shown, and has agreed to.
+            policy: `refuse`, `warn` or `compensate`; see `Session.rollback`.
+            only_if: the report that a user confirmed.
 
         Raises:
-            PlanChangedError: it is not what was shown; nothing was done.
-            RollbackRefusedError: something was done outside that cannot be undone, or an `undo`
-                failed; the report is in it.
+            PlanChangedError: files or effects differ from `only_if`; nothing was changed.
+            RollbackRefusedError: the policy refuses, or a compensation failed; it has the report.
             ConflictError: tools are running, or the session was opened elsewhere.
-            CheckpointError: the parts cannot be set back; they are as they were.
+            CheckpointError: a part cannot be restored; all parts are unchanged.
         """
         session, report = self._session, self.report
         session._check_idle("roll back")
@@ -190,14 +202,14 @@ class Rollback:
             if policy == "compensate" and self._rewinds_state:
                 self._compensate()
             self._apply(safety)
-            prune_safety_checkpoints(self._store, session.key)  # not before: it may go back to one
+            prune_safety_checkpoints(self._store, session.key)  # last: the target may be one
         return report
 
-    def roll_forward(self, safety: Checkpoint, moved: Checkpoint) -> None:
-        """Do again what a crash has kept from being done: the checkpoint is there already."""
+    def roll_forward(self, safety: Checkpoint, checkpoint: Checkpoint) -> None:
+        """Complete a rollback after a crash: its checkpoint exists, its restore is unfinished."""
         self._keep_unseen = bool(self._target_record.keep_unseen)
         self._restore(safety)
-        self.finish(moved)
+        self.finish(checkpoint)
 
     # -- the steps -------------------------------------------------------------------------------
 
@@ -210,19 +222,19 @@ class Rollback:
         return saved
 
     def _check_files(self, shown: RollbackReport) -> None:
-        """See to it that the files are those that were shown, now that a checkpoint holds them.
+        """Check that the files match the confirmed report; the safety checkpoint holds them now.
 
-        What is written from here on is left alone: the checkpoint does not hold it.
+        Later writes are left alone: the safety checkpoint does not hold them.
 
         Raises:
-            PlanChangedError: they are others.
+            PlanChangedError: the files differ.
         """
         tree = tree_in(self._store, self._target) if FILES in self._names else None
         files = self._session._files
         if tree is None or files is None:
             return
         plan = files.workspace.restore(tree, dry_run=True)
-        if shown.files_digest is None:  # what was not shown may be added to, not replaced
+        if shown.files_digest is None:  # nothing was shown: new files are fine, overwriting is not
             is_same = all(step.before is None for step in plan.steps)
         else:
             is_same = plan.digest == shown.files_digest
@@ -235,16 +247,16 @@ class Rollback:
             try:
                 self._session._effects.undo(effect)
             except EffectError as error:
-                why = error.__cause__  # what it says is for the report, not for the error's text
+                why = error.__cause__  # its text may hold arguments: for the report only
                 report.failure = str(error) if why is None else f"{error} ({describe_error(why)})"
                 report.unknown = [effect]
                 report.gone = list(report.compensated)
                 report.notices = self._notices(self._effects_since())
                 self._session._record.gone += [item.id for item in report.compensated]
                 raise RollbackRefusedError(
-                    f"The session has not gone back: {error} {len(report.compensated)} of "
-                    f"{len(report.compensable)} effects were undone before that, the newest "
-                    f"first.\n{report.outline()}",
+                    f"Not rolled back: a compensation failed. {error} {len(report.compensated)} of "
+                    f"{len(report.compensable)} effects were compensated before it, newest first."
+                    f"\n{report.outline()}",
                     report,
                 ) from error
             report.compensated.append(effect)
@@ -255,58 +267,60 @@ class Rollback:
             self.report.void = void_requests(session._ledger, session.key, session._epoch)
         session._ledger.refresh()
         standing = [effect.id for effect in self._effects_since()]
-        fresh = self._next_record(standing if self._rewinds_state else [])
+        new_record = self._next_record(standing if self._rewinds_state else [])
         try:
-            moved = session._writer.write(self._draft(fresh), parents=self._parents(safety))
+            checkpoint = session._writer.write(
+                self._draft(new_record), parents=self._parents(safety)
+            )
             self._restore(safety)
         except BaseException as error:
             self._abort(safety, error)
             raise
-        fresh.keep_unseen = None
-        session._set_record(fresh)
-        self.finish(moved)
-        self.report.id = moved.id
+        new_record.keep_unseen = None
+        session._set_record(new_record)
+        self.finish(checkpoint)
+        self.report.id = checkpoint.id
         self.report.notices = self._notices(
-            session._ledger.effects[name] for name in fresh.standing
+            session._ledger.effects[name] for name in new_record.standing
         )
 
     def _abort(self, safety: Checkpoint, error: BaseException) -> None:
-        """Have the session go on from what it was: nothing is half-applied."""
-        saving = self._session._writer
-        saving.look()  # an interrupt leaves open whether it was written
-        if saving.head_id == safety.id:
+        """Return the session to the safety checkpoint: nothing stays half-applied."""
+        writer = self._session._writer
+        writer.resolve_interrupted()  # the rollback checkpoint may have been appended
+        if writer.head_id == safety.id:
             return
         is_interrupt = not isinstance(error, Exception)
-        if is_interrupt or isinstance(error, WorkspaceError):  # files are set one by one
+        if is_interrupt or isinstance(error, WorkspaceError):  # files are restored one by one
             self._revert_files(safety)
-        if is_interrupt:  # which may have come after the last step
+        if is_interrupt:  # it may have come after the objects were restored
             self._revert_objects(safety)
-        saving.write(draft_from(safety, self._session.key, ROLLBACK), parents=(safety.id,))
-        self.finish(saving.head)
+        writer.write(draft_from(safety, self._session.key, ROLLBACK), parents=(safety.id,))
+        self.finish(writer.head)
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
-        """Return the notes of the session after this: those of the target, in the present."""
-        present, then = self._session._record, self._target_record
-        told = [] if self._all_parts else present.standing
-        known = dict.fromkeys([*then.standing, *told, *standing])
+        """Return the session record after the rollback: the target's, with today's lineage."""
+        current, target_record = self._session._record, self._target_record
+        kept = [] if self._all_parts else current.standing
+        known = dict.fromkeys([*target_record.standing, *kept, *standing])
         effects = self._session._ledger.effects
         still = [name for name in known if name in effects and effects[name].stands]
         return SessionRecord(
-            present.key,
-            present.family,
-            lineage=present.lineage,
-            point=present.point,
-            inherited=present.inherited,
-            workspace=present.workspace,
-            seal=present.seal,
-            ledger=then.ledger if self._rewinds_state else present.ledger,
-            counts=(then if self._rewinds_state else present).counts.copy(),
-            standing=still if self._rewinds_state else list(present.standing),
+            current.key,
+            current.family,
+            lineage=current.lineage,
+            point=current.point,
+            inherited=current.inherited,
+            workspace=current.workspace,
+            seal=current.seal,
+            ledger=target_record.ledger if self._rewinds_state else current.ledger,
+            counts=(target_record if self._rewinds_state else current).counts.copy(),
+            standing=still if self._rewinds_state else list(current.standing),
             gone=[effect.id for effect in self.report.gone]
             if self._rewinds_state
-            else present.gone,
-            pending=[] if self._voids else list(present.pending),
-            irreversible=present.irreversible,
+            else current.gone,
+            pending=[] if self._voids else list(current.pending),
+            irreversible=current.irreversible,
             keep_unseen=self._keep_unseen or None,
         )
 
@@ -328,7 +342,7 @@ class Rollback:
         session, target = self._session, self._target
         live = session._live_parts()
         targets = {name: live[name] for name in self._names if name in live}
-        if FILES in targets:  # first: it is what is most likely to fail
+        if FILES in targets:  # first: most likely to fail
             targets = {FILES: targets.pop(FILES), **targets}
         reader = self._store.reader(target)
         files = session._files
@@ -354,7 +368,7 @@ class Rollback:
     def _revert_files(self, safety: Checkpoint) -> None:
         files, tree = self._session._files, tree_in(self._store, safety)
         if files is not None and tree is not None:
-            with suppress(WorkspaceError):  # the first one is raised, and what is left is drift
+            with suppress(WorkspaceError):  # raise the first error; remaining changes are drift
                 files.workspace.restore(tree)
 
     def _revert_objects(self, safety: Checkpoint) -> None:
@@ -364,30 +378,30 @@ class Rollback:
         restore_parts(safety.parts, targets, reader=self._store.reader(safety))
 
     def _last_regular_tree(self, safety: Checkpoint) -> Tree | None:
-        """Return the files of the last ordinary checkpoint before a safety one."""
-        # What others have changed was saved at the opening, and by nobody who meant to.
+        """Return the files of the last regular checkpoint before a safety checkpoint."""
+        # Drift was saved when the session was opened, not by the user.
         passing = (SAFETY, "drift") if self._keep_unseen else (SAFETY,)
         older = self._store.newest_first(self._session.key, before=safety.seq)
-        found = next((item for item in islice(older, 100) if item.kind not in passing), None)
-        return None if found is None else tree_in(self._store, found)
+        regular = next((item for item in islice(older, 100) if item.kind not in passing), None)
+        return None if regular is None else tree_in(self._store, regular)
 
-    def finish(self, moved: Checkpoint | None) -> None:
-        """Note that a move is carried out, as far as it can be. Raises StorageError."""
-        if moved is not None:
-            self._session._ledger.append("finished", checkpoint=moved.id)
+    def finish(self, checkpoint: Checkpoint | None) -> None:
+        """Record in the ledger that the restore step is complete. Raises StorageError."""
+        if checkpoint is not None:
+            self._session._ledger.append("finished", checkpoint=checkpoint.id)
 
 
 def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
-    there = [name for name in target.parts if name != SESSION_PART]
+    available = [name for name in target.parts if name != SESSION_PART]
     if parts is None:
-        return there
+        return available
     if isinstance(parts, str):
-        raise InvalidInputError(f"parts is a list of names, such as [{parts!r}].")
+        raise InvalidInputError(f"parts must be a list of names, such as [{parts!r}].")
     names = list(dict.fromkeys(parts))
-    strange = [name for name in names if name not in there]
-    if strange or not names:
+    missing = [name for name in names if name not in available]
+    if missing or not names:
         raise InvalidInputError(
             f"The checkpoint {target.id} has no part "
-            f"{', '.join(map(short_repr, strange)) or 'at all'}; it has {', '.join(there)}."
+            f"{', '.join(map(short_repr, missing)) or 'at all'}; it has {', '.join(available)}."
         )
     return names

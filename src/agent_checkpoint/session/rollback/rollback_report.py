@@ -1,4 +1,4 @@
-"""What a rollback passes over, in words. Owns the report and the notices; decides nothing."""
+"""The report of a rollback, and notices about effects. Owns their text; decides nothing."""
 
 from __future__ import annotations
 
@@ -18,62 +18,61 @@ _SHOWN = 20
 
 @dataclass(repr=False)
 class RollbackReport:
-    """What a rollback did, or would do, and what it cannot take back."""
+    """What a rollback did or would do, and the external side effects that it cannot undo."""
 
     target: str
-    """The checkpoint that it goes back to."""
+    """The checkpoint to roll back to."""
     parts: list[str]
-    """What goes back; the rest stays."""
+    """The parts that are rolled back."""
     adopts: bool = False
-    """Whether it is the end of a fork that the session adopts."""
+    """Whether this is the adoption of a fork."""
     id: str | None = None
-    """The new head; None if nothing was done."""
+    """The rollback checkpoint; None if nothing was changed."""
     safety_id: str | None = None
-    """The checkpoint that holds what was there before."""
+    """The safety checkpoint saved before the rollback."""
     replayable: list[Effect] = field(default_factory=list)
-    """They stand, and give their result again when they are asked for."""
+    """Idempotent effects: a repeated call returns the recorded result."""
     compensable: list[Effect] = field(default_factory=list)
-    """They stand, and can be undone."""
+    """Effects with a compensation (`undo=`) available."""
     irreversible: list[Effect] = field(default_factory=list)
     unknown: list[Effect] = field(default_factory=list)
-    """Nobody knows whether they happened."""
+    """Effects whose outcome is unknown."""
     compensated: list[Effect] = field(default_factory=list)
-    """They were undone by this rollback."""
+    """Effects that this rollback compensated."""
     gone: list[Effect] = field(default_factory=list)
-    """They were undone outside, although the state has their results again."""
+    """Compensated effects whose results the restored state contains."""
     failure: str | None = None
-    """Why the compensation stopped half-way."""
+    """Why the compensation stopped."""
     void: list[str] = field(default_factory=list)
-    """Requests for approval that are void now."""
+    """Approval requests that became void."""
     files: Plan | None = None
-    """What is done to the files."""
+    """The plan for the files."""
     foreign: bool = False
-    """Whether the target was imported, or is not proven to be this user's."""
+    """Whether the target was imported, or lacks this user's seal."""
     files_digest: str | None = None
-    """What tells whether the files are still those that a preview was made of; None if there were
-    none to look at."""
+    """A digest of the file plan, to detect changes after a preview; None without files."""
     notices: list[str] = field(default_factory=list)
-    """What still stands outside, for the agent to be told."""
+    """Texts for the agent about effects that its restored state does not reflect."""
 
     def __repr__(self) -> str:
         return f"<RollbackReport to {self.target}: {'done' if self.id else 'not done'}>"
 
     @property
     def blocking(self) -> list[Effect]:
-        """Those for which a rollback is refused unless somebody says `warn`."""
+        """Effects for which a rollback is refused unless the policy is `warn`."""
         return [*self.irreversible, *self.unknown]
 
     @property
     def effects(self) -> list[Effect]:
-        """All effects that it passes over."""
+        """All effects that the rollback concerns."""
         return [*self.blocking, *self.compensable, *self.replayable, *self.gone]
 
-    def sort(self, effects: Iterable[Effect], is_own: Callable[[str], bool]) -> None:
-        """Take in the effects since the target.
+    def classify(self, effects: Iterable[Effect], is_own: Callable[[str], bool]) -> None:
+        """Classify the effects since the target.
 
         Args:
-            effects: those that stand.
-            is_own: whether a session's effects are this one's to undo.
+            effects: the effects in force.
+            is_own: tells whether this session may compensate effects of a session.
         """
         for effect in effects:
             if not is_own(effect.session) and effect.kind == REVERSIBLE:
@@ -88,26 +87,26 @@ class RollbackReport:
                 self.irreversible.append(effect)
 
     def __str__(self) -> str:
-        told = self._told(_row)
-        return f"{told}\nThe compensation stopped: {self.failure}" if self.failure else told
+        text = self._text(_row)
+        return f"{text}\nThe compensation failed: {self.failure}" if self.failure else text
 
     def outline(self) -> str:
-        """Return the same without arguments of calls, for the text of an error."""
-        return self._told(_short_row)
+        """Return the report without call arguments, for the text of an error."""
+        return self._text(_short_row)
 
-    def _told(self, row: Callable[[Effect], str]) -> str:
+    def _text(self, row: Callable[[Effect], str]) -> str:
         verbs = (
-            ("has adopted", "would adopt") if self.adopts else ("went back to", "would go back to")
+            ("adopted", "would adopt") if self.adopts else ("rolled back to", "would roll back to")
         )
-        parts = ", ".join(self.parts) or "nothing that is not the same"
+        parts = ", ".join(self.parts) or "no changed parts"
         lines = [f"The session {verbs[0 if self.id else 1]} {self.target}: {parts}."]
         lists: list[tuple[str, Iterable[Any]]] = [
-            ("Cannot be undone:", self.irreversible),
-            ("Nobody knows whether it stands:", self.unknown),
-            ("Was undone:", self.compensated),
-            ("Was undone outside, although the state has its result again:", self.gone),
-            ("Stands, and could be undone:", self._left()),
-            ("Stands, and gives its result again when it is asked for:", self.replayable),
+            ("Irreversible external side effects:", self.irreversible),
+            ("Outcome unknown:", self.unknown),
+            ("Compensated:", self.compensated),
+            ("Compensated earlier, although the restored state has the result:", self.gone),
+            ("Still in place, can be compensated:", self._not_compensated()),
+            ("Still in place, a repeated call returns the recorded result:", self.replayable),
         ]
         for heading, effects in lists:
             rows = [row(effect) for effect in effects]
@@ -115,67 +114,68 @@ class RollbackReport:
                 more = [f"  … and {len(rows) - _SHOWN} more"] if len(rows) > _SHOWN else []
                 lines += [heading, *rows[:_SHOWN], *more]
         if self.void:
-            lines.append(f"Requests for approval that are void now: {', '.join(self.void)}.")
+            lines.append(f"Voided approval requests: {', '.join(self.void)}.")
         if self.files is not None:
             lines.append(str(self.files))
         if self.safety_id and self.id:
-            lines.append(f"What was there before is {self.safety_id}; session.undo() goes there.")
+            lines.append(f"Safety checkpoint: {self.safety_id}; session.undo() returns to it.")
         return "\n".join(lines)
 
-    def _left(self) -> list[Effect]:
-        gone = {effect.id for effect in (*self.compensated, *self.unknown)}
-        return [effect for effect in self.compensable if effect.id not in gone]
+    def _not_compensated(self) -> list[Effect]:
+        tried = {effect.id for effect in (*self.compensated, *self.unknown)}
+        return [effect for effect in self.compensable if effect.id not in tried]
 
 
 def refusal(report: RollbackReport) -> str:
-    """Return why a rollback is refused, and what can be done about it."""
+    """Return the text of a refusal: the reason, and the options."""
     number = len(report.blocking)
     hint = ""
     if report.unknown:
         hint = (
-            " What nobody knows, a person can find out and say: session.resolve("
-            f"{report.unknown[0].id!r}, happened=True if it stands, else False)."
+            " Record an unknown outcome with session.resolve("
+            f"{report.unknown[0].id!r}, happened=True if the effect is in place, else False)."
         )
     return (
-        f"Not rolled back: {number} thing{'s' if number > 1 else ''} done outside cannot be taken "
-        f'back. Roll back all the same with effects="warn", or go back less far.{hint}\n'
+        f"Not rolled back: {number} external side effect{'s' if number > 1 else ''} since the "
+        f"target {'are' if number > 1 else 'is'} irreversible or in doubt. Pass "
+        f'effects="warn" to roll back anyway, or choose a later checkpoint.{hint}\n'
         f"{report.outline()}"
     )
 
 
 def can_be_undone(effect: Effect) -> bool:
-    """Tell whether a tool that can undo an effect was imported here."""
+    """Tell whether a registered tool has an `undo=` for an effect."""
     tool = registered_tool(effect)
     return tool is not None and tool.undo is not None
 
 
 def unseen_effect_notice(effect: Effect) -> str:
-    """Return what an agent is told about an effect that its state does not know of."""
+    """Return the notice about an effect that the state does not contain."""
     when = _when(effect.ts)
     if effect.status == UNDOING:
         return (
-            f"{effect.words}, done at {when}, was being undone when the work stopped: nobody knows "
-            f"whether it stands. A person has to say: session.resolve({effect.id!r}, "
-            "happened=True if it stands, else False)."
+            f"{effect.words}, done at {when}: its compensation was interrupted, outcome unknown. A "
+            f"person has to record it with session.resolve({effect.id!r}, happened=True if the "
+            "effect is in place, else False)."
         )
     if effect.status != COMMITTED and effect.kind == IDEMPOTENT:
         return (
-            f"{effect.words} was begun at {when}, and nobody knows whether it happened. It may be "
-            "done again: twice is as once."
+            f"{effect.words} was started at {when}, outcome unknown. It is idempotent: the call "
+            "may be repeated."
         )
     if effect.status != COMMITTED:
         return (
-            f"{effect.words} was begun at {when}, and nobody knows whether it happened. A person "
-            f"has to say: session.resolve({effect.id!r}, happened=True or False)."
+            f"{effect.words} was started at {when}, outcome unknown. A person has to record it "
+            f"with session.resolve({effect.id!r}, happened=True or False)."
         )
     return (
-        f"{effect.words} was done at {when} and stands, although the session's state knows nothing "
-        "of it. Do not do it again: the same call gives the result of the first time."
+        f"{effect.words} was done at {when} and is still in place, although the session's state "
+        "does not contain it. Do not repeat it: the same call returns the recorded result."
     )
 
 
 def still_compensated(ledger: Ledger, names: Iterable[str]) -> list[Effect]:
-    """Return those of the effects that were undone, and were not made again since."""
+    """Return the effects that were compensated and not repeated since."""
     known = (ledger.effects[name] for name in names if name in ledger.effects)
     undone = [item for item in sorted(known, key=lambda item: item.seq) if item.status == UNDONE]
     standing = [effect for effect in ledger.all_effects() if effect.stands] if undone else []
@@ -183,7 +183,7 @@ def still_compensated(ledger: Ledger, names: Iterable[str]) -> list[Effect]:
 
 
 def _is_again(later: Effect, effect: Effect) -> bool:
-    """Tell whether an effect is another one made anew; without a key it has another identity."""
+    """Tell whether an effect repeats another; without a key it has another identity."""
     is_alike = (later.tool, later.module, later.digest) == (
         effect.tool,
         effect.module,
@@ -193,10 +193,10 @@ def _is_again(later: Effect, effect: Effect) -> bool:
 
 
 def compensated_notice(effect: Effect) -> str:
-    """Return what an agent is told about an effect that only its state has."""
+    """Return the notice about a compensated effect whose result the state contains."""
     return (
-        f"{effect.words} was done at {_when(effect.ts)} and was undone since: it does not stand, "
-        "although the session's state has its result. The same call does it again."
+        f"{effect.words} was done at {_when(effect.ts)} and compensated since: it is no longer in "
+        "place, although the session's state has its result. The same call repeats it."
     )
 
 
@@ -209,7 +209,7 @@ def _short_row(effect: Effect) -> str:
 
 
 def _about(effect: Effect) -> str:
-    more = ", its undo was begun" if effect.status == UNDOING else ""
+    more = ", compensation started" if effect.status == UNDOING else ""
     return f"({effect.kind}, {_when(effect.ts)}{more})"
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint of a session is meant: some steps back, before the last move. Owns counting."""
+"""Finds the target of a rollback: by id, by steps back, or the last safety checkpoint."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
-    """Return the checkpoint that a user means.
+    """Return the target of a rollback.
 
     Args:
-        session: which is to go back.
+        session: the session to roll back.
         to: an id or short form; `steps` counts if it is None.
         steps: how many checkpoints to go back.
 
     Raises:
         NotFoundError: there is no such checkpoint.
-        InvalidInputError: it is no number of steps, or a checkpoint of another session.
+        InvalidInputError: `steps` is no count, or `to` is a checkpoint of another session.
     """
     store = session.manager.store
     if to is not None:
@@ -36,16 +36,17 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
         ours = {session.key, *(key for key, _ in session._record.lineage)}
         if target.key not in ours:
             raise InvalidInputError(
-                f"{short_repr(target.id, 120)} is a checkpoint of {short_repr(target.key)}, and "
-                f"no past of the session {short_repr(session.key)}. Open that session, or fork it."
+                f"{short_repr(target.id, 120)} is a checkpoint of {short_repr(target.key)}, not in "
+                f"the history of the session {short_repr(session.key)}. Open or fork that session "
+                "instead."
             )
         return target
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise InvalidInputError(f"steps counts checkpoints, not {short_repr(steps)}.")
+        raise InvalidInputError(f"steps must be a number of checkpoints, not {short_repr(steps)}.")
     past = walk(store, session.key)
-    present = next(past, None)  # counts as it is, whatever it is
-    run_if_awaitable = chain([present], (item for item in past if item.kind != IN_FLIGHT))
-    found = next(islice(_distinct_steps(store, run_if_awaitable), steps, None), None)
+    present = next(past, None)  # the head counts, whatever its kind
+    candidates = chain([present], (item for item in past if item.kind != IN_FLIGHT))
+    found = next(islice(_distinct_steps(store, candidates), steps, None), None)
     if found is None:
         raise NotFoundError(
             f"The session {short_repr(session.key)} has no checkpoint {steps} steps back."
@@ -54,7 +55,7 @@ def find_target(session: Work, to: str | None, steps: int) -> Checkpoint:
 
 
 def _distinct_steps(store: Store, checkpoints: Iterable[Checkpoint | None]) -> Iterator[Checkpoint]:
-    """Count the end of a run as one with the step before it, if nothing has changed."""
+    """Skip the checkpoint before the end of a run, if both have the same content."""
     parts: dict[str, Any] = {}
     after_end = False
     for item in checkpoints:
@@ -70,37 +71,35 @@ def _distinct_steps(store: Store, checkpoints: Iterable[Checkpoint | None]) -> I
 
 
 def _is_run_end(store: Store, checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint is the end of a run, or the opening right after one."""
+    """Tell whether a checkpoint ends a run, or opens the session right after one."""
     if checkpoint.kind == "open" and checkpoint.parents:
-        place = parse_checkpoint_id(checkpoint.parents[0])
-        found = None if place is None else store.read(place.key, place.seq)
-        return found is not None and found.kind == CLOSE
+        parsed = parse_checkpoint_id(checkpoint.parents[0])
+        parent = None if parsed is None else store.read(parsed.key, parsed.seq)
+        return parent is not None and parent.kind == CLOSE
     return checkpoint.kind == CLOSE
 
 
 def undo_target(session: Work) -> Checkpoint:
-    """Return the safety checkpoint before the last rollback, of all or of some parts.
+    """Return the safety checkpoint before the last rollback, full or partial.
 
     Raises:
-        NotFoundError: there was none, or what was there before it is not kept any more.
+        NotFoundError: there was no rollback, or its safety checkpoint was removed.
     """
-    move: Checkpoint | None = None
+    rollback: Checkpoint | None = None
     for checkpoint in session.manager.store.newest_first(session.key):
-        if move is None:
-            move = checkpoint if checkpoint.kind in ROLLBACK_KINDS else None
+        if rollback is None:
+            rollback = checkpoint if checkpoint.kind in ROLLBACK_KINDS else None
         elif checkpoint.kind == SAFETY:
             return checkpoint
-        elif _is_reverted(checkpoint, move):
-            move = None
+        elif _is_reverted(checkpoint, rollback):
+            rollback = None
         else:
             break
-    raise NotFoundError(
-        f"The session {short_repr(session.key)} has no rollback that can be undone."
-    )
+    raise NotFoundError(f"The session {short_repr(session.key)} has no rollback to undo.")
 
 
 def _is_reverted(checkpoint: Checkpoint, by: Checkpoint) -> bool:
-    """Tell whether a move failed: the next one leads to the safety checkpoint before it."""
+    """Tell whether a rollback failed: the next one returns to the safety checkpoint before it."""
     target = parse_checkpoint_id(by.parents[0]) if by.parents else None
     return (
         checkpoint.kind in ROLLBACK_KINDS
@@ -110,21 +109,21 @@ def _is_reverted(checkpoint: Checkpoint, by: Checkpoint) -> bool:
 
 
 def unfinished_rollback(session: Work) -> tuple[Checkpoint, Checkpoint] | None:
-    """Return the safety checkpoint and the move after it, if that was not carried out to its end.
+    """Return the safety checkpoint and the rollback after it, if its restore is unfinished.
 
-    What an archive says was interrupted was so elsewhere, if at all.
+    An imported rollback is never unfinished: an interruption would have been on another machine.
 
     Raises:
         CheckpointError: the history cannot be read.
     """
-    move: Checkpoint | None = None
+    rollback: Checkpoint | None = None
     for checkpoint in session.manager.store.newest_first(session.key):
-        if move is not None:
-            return (checkpoint, move) if checkpoint.kind == SAFETY else None
+        if rollback is not None:
+            return (checkpoint, rollback) if checkpoint.kind == SAFETY else None
         if checkpoint.kind == "open":
             continue
         is_done = checkpoint.id in session._ledger.finished
         if is_done or checkpoint.token is not None or checkpoint.kind not in ROLLBACK_KINDS:
             return None
-        move = checkpoint
+        rollback = checkpoint
     return None

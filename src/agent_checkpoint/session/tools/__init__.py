@@ -1,1 +1,1 @@
-"""Tools: the decorator, their arguments, and calling functions that users wrote."""
+"""Tools: the `@tool` decorator, call arguments, and calling user functions."""

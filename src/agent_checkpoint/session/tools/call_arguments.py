@@ -1,4 +1,4 @@
-"""The arguments of a call and its error, as they are recorded and compared. Owns both forms."""
+"""Call arguments, results and errors: how they are recorded, encoded, compared and displayed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from agent_checkpoint.store.objects.splitting import inline_tree
 _MAX_DESCRIPTION = 120
 _PLAIN = frozenset({str, int, float, bool, bytes, type(None)})
 _OUTER_DEPTH = 5
-"""How deep a value stands in the list of calls."""
+"""The nesting depth at which a value is stored in the list of calls."""
 
 
 def recordable(value: Any, depth: int = 0) -> Any:
-    """Return a value as it is kept in the list of calls: a copy, or a description.
+    """Return a copy of a value for the list of calls, or a description of it.
 
-    What could only be pickled is described too: a session must open where there is neither the
-    class nor the secret.
+    A value that needs a pickle is described: a session must open without its class or the secret.
     """
     if type(value) in _PLAIN:
         return value
@@ -34,14 +33,14 @@ def recordable(value: Any, depth: int = 0) -> Any:
         return type(value)(recordable(item, depth + 1) for item in value)
     if depth < 20 and type(value) is dict and all(type(name) is str for name in value):
         return {name: recordable(item, depth + 1) for name, item in value.items()}
-    if is_stateful(value):  # its state has a part of its own, and may be anything
+    if is_stateful(value):  # its state may be arbitrarily large
         return f"<{type(value).__name__}>"
     try:
         copy = nested = copied(value)
-        for _ in range(depth + _OUTER_DEPTH):  # there it must not be too deep either
+        for _ in range(depth + _OUTER_DEPTH):  # the depth limit applies to the stored position
             nested = [nested]
         can_be_kept = not _has_pickle(inline_tree(encode(nested, "value")))
-    except Exception:  # whatever it is that its class does not like
+    except Exception:  # user classes may raise anything while being copied
         can_be_kept = False
     if can_be_kept:
         return copy
@@ -49,52 +48,51 @@ def recordable(value: Any, depth: int = 0) -> Any:
 
 
 def encode_for_ledger(value: Any, what: str) -> JsonValue:
-    """Return a value of an effect as JSON, to be kept in the ledger.
+    """Encode a value of an effect for the ledger.
 
     Raises:
-        InvalidInputError: it cannot be kept, and so neither compared nor given back.
+        InvalidInputError: the value cannot be encoded.
     """
     try:
         return encode(value, what)
     except StateError as error:
         raise InvalidInputError(
-            f"{error} What a tool with an effect is given and returns is kept in the ledger: make "
-            "it plain data, or register_type its class."
+            f"{error} Arguments and results of tools with external side effects are stored in the "
+            "ledger. Use plain data, or register the class with register_type."
         ) from error
 
 
 def fingerprint(value: Any, what: str) -> str:
-    """Return what is equal for equal values, in every process.
+    """Return a digest that is equal for equal values, in every process.
 
     Raises:
-        InvalidInputError: the value has none, because it could only be pickled, or because not
-            all of it is captured.
+        InvalidInputError: the value needs a pickle, or only some of its fields are captured.
     """
     stateful = _find_stateful(value)
     if stateful is not None:
         raise InvalidInputError(
-            f"{what} cannot be compared with that of another call: it holds a "
-            f"{type(stateful).__name__}, of which only some fields are captured. Pass plain data."
+            f"{what} cannot be compared between calls: a {type(stateful).__name__} in it captures "
+            "only some of its fields. Pass plain data."
         )
     tree = inline_tree(encode_for_ledger(value, what))
     if _has_pickle(tree):
         raise InvalidInputError(
-            f"{what} cannot be compared with that of another call: it holds an object that could "
-            "only be pickled. Make it plain data, or register_type its class."
+            f"{what} cannot be compared between calls: it holds an object that needs a pickle. Use "
+            "plain data, or register the class with register_type."
         )
     text = json.dumps(_canonical_order(tree), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
-    """Return a call as a person would know it again, on one line."""
+    """Return a call as one short line of text."""
     given = ", ".join(f"{name}={short_repr(value, 40)}" for name, value in arguments.items())
     text = f"{tool}({given})"
     return text if len(text) <= _MAX_DESCRIPTION else text[: _MAX_DESCRIPTION - 2] + "…)"
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error as it is recorded, also one whose message cannot be had."""
+    """Return type and message of an error, even if its `__str__` raises."""
     try:
         words = str(error)
     except Exception:
@@ -103,23 +101,23 @@ def describe_error(error: BaseException) -> str:
 
 
 def _canonical_order(tree: Any) -> Any:
-    """Return a tree with the pairs of a dict in one order, whatever the order in memory."""
+    """Return a tree with the pairs of dicts sorted, independent of insertion order."""
     if isinstance(tree, list):
         return [_canonical_order(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    found = {name: _canonical_order(item) for name, item in tree.items()}
+    result = {name: _canonical_order(item) for name, item in tree.items()}
     for name in ("$dict", "$counter"):
-        if name in found:
-            found[name] = sorted(found[name], key=json.dumps)
-    if "$defaultdict" in found:
-        factory, pairs = found["$defaultdict"]
-        found["$defaultdict"] = [factory, sorted(pairs, key=json.dumps)]
-    return found
+        if name in result:
+            result[name] = sorted(result[name], key=json.dumps)
+    if "$defaultdict" in result:
+        factory, pairs = result["$defaultdict"]
+        result["$defaultdict"] = [factory, sorted(pairs, key=json.dumps)]
+    return result
 
 
 def _find_stateful(value: Any, depth: int = 0) -> Any:
-    """Return an object with a state of its own that is somewhere in plain containers."""
+    """Return a stateful object nested in plain containers, if any."""
     if is_stateful_part(value):
         return value
     if isinstance(value, Mapping):
@@ -127,9 +125,9 @@ def _find_stateful(value: Any, depth: int = 0) -> Any:
     elif not isinstance(value, (list, tuple, set, frozenset, deque)):
         return None
     if depth > MAX_DEPTH:
-        return None  # it is refused as too deep
-    found = (_find_stateful(item, depth + 1) for item in value)
-    return next((item for item in found if item is not None), None)
+        return None  # the encoder refuses this depth
+    nested = (_find_stateful(item, depth + 1) for item in value)
+    return next((item for item in nested if item is not None), None)
 
 
 def _has_pickle(tree: Any) -> bool:

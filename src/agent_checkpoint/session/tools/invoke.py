@@ -1,4 +1,4 @@
-"""Calling functions that users wrote for us: `key`, `verify`, `undo`, `approve`. Owns how."""
+"""Calls user functions (`key=`, `verify=`, `undo=`, `approve=`), sync or async."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 OWNER_NAMES = ("self", "cls")
-"""What the first parameter of a method is called."""
+"""Names of the first parameter of a method."""
 
 _loop: ContextVar[AbstractEventLoop | None] = ContextVar("agent_checkpoint_loop", default=None)
 
 
 def invoke_by_name(function: Callable[..., Any], arguments: Mapping[str, Any], **more: Any) -> Any:
-    """Call a function with those of the arguments that it takes, by their names.
+    """Call a function with the arguments that it accepts, matched by name.
 
-    A single parameter that is none of them gets `result`, if that is offered.
+    A single unmatched required parameter receives `result`, if `more` has it.
 
-    Raises what the function raises, and TypeError if it wants something that there is not.
+    Raises what the function raises, and TypeError for other unmatched parameters.
     """
     parameters = inspect.signature(function).parameters
     available = {**arguments, **more}
     given = {name: available[name] for name in parameters if name in available}
-    rest = [name for name, item in parameters.items() if item.kind is item.VAR_KEYWORD]
-    lacking = [
+    var_keyword = [name for name, item in parameters.items() if item.kind is item.VAR_KEYWORD]
+    missing = [
         name
         for name, item in parameters.items()
         if name not in available
         and item.default is item.empty
         and item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)
     ]
-    if rest:
-        given[rest[0]] = {name: arguments[name] for name in arguments if name not in given}
-    elif len(lacking) == 1 and lacking[0] not in OWNER_NAMES and "result" not in given:
-        given.update({lacking[0]: more["result"]} if "result" in more else {})
+    if var_keyword:
+        given[var_keyword[0]] = {name: arguments[name] for name in arguments if name not in given}
+    elif len(missing) == 1 and missing[0] not in OWNER_NAMES and "result" not in given:
+        given.update({missing[0]: more["result"]} if "result" in more else {})
     args, kwargs = split_arguments(parameters.values(), given)
     return function(*args, **kwargs)
 
@@ -48,13 +48,13 @@ def invoke_by_name(function: Callable[..., Any], arguments: Mapping[str, Any], *
 def split_arguments(
     parameters: Iterable[inspect.Parameter], named: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments as a function is called with them: by position, and by name."""
+    """Split named arguments into positional and keyword arguments."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     has_gap = False
     for parameter in parameters:
         if parameter.name not in named:
-            has_gap = True  # what comes after it cannot be told by its position
+            has_gap = True  # later parameters cannot be passed by position
             continue
         value = named[parameter.name]
         if parameter.kind is parameter.VAR_POSITIONAL:
@@ -69,13 +69,13 @@ def split_arguments(
 
 
 def takes_owner(function: Callable[..., Any]) -> bool:
-    """Tell whether a function is a method that has yet to be told its object."""
+    """Tell whether a function is an unbound method."""
     return next(iter(inspect.signature(function).parameters), None) in OWNER_NAMES
 
 
 @contextmanager
 def awaitables_on_this_loop() -> Iterator[None]:
-    """Have what is started within, in other threads, await on this event loop."""
+    """Run awaitables on this event loop when other threads meet them in this context."""
     with block_forks():
         import asyncio
 
@@ -87,9 +87,9 @@ def awaitables_on_this_loop() -> Iterator[None]:
 
 
 def run_if_awaitable(value: Any) -> Any:
-    """Return a value; one that has to be awaited is, on the caller's event loop or one of its own.
+    """Return a value, or the result of an awaitable, run on the caller's event loop or a new one.
 
-    Raises what awaiting it raises.
+    Raises what the awaitable raises.
     """
     if not inspect.isawaitable(value):
         return value
@@ -103,26 +103,26 @@ def run_if_awaitable(value: Any) -> Any:
     loop = _loop.get()
     if loop is not None and not _is_running_loop(loop):
         return asyncio.run_coroutine_threadsafe(wait(), loop).result()
-    found: list[Any] = []
+    results: list[Any] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
-            found.append(asyncio.run(wait()))
+            results.append(asyncio.run(wait()))
         except BaseException as error:
             errors.append(error)
 
-    # The one of the caller may have a loop that is running. It is in the same session.
+    # In a new thread: the caller's may have a running loop. The context carries the session along.
     thread = Thread(target=copy_context().run, args=(run,))
     thread.start()
     thread.join()
     if errors:
         raise errors[0]
-    return found[0]
+    return results[0]
 
 
 def _is_running_loop(loop: AbstractEventLoop) -> bool:
-    """Tell whether this is the thread of a loop, which must not wait for itself."""
+    """Tell whether this thread runs the loop: waiting for it here would deadlock."""
     with block_forks():
         import asyncio
 

@@ -1,4 +1,4 @@
-"""Which object a method of a tool is called on. Owns telling the parts of a session apart."""
+"""Finds the object that a method tool is called on, among the parts of a session."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ if TYPE_CHECKING:
 
 
 def find_owner(session: Work, tool: Tool, part: str | None = None) -> Any:
-    """Return the part of the session that a method was called on; None is any, if only one.
+    """Return the object that a method tool is called on; `part=None` matches any single part.
 
     Raises:
-        NotFoundError: there is none, or several have the method.
+        NotFoundError: no part has the method, or several have it.
     """
-    found: dict[int, Any] = {}
+    owners: dict[int, Any] = {}
     for name, item in session._live_parts().items():
         method = getattr(type(item), tool.function.__name__, None)
-        of_class = inspect.ismethod(method)
-        if getattr(method, "tool", None) is tool and (of_class or part in (None, name)):
-            one = type(item) if of_class else item
-            found[id(one)] = one
-    if len(found) == 1:
-        return next(iter(found.values()))
-    which = "Several parts" if found else f"The part {short_repr(part)}" if part else "No part"
+        is_classmethod = inspect.ismethod(method)
+        if getattr(method, "tool", None) is tool and (is_classmethod or part in (None, name)):
+            owner = type(item) if is_classmethod else item
+            owners[id(owner)] = owner
+    if len(owners) == 1:
+        return next(iter(owners.values()))
+    which = "Several parts" if owners else f"The part {short_repr(part)}" if part else "No part"
     raise NotFoundError(
-        f"{which} of the session can be what the method {short_repr(tool.name)} was called on: "
-        "pass that object as agent= or in parts=, by the name that it had."
+        f"{which} of the session can own the method {short_repr(tool.name)}. Pass its object as "
+        "agent= or in parts=, under its earlier name."
     )
 
 
 def part_name(session: Work, tool: Tool, owner: Any) -> str | None:
-    """Return the name of the part that a method is called on; None if the tool is none."""
+    """Return the name of the part that owns a method; None if the tool is no method."""
     if not tool.is_method:
         return None
     parts = session._live_parts()

@@ -1,4 +1,4 @@
-"""`@tool`: functions that an agent may call. Owns what is said about them; records no call."""
+"""The `@tool` decorator and its registry. Owns the declaration of a tool; records no call."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ KINDS = (LOCAL, READ, IDEMPOTENT, REVERSIBLE, IRREVERSIBLE)
 EXTERNAL_KINDS = frozenset({IDEMPOTENT, REVERSIBLE, IRREVERSIBLE})
 
 EFFECT_PARAMETER = "effect"
-"""The parameter by which a tool is told about the effect that it is to make."""
+"""The parameter that receives the `EffectContext`."""
 
 _TOOLS: dict[tuple[str, str], Tool] = {}
-"""By their names and the modules that define them."""
+"""Registered tools, by name and defining module."""
 
 
 _THREADS = (
-    "Start threads with contextvars.copy_context().run, once several sessions are open or one was "
-    "forked."
+    "Start threads with contextvars.copy_context().run if several sessions are open or a session "
+    "was forked."
 )
 
 
 @dataclass(frozen=True)
 class Tool:
-    """What is known of a tool."""
+    """The declaration of a tool."""
 
     name: str
     module: str
@@ -49,27 +49,27 @@ class Tool:
     approve: Callable[..., Any] | bool
     expires: float | None
     parameters: tuple[inspect.Parameter, ...]
-    """Those of the function itself."""
+    """The parameters of the function."""
     signature: inspect.Signature
-    """As it is called, without `effect`."""
+    """The signature for callers, without `effect`."""
     is_method: bool
     takes_effect: bool
 
     @property
     def is_external(self) -> bool:
-        """Whether it changes what no checkpoint holds."""
+        """Whether the tool has external side effects, which no checkpoint can restore."""
         return self.kind in EXTERNAL_KINDS
 
     @property
     def is_async(self) -> bool:
-        """Whether it is a coroutine function."""
+        """Whether the function is a coroutine function."""
         return inspect.iscoroutinefunction(self.function)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the object that a method is called on, and the arguments by name.
 
         Raises:
-            TypeError: they do not fit the function, as Python would say.
+            TypeError: the arguments do not match the signature.
         """
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -88,7 +88,7 @@ class Tool:
         return self.function(*args, **kwargs)
 
     def keyword_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments as `key`, `verify` and `undo` get them: `**kwargs` one by one."""
+        """Return the arguments for `key=`, `verify=` and `undo=`, with `**kwargs` flattened."""
         named = dict(arguments)
         for parameter in self.parameters:
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -97,17 +97,17 @@ class Tool:
 
 
 class _ToolReference(Protocol):
-    """An effect or a request, which names its tool."""
+    """A ledger record that names a tool: an effect or a request."""
 
     tool: str
     module: str
 
 
 def registered_tool(record: _ToolReference) -> Tool | None:
-    """Return the tool of an effect or a request, if it is known here.
+    """Return the registered tool of an effect or a request, or None.
 
-    One of the same name may have moved to another module; between two of them nothing is guessed,
-    for another tool's `undo` would do harm.
+    A tool that moved to another module is found by its name, unless the name is ambiguous: running
+    another tool's `undo` would do harm.
     """
     exact = _TOOLS.get((record.tool, record.module))
     alike = [item for item in _TOOLS.values() if item.name == record.tool]
@@ -115,14 +115,14 @@ def registered_tool(record: _ToolReference) -> Tool | None:
 
 
 def check_same_tool(tool: Tool, record: _ToolReference, words: str) -> None:
-    """Refuse what another tool of the same name did, if that is here as well.
+    """Refuse a record of another registered tool with the same name.
 
     Raises EffectConflictError.
     """
     if record.module != tool.module and (record.tool, record.module) in _TOOLS:
         raise EffectConflictError(
-            f"{words} is of the tool {short_repr(record.tool)} of {record.module}, and "
-            f"{tool.module} has one of the same name: give one of them another by name=."
+            f"{words} belongs to the tool {short_repr(record.tool)} in {record.module}, and "
+            f"{tool.module} has a tool of the same name. Rename one of them with name=."
         )
 
 
@@ -150,27 +150,28 @@ def tool(
     expires: float | timedelta | None = None,
     name: str | None = None,
 ) -> Any:
-    """Make a function, method or coroutine function a tool: in a session its calls are recorded.
+    """Declare a function, method or coroutine function as a tool; sessions record its calls.
 
     Args:
-        function: what is decorated.
-        effect: `local`: a rollback undoes all of it; `read`: it only looks outside; `idempotent`:
-            twice is as once; `reversible`: `undo` undoes it; `irreversible`: nothing does.
-        key: gets the arguments and returns what the effect is the same as, such as an order's id.
-        verify: gets the arguments and returns the outcome if the effect did happen, else None.
-        undo: gets the arguments, and `result` if it takes that.
-        approve: True if a person has to agree to each call; or a function that gets the request
-            and tells whether to go on.
-        expires: how long a request may be answered and the answer used, in seconds.
-        name: what it is called in checkpoints; the function's own name if not given.
+        function: the decorated function.
+        effect: `local`: no external side effect, a rollback undoes it; `read`: only reads external
+            data; `idempotent`: a repeat is harmless; `reversible`: `undo` compensates it;
+            `irreversible`: nothing undoes it.
+        key: receives the arguments and returns the idempotency key, such as an order id.
+        verify: receives the arguments and returns the result if the effect happened, else None.
+        undo: the compensation; receives the arguments, and `result` if it has that parameter.
+        approve: True to require a person's approval of each call; or a function that receives the
+            call and returns whether to run it.
+        expires: how long a request can be answered and its answer used, in seconds.
+        name: the name in checkpoints; the function's qualified name if not given.
 
     Raises:
-        InvalidInputError: an option makes no sense.
+        InvalidInputError: an option is invalid.
     """
     _check_options(effect, undo, verify, approve)
     _check_callables(key=key, verify=verify, undo=undo)
     if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidInputError(f"A tool is named by text, not {short_repr(name)}.")
+        raise InvalidInputError(f"name must be a non-empty string, not {short_repr(name)}.")
     seconds = _expiry_seconds(expires)
 
     def decorate(function: Any) -> Any:
@@ -204,7 +205,7 @@ def tool(
 
 
 def _session_wrapper(spec: Tool) -> Any:
-    """Return the function that is called in the place of the tool's own."""
+    """Return the wrapper that runs the tool in the current session."""
     if spec.is_async:
 
         @functools.wraps(spec.function)
@@ -233,16 +234,16 @@ def _session_wrapper(spec: Tool) -> Any:
 def _call_without_session(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     others = open_sessions()
     if spec.is_external or spec.approve is not False:
-        where = "call it within `with Session(…)`."
+        hint = "Call it within `with Session(…)`."
         if others:
-            where = "this thread belongs to none of those that are open. " + _THREADS
+            hint = "This thread belongs to none of the open sessions. " + _THREADS
         raise EffectError(
-            f"{spec.name} has an effect on the outside or needs an approval, and there is no "
-            f"session to keep account of it: {where}"
+            f"{spec.name} has an external side effect or needs approval, and no session is active "
+            f"to record it. {hint}"
         )
     for session in others:
         session._add_notice(
-            f"{spec.name} was called in a thread that belongs to no session, and is not recorded. "
+            f"{spec.name} was called in a thread without a session, so the call was not recorded. "
             + _THREADS
         )
     owner, arguments = spec.bind(args, kwargs)
@@ -252,22 +253,26 @@ def _call_without_session(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, A
 def _check_options(effect: str, undo: Any, verify: Any, approve: Any) -> None:
     if effect not in KINDS:
         raise InvalidInputError(
-            f"An effect is one of {', '.join(KINDS)}, not {short_repr(effect)}."
+            f"effect must be one of {', '.join(KINDS)}, not {short_repr(effect)}."
         )
     if effect == REVERSIBLE and undo is None:
-        raise InvalidInputError("A reversible effect needs undo=, or it is irreversible.")
+        raise InvalidInputError('effect="reversible" needs undo=. Without it, use "irreversible".')
     if undo is not None and effect != REVERSIBLE:
-        raise InvalidInputError(f"undo= is for reversible effects, and this one is {effect}.")
+        raise InvalidInputError(f'undo= needs effect="reversible", not {short_repr(effect)}.')
     if verify is not None and effect not in EXTERNAL_KINDS:
-        raise InvalidInputError(f"verify= is for effects on the outside; this one is {effect}.")
+        raise InvalidInputError(
+            f"verify= needs a tool with external side effects, and this one is {effect}."
+        )
     if not isinstance(approve, bool) and not callable(approve):
-        raise InvalidInputError(f"approve is True, False or a function, not {short_repr(approve)}.")
+        raise InvalidInputError(
+            f"approve must be True, False or a function, not {short_repr(approve)}."
+        )
 
 
 def _check_callables(**functions: Any) -> None:
     for name, function in functions.items():
         if function is not None and not callable(function):
-            raise InvalidInputError(f"{name}= is a function, not {short_repr(function)}.")
+            raise InvalidInputError(f"{name}= must be a function, not {short_repr(function)}.")
 
 
 def _expiry_seconds(expires: Any) -> float | None:
@@ -276,16 +281,16 @@ def _expiry_seconds(expires: Any) -> float | None:
         return None
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 < seconds < math.inf:
-        raise InvalidInputError(f"expires is a number of seconds, not {short_repr(expires)}.")
+        raise InvalidInputError(f"expires must be a number of seconds, not {short_repr(expires)}.")
     return float(seconds)
 
 
 def _signature_of(function: Any) -> inspect.Signature:
     if not callable(function):
-        raise InvalidInputError(f"@tool takes options by name, not {short_repr(function)}.")
+        raise InvalidInputError(f"@tool takes keyword options only, not {short_repr(function)}.")
     try:
         return inspect.signature(function)
     except ValueError as error:
         raise InvalidInputError(
-            f"{short_repr(function)} does not say which arguments it takes: wrap it in a function."
+            f"{short_repr(function)} has no signature to inspect. Wrap it in a function."
         ) from error

@@ -144,7 +144,7 @@ def test_one_of_two(session):
         work(branch)
     session.adopt(two)
     assert session.agent.memory == ["first", "two"]
-    with pytest.raises(ConflictError, match="has gone on since"):
+    with pytest.raises(ConflictError, match="changed since"):
         session.adopt(one)
     session.undo()
     session.adopt(one)
@@ -167,7 +167,7 @@ def test_a_session_that_has_gone_on(session, place, what, saved):
     if saved:
         session.save()
     before = everything(session)
-    with pytest.raises(ConflictError, match=r"has gone on since work_.*merge="):
+    with pytest.raises(ConflictError, match=r"changed since work_.*merge="):
         session.adopt(branch)
     assert everything(session) == before
     assert branch._is_open
@@ -177,10 +177,10 @@ def test_a_session_that_has_gone_on(session, place, what, saved):
 def test_what_is_no_fork_of_it(session, store):
     with Session("other", store=session.manager):
         pass
-    with pytest.raises(InvalidInputError, match="no fork of the session 'work'"):
+    with pytest.raises(InvalidInputError, match="not of a fork of the session 'work'"):
         session.adopt("other")
     with session.fork("one") as one, one.fork("two") as two:
-        with pytest.raises(InvalidInputError, match="by that fork first"):
+        with pytest.raises(InvalidInputError, match="in its parent first"):
             session.adopt(two)
         note(two.agent, "deep")
         one.adopt(two)
@@ -199,7 +199,7 @@ def test_while_a_tool_runs(session):
     def adopt_it():
         session.adopt(branch)
 
-    with pytest.raises(ConflictError, match="is running"):
+    with pytest.raises(ConflictError, match="Tools are running"):
         adopt_it()
 
 
@@ -452,7 +452,7 @@ def test_a_fork_whose_tool_is_running(session):
         def adopt_me():
             session.adopt(branch)
 
-        with pytest.raises(ConflictError, match="adopt_me is running: adopt it when no tool is"):
+        with pytest.raises(ConflictError, match=r"running: adopt_me.*adopt it"):
             adopt_me()
 
 
@@ -473,7 +473,7 @@ def test_a_fork_of_what_was_adopted(session):
 
 @pytest.mark.parametrize("what", [5, object(), ["x"]])
 def test_what_cannot_be_adopted(session, what):
-    with pytest.raises(InvalidInputError, match="is adopted"):
+    with pytest.raises(InvalidInputError, match="adopt takes"):
         session.adopt(what)
 
 
@@ -491,7 +491,7 @@ def test_an_unknown_outcome_of_the_fork_is_told(session):
     session.adopt(branch)
     (words,) = session.notices
     assert "call(to='ann')" in words
-    assert "nobody knows" in words
+    assert "outcome unknown" in words
     with pytest.raises(EffectUnknownError):
         call("ann")
 

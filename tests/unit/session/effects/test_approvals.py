@@ -565,7 +565,7 @@ def test_carry_out_of_a_tool_that_is_not_here(
     with Session("work", store=memory) as session:
         session.approvals.approve(outside.ask("ann"))
         monkeypatch.setattr(tool, "_TOOLS", {})
-        with pytest.raises(NotFoundError, match="import"):
+        with pytest.raises(NotFoundError, match="Import"):
             session.carry_out()
 
 
@@ -624,7 +624,7 @@ def test_an_async_approve_awaits_on_the_loop_of_the_caller(memory: CheckpointMan
 
 BAD = [
     (lambda to, **_: to["name"], {"to": "bob"}, "key= of the tool mail failed"),
-    (lambda to, **_: to, {"to": object}, "could only be pickled"),
+    (lambda to, **_: to, {"to": object}, "needs a pickle"),
 ]
 
 

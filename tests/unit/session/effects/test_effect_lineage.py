@@ -174,7 +174,7 @@ def test_an_unknown_outcome_of_a_relative_is_in_the_way(memory: CheckpointManage
     memory.fork("work", "branch")
     with killed("work", memory):
         act()
-    with Session("branch", store=memory), pytest.raises(EffectConflictError, match="begun"):
+    with Session("branch", store=memory), pytest.raises(EffectConflictError, match="started"):
         act()
 
 
@@ -198,7 +198,7 @@ def test_a_fork_does_not_ask_about_what_its_parent_is_doing(memory: CheckpointMa
         assert act() == "done"
         assert statuses(session) == ["committed"]
     assert done == [1]
-    assert "nobody knows" in forked[1][0]
+    assert "outcome unknown" in forked[1][0]
 
 
 def test_sessions_that_are_no_relatives_do_not_meet(memory: CheckpointManager) -> None:

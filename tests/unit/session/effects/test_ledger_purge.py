@@ -190,7 +190,7 @@ def test_a_request_whose_arguments_nobody_knows_is_void(manager: CheckpointManag
     manager.purge(SECRET)
     with Session("work", store=manager) as session:
         assert [request.id for request in session.approvals.pending()] == [other]
-        with pytest.raises(InvalidInputError, match="purged"):
+        with pytest.raises(InvalidInputError, match="Purged"):
             session.approvals.arguments(name)
         assert ask(mail, "ann", f"Use {SECRET}") != name
     assert done == []

@@ -72,9 +72,9 @@ def test_without_verify_nobody_knows(manager: CheckpointManager, kind: str, brea
             with pytest.raises(EffectUnknownError, match=r"charge \[[0-9a-f]{8}\] .*resolve"):
                 outside.charge("a")
         assert outside.done == before
-        assert ["nobody knows" in notice for notice in session.notices] == [True]
+        assert ["outcome unknown" in notice for notice in session.notices] == [True]
     with Session("work", store=manager) as session:
-        assert ["nobody knows" in notice for notice in session.notices] == [True]
+        assert ["outcome unknown" in notice for notice in session.notices] == [True]
         with pytest.raises(EffectUnknownError):
             outside.charge("a")
 
@@ -232,7 +232,7 @@ def test_what_was_started_is_unknown_after_a_crash(manager: CheckpointManager) -
         outside.charge("a")
     with Session("work", store=manager) as session:
         assert statuses(session) == ["unknown"]
-        assert "nobody knows" in session.notices[0]
+        assert "outcome unknown" in session.notices[0]
         with pytest.raises(EffectUnknownError):
             outside.charge("a")
     assert outside.done == ["a"]
@@ -322,7 +322,9 @@ def test_a_person_says_that_it_happened(manager: CheckpointManager) -> None:
     name = unknown(manager, outside)
     with Session("work", store=manager) as session:
         session.resolve(name, happened=True, result="seen", note="on the statement")
-        assert "stands, although the session's state knows nothing of it" in session.notices[0]
+        assert (
+            "still in place, although the session's state does not contain it" in session.notices[0]
+        )
         assert session.effects[0].note == "on the statement"
         assert outside.charge("a") == "seen"
         assert session.notices == []
@@ -344,7 +346,7 @@ def test_it_is_said_once(memory: CheckpointManager, first: bool, second: bool) -
     name = unknown(memory, Outside("irreversible", error=Killed()))
     with Session("work", store=memory) as session:
         session.resolve(name, happened=first)
-        with pytest.raises(EffectError, match="is known to be"):
+        with pytest.raises(EffectError, match="is already recorded as"):
             session.resolve(name, happened=second)
         assert statuses(session) == ["committed" if first else "failed"]
 
@@ -444,7 +446,7 @@ def test_an_undo_that_fails_leaves_it_to_a_person(manager: CheckpointManager) ->
     outside, session = half_undone(manager)
     with session:
         assert statuses(session) == ["undoing"]
-        assert "was being undone" in session.notices[0]
+        assert "compensation was interrupted" in session.notices[0]
         with pytest.raises(EffectUnknownError):
             outside.charge("a")
 
@@ -520,7 +522,7 @@ def test_what_a_person_said_is_not_overridden(manager: CheckpointManager) -> Non
     old._effects.commit(effect, "done")
     assert statuses(new) == ["committed"]
     assert "declared not done" in new.effects[0].note
-    assert any("done after all" in notice for notice in new.notices)
+    assert any("succeeded after it had been recorded as failed" in notice for notice in new.notices)
     old._effects.fail(effect, "late")
     old._effects.commit(effect, "again")
     assert statuses(new) == ["committed"]
@@ -559,6 +561,6 @@ def test_only_what_was_done_is_undone_and_once(memory: CheckpointManager) -> Non
         session._effects.undo(effect)
         with pytest.raises(EffectError, match="it is undone"):
             session._effects.undo(effect)
-        with pytest.raises(EffectConflictError, match="Look whether"):
+        with pytest.raises(EffectConflictError, match="Check whether"):
             session._effects.commit(effect, "late")
     assert undone == ["o"]

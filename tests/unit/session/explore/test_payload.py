@@ -37,5 +37,5 @@ def test_a_module_of_the_current_directory_is_found_in_another(tmp_path, monkeyp
 @pytest.mark.parametrize("name", ["the strategy", "the agent"])
 def test_what_cannot_be_sent_is_named(name):
     content = {"the strategy": len, "the agent": None, name: threading.Lock()}
-    with pytest.raises(InvalidInputError, match=f"^T{name[1:]} cannot be sent"):
+    with pytest.raises(InvalidInputError, match=f"^T{name[1:]} cannot be pickled"):
         encode_payload(content)

@@ -205,7 +205,7 @@ def test_a_checkpoint_of_a_stranger_is_refused(store):
     with Session("stranger", agent=Agent(7), store=store) as stranger:
         foreign = stranger.save()
         with Session("job", agent=Agent(), store=stranger.manager) as session:
-            with pytest.raises(InvalidInputError, match="no past of the session 'job'"):
+            with pytest.raises(InvalidInputError, match="not in the history of the session 'job'"):
                 session.rollback(to=foreign, effects="warn")
             assert session.agent.count == 0
 
@@ -301,9 +301,9 @@ def test_a_dry_run_changes_nothing(session):
     assert (report.id, report.safety_id) == (None, None)
     assert [effect.words for effect in report.irreversible] == ["publish(title='a')"]
     text = str(report)
-    assert text.startswith("The session would go back to job_")
+    assert text.startswith("The session would roll back to job_")
     assert "delete 2.txt" in text
-    assert "Cannot be undone:\n  publish(title='a') (irreversible, 20" in text
+    assert "Irreversible external side effects:\n  publish(title='a') (irreversible, 20" in text
 
 
 # -- and back again --------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ def test_undo_when_what_was_there_is_not_kept(session):
     for row in session.history():
         if row["kind"] == "safety":
             session.manager.delete("job", row["id"])
-    with pytest.raises(NotFoundError, match="can be undone"):
+    with pytest.raises(NotFoundError, match="no rollback to undo"):
         session.undo()
 
 
@@ -387,18 +387,19 @@ def test_it_is_refused_with_a_report_that_a_person_understands(session):
     text = text.replace(report.unknown[0].id, "EFFECT")
     text = re.sub(r"\[[0-9a-f]{8}\]", "[DIGEST]", text)
     assert text == (
-        "Not rolled back: 3 things done outside cannot be taken back. Roll back all the same with "
-        'effects="warn", or go back less far. What nobody knows, a person can find out and say: '
-        "session.resolve('EFFECT', happened=True if it stands, else False).\n"
-        "The session would go back to ID: agent, messages, calls, tasks, workspace.\n"
-        "Cannot be undone:\n"
+        "Not rolled back: 3 external side effects since the target are irreversible or in doubt. "
+        'Pass effects="warn" to roll back anyway, or choose a later checkpoint. Record an unknown '
+        "outcome with session.resolve('EFFECT', happened=True if the effect is in place, else "
+        "False).\n"
+        "The session would roll back to ID: agent, messages, calls, tasks, workspace.\n"
+        "Irreversible external side effects:\n"
         "  publish [DIGEST] (irreversible, TIME)\n"
         "  pay [DIGEST] (irreversible, TIME)\n"
-        "Nobody knows whether it stands:\n"
+        "Outcome unknown:\n"
         "  hang_up [DIGEST] (irreversible, TIME)\n"
-        "Stands, and could be undone:\n"
+        "Still in place, can be compensated:\n"
         "  reserve [DIGEST] (reversible, TIME)\n"
-        "Stands, and gives its result again when it is asked for:\n"
+        "Still in place, a repeated call returns the recorded result:\n"
         "  set_price [DIGEST] (idempotent, TIME)"
     )
     assert isinstance(caught.value, RollbackRefusedError)
@@ -428,8 +429,8 @@ def test_warn_goes_back_and_tells_what_stands(session, store):
     assert session.agent.count == 1
     (notice,) = report.notices
     assert notice.startswith("publish(title='a') was done at 20")
-    assert "and stands" in notice
-    assert "Do not do it again" in notice
+    assert "and is still in place" in notice
+    assert "Do not repeat it" in notice
     assert session.notices == [notice]
     session.save()
     assert session.notices == [notice]
@@ -507,7 +508,7 @@ def test_an_idempotent_one_that_is_done_again_is_known_again(session):
         set_price(2)
     session.rollback(effects="warn")
     (notice,) = session.notices
-    assert "It may be done again: twice is as once." in notice
+    assert "It is idempotent: the call may be repeated." in notice
     world.breaks = None
     assert set_price(2) == 2
     assert world.done == ["price 1", "price 2", "price 2"]
@@ -524,7 +525,7 @@ def test_compensate_undoes_the_newest_first(session):
         f"reserve(seat='{seat}')" for seat in "CBA"
     ]
     assert (report.notices, session.notices) == ([], [])
-    assert "Was undone:\n  reserve(seat='C')" in str(report)
+    assert "Compensated:\n  reserve(seat='C')" in str(report)
     assert "could be undone" not in str(report)
     assert reserve("A") == "seat A"  # it is free, and is done anew
     assert world.done[-1] == "reserve A"
@@ -556,14 +557,14 @@ def test_compensate_stops_honestly_half_way(session):
     assert [effect.words for effect in report.compensated] == ["reserve(seat='C')"]
     assert "the line is dead" in report.failure
     text = str(caught.value)
-    assert text.startswith("The session has not gone back: undo= of reserve [")
-    assert "1 of 3 effects were undone before that, the newest first." in text
+    assert text.startswith("Not rolled back: a compensation failed. undo= of reserve [")
+    assert "1 of 3 effects were compensated before it, newest first." in text
     assert {effect.words: effect.status for effect in session.effects} == {
         "reserve(seat='A')": "committed",
         "reserve(seat='B')": "undoing",
         "reserve(seat='C')": "undone",
     }
-    assert any("'B'" in notice and "nobody knows" in notice for notice in session.notices)
+    assert any("'B'" in notice and "outcome unknown" in notice for notice in session.notices)
     step(session, 2)  # it goes on from where it was
     session.rollback()
     assert session.agent.count == 1
@@ -596,7 +597,7 @@ def test_running_tools_are_in_the_way(session):
     def go_back():
         session.rollback()
 
-    with pytest.raises(ConflictError, match="go_back is running"):
+    with pytest.raises(ConflictError, match="running: go_back"):
         go_back()
 
 
@@ -764,8 +765,8 @@ class TestWhatTheStateHasAgain:
         ]
         assert len(report.notices) == 2
         assert "reserve(seat='A')" in report.notices[0]
-        assert "does not stand" in report.notices[0]
-        assert "although the state has its result again" in str(report)
+        assert "is no longer in place" in report.notices[0]
+        assert "although the restored state has the result" in str(report)
         assert session.notices == report.notices
 
     def test_it_is_told_until_it_is_done_again_or_gone_back(self, session):
@@ -782,7 +783,7 @@ class TestWhatTheStateHasAgain:
         again = Session("job", agent=Agent(), store=session.manager)
         assert notice in again.notices
         again.rollback(to=good, effects="warn")
-        assert not any("does not stand" in item for item in again.notices)
+        assert not any("is no longer in place" in item for item in again.notices)
         again.close()
 
     def test_a_state_that_never_knew_it_says_nothing(self, session):
@@ -813,7 +814,7 @@ class TestWhatTheStateHasAgain:
         with pytest.raises(RollbackRefusedError) as caught:
             session.rollback(steps=2, effects="compensate")
         assert [effect.words for effect in caught.value.report.gone] == ["reserve(seat='B')"]
-        assert any("'B'" in item and "does not stand" in item for item in session.notices)
+        assert any("'B'" in item and "is no longer in place" in item for item in session.notices)
 
 
 def test_the_oldest_safety_checkpoint_is_kept_until_it_was_gone_back_to(tmp_path, monkeypatch):

@@ -272,7 +272,7 @@ def test_outside_effects_and_approvals_need_one(options: "dict[str, Any]") -> No
     async def aact() -> None:
         called.append(1)
 
-    with pytest.raises(EffectError, match=r"act has an effect.*with Session"):
+    with pytest.raises(EffectError, match=r"act has an external side effect.*with Session"):
         act()
     with pytest.raises(EffectError, match="Session"):
         asyncio.run(aact())
@@ -295,26 +295,26 @@ def test_after_the_session_it_is_plain_again() -> None:
     ("options", "words"),
     [
         ({"effect": "harmless"}, "local, read, idempotent"),
-        ({"effect": None}, "An effect is one of"),
+        ({"effect": None}, "effect must be one of"),
         ({"effect": "reversible"}, "needs undo="),
-        ({"effect": "irreversible", "undo": print}, "undo= is for reversible"),
-        ({"undo": print}, "undo= is for reversible"),
-        ({"verify": print}, "verify= is for effects on the outside"),
-        ({"effect": "read", "verify": print}, "verify= is for effects on the outside"),
-        ({"approve": "yes"}, "approve is True, False or a function"),
-        ({"approve": 1}, "approve is True, False or a function"),
-        ({"effect": "idempotent", "key": "order_id"}, "key= is a function"),
-        ({"effect": "idempotent", "verify": "x"}, "verify= is a function"),
-        ({"effect": "reversible", "undo": "x"}, "undo= is a function"),
-        ({"expires": 0}, "expires is a number of seconds"),
-        ({"expires": -1}, "expires is a number of seconds"),
-        ({"expires": True}, "expires is a number of seconds"),
-        ({"expires": "5"}, "expires is a number of seconds"),
-        ({"expires": math.nan}, "expires is a number of seconds"),
-        ({"expires": math.inf}, "expires is a number of seconds"),
-        ({"expires": timedelta(0)}, "expires is a number of seconds"),
-        ({"name": ""}, "named by text"),
-        ({"name": 3}, "named by text"),
+        ({"effect": "irreversible", "undo": print}, "undo= needs effect="),
+        ({"undo": print}, "undo= needs effect="),
+        ({"verify": print}, "verify= needs a tool with external side effects"),
+        ({"effect": "read", "verify": print}, "verify= needs a tool with external side effects"),
+        ({"approve": "yes"}, "approve must be True, False or a function"),
+        ({"approve": 1}, "approve must be True, False or a function"),
+        ({"effect": "idempotent", "key": "order_id"}, "key= must be a function"),
+        ({"effect": "idempotent", "verify": "x"}, "verify= must be a function"),
+        ({"effect": "reversible", "undo": "x"}, "undo= must be a function"),
+        ({"expires": 0}, "expires must be a number of seconds"),
+        ({"expires": -1}, "expires must be a number of seconds"),
+        ({"expires": True}, "expires must be a number of seconds"),
+        ({"expires": "5"}, "expires must be a number of seconds"),
+        ({"expires": math.nan}, "expires must be a number of seconds"),
+        ({"expires": math.inf}, "expires must be a number of seconds"),
+        ({"expires": timedelta(0)}, "expires must be a number of seconds"),
+        ({"name": ""}, "non-empty string"),
+        ({"name": 3}, "non-empty string"),
     ],
 )
 def test_options_that_make_no_sense(options: "dict[str, Any]", words: str) -> None:
@@ -323,12 +323,12 @@ def test_options_that_make_no_sense(options: "dict[str, Any]", words: str) -> No
 
 
 def test_an_option_by_position_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="by name"):
+    with pytest.raises(InvalidInputError, match="keyword options"):
         tool("irreversible")  # type: ignore[call-overload]
 
 
 def test_what_tells_no_arguments_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="wrap it"):
+    with pytest.raises(InvalidInputError, match="Wrap it"):
         tool(functools.partial(int, base=2))
 
 
