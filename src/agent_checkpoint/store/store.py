@@ -323,7 +323,7 @@ class Store:
                     raise
             else:
                 writer.committed()
-                writer.keep(self._cache)
+                writer.fill_cache(self._cache)
                 return _Appended(seq, parts, size)
         raise AssertionError("unreachable: the loop returns or raises")
 

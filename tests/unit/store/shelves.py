@@ -58,7 +58,7 @@ def cut_small(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(merkle_list, "FAN_OUT", 2)
     patch.setattr(merkle_list, "LARGEST_FAN_OUT", 3)
     patch.setattr(splitting, "IN_ENTRY", 8)
-    patch.setattr(reader, "_A_STEP", 4)  # half of the smallest object, as the real one is
+    patch.setattr(reader, "_BYTES_PER_USE", 4)  # half of the smallest object, as the real one is
     patch.setattr(log, "IN_ENTRY", 8)  # below SMALLEST_LEAF, as the real ones are
     patch.setattr(splitting, "IN_OBJECT", 10)
     patch.setattr(splitting, "LARGEST_TEXT", 24)

@@ -1,10 +1,10 @@
-"""Bytes packed smaller, and unpacked within bounds. Owns the codec byte; knows no objects.
+"""Compresses bytes, and decompresses them within a limit. Owns the codec byte; knows no objects.
 
-    "r" data                    as it is
+    "r" data                    uncompressed
     "z" size data               zlib
     "s" size data               zstd, in a store whose format record names it
 
-`size` is the length of the unpacked bytes as a varint; unpacking never makes more than it says.
+`size` is the decompressed length as a varint; decompression never produces more than that.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ except ImportError:
 
 _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
 ZSTD_CODEC = _ZSTD
-"""The codec byte of what not every installation can unpack."""
+"""The codec byte that not every installation can decompress."""
 INSTALL_ZSTD = "pip install 'agent-checkpoint[fast]', or use Python 3.14"
-"""What brings zstd."""
+"""How to get zstd."""
 
 _LEVEL = 1
 _SMALLEST = 128
-"""Shorter bytes are left as they are: packing gains less than it costs."""
+"""Shorter bytes stay uncompressed: compression would gain less than it costs."""
 _MOST_COMPRESSORS = 4
 _SAMPLE = 8192
 _WINDOW_LOG_MAX = 24
-"""A crafted frame may ask for a large window; this much memory it may have (16 MiB)."""
+"""Limit of the zstd window (16 MiB): a crafted frame may ask for a huge one."""
 
 
 def pack(data: bytes, compression: str = "zlib") -> bytes:
-    """Return the bytes with a codec byte, packed if that makes them smaller.
+    """Return the bytes behind a codec byte, compressed if that makes them smaller.
 
     Args:
         data: the bytes.
-        compression: `zlib`, which every installation can unpack, or `zstd`, if it is installed.
+        compression: `zlib`, which every installation has, or `zstd`, if it is installed.
     """
     if len(data) < _SMALLEST or not _gains(data):
         return _RAW + data
@@ -57,44 +57,44 @@ def pack(data: bytes, compression: str = "zlib") -> bytes:
 
 
 def unpack(stored: bytes, limit: int) -> bytes:
-    """Return what was packed.
+    """Return the bytes that were given to `pack`.
 
     Args:
         stored: what `pack` returned.
-        limit: the most bytes that may come out.
+        limit: the largest decompressed size that is allowed.
 
     Raises:
-        IntegrityError: the bytes were not made by `pack`, or say that they are larger than `limit`.
-        FormatError: they are packed with zstd, which is not installed here.
+        IntegrityError: the bytes were not made by `pack`, or are larger than `limit`.
+        FormatError: they are compressed with zstd, which is not installed here.
     """
     codec = stored[:1]
     if codec == _RAW:
         if len(stored) - 1 > limit:
-            raise IntegrityError(f"It has {len(stored) - 1} bytes; at most {limit} are allowed.")
+            raise IntegrityError(f"Its size is {len(stored) - 1} bytes; the limit is {limit}.")
         return stored[1:]
     if codec not in (_ZLIB, _ZSTD):
-        raise IntegrityError("It has no known codec byte.")
+        raise IntegrityError("Its codec byte is unknown.")
     size, start = read_varint(stored, 1)
     if size > limit:
-        raise IntegrityError(f"It says that it has {size} bytes; at most {limit} are allowed.")
+        raise IntegrityError(f"Its declared size is {size} bytes; the limit is {limit}.")
     data, whole = (_inflate if codec == _ZLIB else _unpack_zstd)(stored[start:], size)
     if not whole or len(data) != size:
-        raise IntegrityError("It does not unpack to the size that it says.")
+        raise IntegrityError("Its decompressed size does not match its declared size.")
     return data
 
 
 def _gains(data: bytes) -> bool:
-    """Tell by the beginning of long bytes whether packing all of them is worth the time."""
+    """Return whether compression is worth the time, judged by a sample of long data."""
     return len(data) < 8 * _SAMPLE or len(zlib.compress(data[:_SAMPLE], 1)) < _SAMPLE * 0.95
 
 
 _idle: list[Any] = []
-"""Compressors of zstd: to set one up takes longer than to pack a few kilobytes with it."""
+"""Pool of zstd compressors: creating one takes longer than compressing a few kilobytes."""
 
 
 def _pack_zstd(data: bytes) -> bytes:
-    # Threads take from the list and give back to it without a lock: both are single steps. One that
-    # fails is in the middle of a frame, and is not given back.
+    # pop and append are atomic, so threads need no lock. A compressor that failed is in the middle
+    # of a frame, and does not return to the pool.
     try:
         packer = _idle.pop()
     except IndexError:
@@ -108,20 +108,20 @@ def _pack_zstd(data: bytes) -> bytes:
 def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:
     unpacker = zlib.decompressobj()
     try:
-        # One byte more than it says: zlib takes 0 for "no limit", and a lie must show.
+        # One byte more than declared: 0 means "no limit" to zlib, and a longer stream must show.
         done = unpacker.decompress(data, size + 1)
     except zlib.error as error:
-        raise IntegrityError(f"It does not unpack ({error}).") from None
+        raise IntegrityError(f"It cannot be decompressed ({error}).") from None
     return done, unpacker.eof and not unpacker.unused_data
 
 
 def _unpack_zstd(data: bytes, size: int) -> tuple[bytes, bool]:
     if zstd is None:
-        raise FormatError(f"It is packed with zstd, which is not installed here: {INSTALL_ZSTD}.")
+        raise FormatError(f"It is compressed with zstd, which is not installed: {INSTALL_ZSTD}.")
     options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
     unpacker = zstd.ZstdDecompressor(options=options)
     try:
         done = unpacker.decompress(data, max_length=size + 1)
     except zstd.ZstdError as error:
-        raise IntegrityError(f"It does not unpack ({error}).") from None
+        raise IntegrityError(f"It cannot be decompressed ({error}).") from None
     return done, unpacker.eof and not unpacker.unused_data

@@ -1,13 +1,13 @@
-"""What a state weighs, and what vouches for it. Owns the bound of a load's memory; knows no tags.
+"""Decode limits: bounds the memory that loading a state may take. Knows no tags.
 
-Bytes tell little about memory. The list `[[],[],[]]` takes twenty times as much in Python as in
-JSON; and what repeats is stored once, and packs to next to nothing, so that an archive of a few
-kilobytes could stand for more than any memory holds. So a state is weighed: each character of its
-JSON texts that belongs to a value of its own, `[]{}:,"`, as often as it is read. One is 48 bytes of
-memory at most. A state may weigh FREE, and more only if what is stored of it, packed and counted
-once, is in proportion: whoever sends much to be loaded has to send something.
+The size in bytes says little about memory. The list `[[],[],[]]` takes twenty times as much memory
+in Python as in JSON. Repeated content is stored once and compresses to almost nothing, so an
+archive of a few kilobytes could be a decompression bomb. So a load counts a decode cost: each of
+the characters `[]{}:,"` in its JSON texts, as often as the text is read. One unit is at most 48
+bytes of memory. A state may cost BASE_BUDGET; more is allowed only in proportion to its distinct
+content, compressed and counted once. An attacker has to send as much as a victim has to load.
 
-Writers refuse what readers would.
+Writers refuse states that readers would refuse.
 """
 
 from __future__ import annotations
@@ -19,118 +19,121 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects.object_format import STATE_KINDS, Object
 
 BASE_BUDGET = 1 << 23
-"""What any state may weigh, whatever it is made of: about 200 MB in memory, 400 at most."""
+"""Decode cost that any state may have: about 200 MB of memory, at most 400."""
 COST_PER_BYTE = 128
-"""What one byte of content vouches for. Writers keep to half of it, since zlib has versions."""
+"""Decode cost allowed per compressed byte of content. Writers use half: zlib versions differ."""
 
 _STRUCTURE = b'[]{}:,"'
 _BATCH = 64
-_MOST_KNOWN = 100_000
+_MAX_CACHED = 100_000
 
 Fetch = Callable[[Sequence[str]], Iterable[tuple[str, Object]]]
-"""Returns objects by name, without those that are not there."""
+"""Returns the objects that exist, by name."""
 PackedSizes = dict[str, tuple[int, tuple[str, ...]]]
-"""Objects that were looked at: how long they are when packed, and what they refer to."""
+"""Compressed size and references of objects already measured, by name."""
 
 
 def text_cost(text: bytes) -> int:
-    """Return what a JSON text weighs: never more than its length."""
+    """Return the decode cost of a JSON text; at most its length."""
     return len(text) - len(text.translate(None, _STRUCTURE))
 
 
 def pieces_cost(pieces: Sequence[bytes], *, is_text: bool) -> int:
-    """Return what bytes weigh that stay together: little, for they are one value.
+    """Return the decode cost of bytes that become one value: little.
 
-    512 MiB of them are FREE. A text that is not ASCII may take four bytes for each of its own.
+    512 MiB fit into BASE_BUDGET. Text that is not ASCII may take four bytes of memory per byte.
     """
     is_wide = is_text and not all(piece.isascii() for piece in pieces)
     return sum(map(len, pieces)) >> (4 if is_wide else 6)
 
 
 class DecodeBudget:
-    """Weighs what is read of some states, and stops at what is more than they may weigh."""
+    """Adds up the decode cost of some states, and refuses to exceed their budget."""
 
-    def __init__(self, states: int, content_allowance: Callable[[int], int]) -> None:
-        """Begin at nothing.
+    def __init__(self, states: int, allowance: Callable[[int], int]) -> None:
+        """Start at cost 0.
 
         Args:
-            states: how many states are read.
-            vouched: returns what their content vouches for, up to the weight that it is given.
+            states: the number of states to read.
+            allowance: returns the decode cost that their content allows; may stop counting at
+                the given cost.
         """
         self._allowed = states * BASE_BUDGET
-        self._vouched = content_allowance
-        self._weight = 0
-        self._texts: list[bytes] = []  # not weighed yet: most states are light at first sight
-        self._most = 0
+        self._allowance = allowance
+        self._cost = 0
+        self._uncounted: list[bytes] = []  # counted lazily: most states fit by length alone
+        self._upper_bound = 0
 
     @property
-    def decode_cost(self) -> int:
-        """What was read so far weighs."""
-        self._weight += sum(map(text_cost, self._texts))
-        self._texts.clear()
-        self._most = self._weight
-        return self._weight
+    def cost(self) -> int:
+        """The decode cost so far."""
+        self._cost += sum(map(text_cost, self._uncounted))
+        self._uncounted.clear()
+        self._upper_bound = self._cost
+        return self._cost
 
     def add_text(self, text: bytes) -> None:
-        """Add a JSON text. Raises IntegrityError."""
-        self._texts.append(text)
-        self._most += len(text)
+        """Add a JSON text. Raises IntegrityError if the budget is exceeded."""
+        self._uncounted.append(text)
+        self._upper_bound += len(text)
         self._check()
 
     def add_pieces(self, pieces: Sequence[bytes], *, is_text: bool) -> None:
-        """Add bytes that stay together. Raises IntegrityError."""
-        decode_cost = pieces_cost(pieces, is_text=is_text)
-        self._weight += decode_cost
-        self._most += decode_cost
+        """Add bytes that become one value. Raises IntegrityError if the budget is exceeded."""
+        cost = pieces_cost(pieces, is_text=is_text)
+        self._cost += cost
+        self._upper_bound += cost
         self._check()
 
     def _check(self) -> None:
-        if self._most <= self._allowed or self.decode_cost <= self._allowed:
+        if self._upper_bound <= self._allowed or self.cost <= self._allowed:
             return
-        self._allowed = max(self._allowed, self._vouched(2 * self._weight))
-        if self._weight > self._allowed:
+        self._allowed = max(self._allowed, self._allowance(2 * self._cost))
+        if self._cost > self._allowed:
             raise IntegrityError(
-                f"The state repeats so little content so often that it weighs {self._weight:,} "
-                "and more, which is more than it may have: a load would fill the memory."
+                f"The state exceeds the decode limit: decode cost {self._cost:,} or more, with "
+                "too little distinct content. It may be a decompression bomb."
             )
 
 
-def content_allowance(roots: Iterable[str], enough: int, fetch: Fetch, known: PackedSizes) -> int:
-    """Return what the content of objects vouches for, as far as it takes to see that it is enough.
+def content_allowance(
+    roots: Iterable[str], enough: int, fetch: Fetch, measured: PackedSizes
+) -> int:
+    """Return the decode cost that the content of objects allows; stop counting at `enough`.
 
     Args:
         roots: the names of the topmost objects.
         enough: where to stop.
         fetch: returns objects.
-        known: those that were looked at before, here or in an earlier call.
+        measured: a cache of sizes, kept between calls.
 
     Raises:
         IntegrityError: an object is damaged.
         StorageError: the medium failed.
     """
-    found = 0
-    for size in _packed_sizes(roots, fetch, known):
-        found += COST_PER_BYTE * size
-        if found >= enough:
+    allowance = 0
+    for size in _packed_sizes(roots, fetch, measured):
+        allowance += COST_PER_BYTE * size
+        if allowance >= enough:
             break
-    return found
+    return allowance
 
 
-def _packed_sizes(roots: Iterable[str], fetch: Fetch, known: PackedSizes) -> Iterator[int]:
-    wanted = list(dict.fromkeys(roots))
-    seen = set(wanted)
-    while wanted:
-        batch = wanted[-_BATCH:]
-        del wanted[-_BATCH:]
-        if len(known) > _MOST_KNOWN:
-            known.clear()
-        looked = {name: known.get(name) for name in batch}
-        for name, item in fetch([name for name, found in looked.items() if found is None]):
-            is_ours = item.kind in STATE_KINDS  # a load reads no others
-            size = len(zlib.compress(item.payload)) if is_ours else 0
-            looked[name] = known[name] = (size, item.refs if is_ours else ())
-        for size, refs in filter(None, looked.values()):
+def _packed_sizes(roots: Iterable[str], fetch: Fetch, measured: PackedSizes) -> Iterator[int]:
+    queue = list(dict.fromkeys(roots))
+    queued = set(queue)
+    while queue:
+        batch = queue[-_BATCH:]
+        del queue[-_BATCH:]
+        if len(measured) > _MAX_CACHED:
+            measured.clear()
+        sizes = {name: measured.get(name) for name in batch}
+        for name, item in fetch([name for name, size in sizes.items() if size is None]):
+            is_state = item.kind in STATE_KINDS  # a load reads no others
+            size = len(zlib.compress(item.payload)) if is_state else 0
+            sizes[name] = measured[name] = (size, item.refs if is_state else ())
+        for size, refs in filter(None, sizes.values()):
             yield size
-            below = [ref for ref in dict.fromkeys(refs) if ref not in seen]
-            seen.update(below)
-            wanted += below
+            children = [ref for ref in dict.fromkeys(refs) if ref not in queued]
+            queued.update(children)
+            queue += children

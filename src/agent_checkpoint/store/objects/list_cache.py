@@ -1,7 +1,7 @@
-"""What a store has of the long lists of a key. Owns going on from the last save; knows no items.
+"""Caches the long lists of a key's last checkpoint, so that a save hashes only new items.
 
-Plain lists do not say what was added since the last save. But a list that begins with the same
-texts as the one at its place in the last checkpoint of the key needs no new hashes for those.
+A plain list does not tell what was appended since the last save. But if it begins with the same
+texts as the list at the same position in the key's last checkpoint, those need no new hashes.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, Stored
 if TYPE_CHECKING:
     from agent_checkpoint.store.objects.writer import Writer
 
-_MOST_BYTES = 1 << 23
+_MAX_BYTES = 1 << 23
 
 
-class _Known(NamedTuple):
-    """A list that is stored, and the texts of its items."""
+class _CachedList(NamedTuple):
+    """A stored list, and the texts of its items."""
 
     texts: list[bytes]
     stored: StoredList
 
 
 class ListCache:
-    """The long lists of the last checkpoint of a key, in the order in which they were met."""
+    """The long lists of a key's last checkpoint, in the order in which they were written."""
 
     def __init__(self) -> None:
-        self.known: list[_Known] = []
+        self.lists: list[_CachedList] = []
 
     def begin(self) -> ListWriter:
-        """Return what remembers the lists of the next checkpoint, once it is written."""
+        """Return a writer for the lists of the next checkpoint; its commit updates this cache."""
         return ListWriter(self)
 
 
 class ListWriter:
-    """The lists of one checkpoint on their way into a store."""
+    """Builds the long lists of one checkpoint, resuming from those of the last one."""
 
     def __init__(self, cache: ListCache) -> None:
         self._cache = cache
-        self._before = cache.known
-        self._now: list[_Known] = []
-        self._is_asked = False
+        self._previous = cache.lists
+        self._written: list[_CachedList] = []
+        self._is_registered = False
 
     def build(self, texts: list[bytes], writer: Writer) -> MerkleListBuilder:
-        """Return a builder that has all the items, whose texts refer to nothing."""
-        if not self._is_asked:
-            self._is_asked = True
-            writer.on_commit(self._remember)
+        """Return a builder with all items; their texts refer to no objects."""
+        if not self._is_registered:
+            self._is_registered = True
+            writer.on_commit(self._update_cache)
         stored = self._resume(texts) if writer.trust_cache else StoredList()
         builder = stored.end.copy()
-        found = builder.extend(texts[stored.n :], writer.put)
+        last_leaf = builder.extend(texts[stored.n :], writer.put)
         leaf, leaf_n = stored.leaf, stored.leaf_n
-        if found is not None:
-            leaf, leaf_n = found[0], stored.n + found[1]
-        self._now.append(_Known(texts, StoredList(builder, len(texts), leaf, leaf_n)))
+        if last_leaf is not None:
+            leaf, leaf_n = last_leaf[0], stored.n + last_leaf[1]
+        self._written.append(_CachedList(texts, StoredList(builder, len(texts), leaf, leaf_n)))
         return builder
 
     def _resume(self, texts: list[bytes]) -> StoredList:
-        place = len(self._now)
-        if place >= len(self._before):
+        position = len(self._written)
+        if position >= len(self._previous):
             return StoredList()
-        before, stored = self._before[place]
-        return stored.resume(lambda n: texts[:n] == before[:n])
+        previous, stored = self._previous[position]
+        return stored.resume(lambda n: texts[:n] == previous[:n])
 
-    def _remember(self) -> None:
-        size = sum(known.stored.end.bytes for known in self._now)
-        self._cache.known = self._now if size <= _MOST_BYTES else []
+    def _update_cache(self) -> None:
+        size = sum(cached.stored.end.bytes for cached in self._written)
+        self._cache.lists = self._written if size <= _MAX_BYTES else []

@@ -1,17 +1,17 @@
-"""Long lists as a tree of objects whose cuts depend on content. Owns the shape; knows no items.
+"""Merkle lists: long lists as content-defined trees of objects. Owns the shape; knows no items.
 
-An item is a JSON text. Items are gathered into leaves, leaves into nodes; where a leaf or node ends
-is decided by what is in it, so the same items make the same objects wherever they stand, and an
-append, a trim at the front or an edit in the middle makes few new ones.
+An item is a JSON text. Items are grouped into leaves, leaves into nodes. The content decides where
+a leaf or node ends, so the same items make the same objects at any position: an append, a trim at
+the front or an edit in the middle makes few new objects.
 
-    leaf    a JSON array of items, about LEAF bytes
+    leaf    a JSON array of items, about LEAF_BYTES bytes
     node    refers to about FAN_OUT leaves or nodes, in order
-    spine   refers to all nodes and leaves that no node holds yet, in order
-    tail    the items after the last whole leaf: the newest few of them, with references to the
-            earlier tails and to the spine. An append makes one new tail, not a new leaf
+    spine   refers to all nodes and leaves that are in no node yet, in order
+    tail    the newest of the items after the last complete leaf, with references to the earlier
+            tails and to the spine. An append makes one new tail, not a new leaf
 
-The tails of one leaf are numbered from 1. Number j refers to j-1 and to that number with its lowest
-one bits cleared, one after another: few references, and all is found in few steps.
+The tails of one leaf are numbered from 1. Tail j refers to tail j-1 and to those whose numbers are
+j-1 with its lowest one bits cleared, one by one: few references, and every tail is few steps away.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ FAN_OUT = 32
 LARGEST_FAN_OUT = 8 * FAN_OUT
 
 Put = Callable[[bytes, bytes, Sequence[str]], str]
-"""Keeps an object to be written: kind, payload, references; returns its name."""
+"""Adds an object to be written: kind, payload, references; returns its name."""
 
 
 class MerkleListBuilder:
-    """Makes the objects of one list, item by item; can be copied, and go on from there."""
+    """Builds the objects of one list, item by item. A copy can continue independently."""
 
     def __init__(self) -> None:
         self.bytes = 0
         self.outside_bytes = 0
-        """Bytes of what items refer to and stands elsewhere, counted by whoever adds them."""
+        """Bytes of the out-of-line values of items; the caller of `add` counts them."""
         self.outside_cost = 0
-        """What that weighs."""
+        """Decode cost of those values."""
         self._leaves_cost = 0
         self._levels: list[list[str]] = []
         self._spine: str | None = None
@@ -59,7 +59,7 @@ class MerkleListBuilder:
         self._begin_leaf()
 
     def copy(self) -> MerkleListBuilder:
-        """Return a builder that goes on from here on its own."""
+        """Return an independent builder with the same items."""
         twin = MerkleListBuilder()
         twin.bytes, twin.outside_bytes, twin._spine = self.bytes, self.outside_bytes, self._spine
         twin.outside_cost, twin._leaves_cost = self.outside_cost, self._leaves_cost
@@ -72,17 +72,17 @@ class MerkleListBuilder:
 
     @property
     def at_leaf_start(self) -> bool:
-        """Whether all items so far are in whole leaves."""
+        """Whether all items so far are in complete leaves."""
         return not self._texts
 
     @property
     def text(self) -> bytes:
-        """The items as one JSON array, as long as no leaf is whole."""
+        """The items as one JSON array; valid while no leaf is complete."""
         return _array(self._texts)
 
     @property
     def decode_cost(self) -> int:
-        """What the list weighs, with all that its items refer to."""
+        """Decode cost of the list, including out-of-line values of its items."""
         tails = len(self._ends) + (self._open_bytes > 0)  # each is an array
         return self._leaves_cost + self._items_cost + tails + self.outside_cost
 
@@ -100,7 +100,8 @@ class MerkleListBuilder:
         self._leaf_bytes += size
         self._open_bytes += size
         self._items_cost += text_cost(text) + 1
-        # As likely as the item is long, so that leaves are about as large whatever the items are.
+        # Longer items are likelier to end a leaf, so that the size of leaves does not depend on
+        # the size of items.
         ends = zlib.crc32(text) * LEAF_BYTES < size << 32 and self._leaf_bytes >= SMALLEST_LEAF
         if ends or self._leaf_bytes >= LARGEST_LEAF:
             self._end_leaf(put)
@@ -109,11 +110,11 @@ class MerkleListBuilder:
             self._open_bytes = 0
 
     def extend(self, texts: Sequence[bytes], put: Put) -> tuple[MerkleListBuilder, int] | None:
-        """Add items whose texts refer to nothing: as `add` does, without its cost for each.
+        """Add items without references. Equivalent to `add` for each, and faster.
 
         Returns:
-            The builder as it was at the start of the last leaf that begins with one of the items,
-            and how many of them it has; None if no leaf begins with one.
+            A copy of the builder at the start of the last leaf that begins with one of the items,
+            and how many of them it holds; None if no leaf begins with one.
         """
         crc32 = zlib.crc32
         leaf = (self.copy(), 0) if self.at_leaf_start else None
@@ -136,7 +137,7 @@ class MerkleListBuilder:
         return leaf
 
     def finish(self, put: Put) -> str:
-        """Return the name of the object that stands for all items so far; more may be added."""
+        """Return the name of the list with all items so far; more may be added."""
         if not self._texts:
             return self._spine_name(put)
         for number in range(len(self._tails) + 1, len(self._ends) + 1):
@@ -189,9 +190,9 @@ class MerkleListBuilder:
 
 
 class StoredList(NamedTuple):
-    """What a store has of a list: builders with all of it, and with all but its last leaf.
+    """A stored list: a builder with all items, and one without the last leaf.
 
-    They are copied before anything is added to them.
+    Callers copy a builder before they add to it.
     """
 
     end: MerkleListBuilder = MerkleListBuilder()
@@ -200,10 +201,10 @@ class StoredList(NamedTuple):
     leaf_n: int = 0
 
     def resume(self, is_same: Callable[[int], bool]) -> StoredList:
-        """Return how much of it another list can go on from: all, all but a leaf, or nothing.
+        """Return the prefix that another list shares: all, all but the last leaf, or nothing.
 
         Args:
-            is_same: tells whether the two lists have so many items at the front in common.
+            is_same: returns whether the first n items of the two lists are equal.
         """
         if is_same(self.n):
             return self
@@ -213,17 +214,16 @@ class StoredList(NamedTuple):
 
 
 def read_list(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
-    """Iterate over the JSON arrays that together are the list, in order, each with its object.
+    """Iterate over the JSON arrays of a list, in order, each with the name of its object.
 
     Args:
         root: the name that `finish` returned.
         get: returns an object by its name.
 
     Raises:
-        IntegrityError: the objects do not make up a list.
+        IntegrityError: the objects are not a list.
     """
-    found = get(root)
-    if found.kind != TAIL:
+    if get(root).kind != TAIL:
         yield from _below(root, get)
         return
     segments: dict[int, tuple[str, bytes]] = {}
@@ -240,10 +240,10 @@ def read_list(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, by
         names += tail.refs[:earlier]
         own = list(tail.refs[earlier : earlier + has_spine])
         if spine is not None and spine != own:
-            raise IntegrityError(f"The list {root} is malformed: its ends belong to two lists.")
+            raise IntegrityError(f"The list {root} is malformed: its tails have different spines.")
         spine = own
     if sorted(segments) != list(range(1, len(segments) + 1)):
-        raise IntegrityError(f"The list {root} is malformed: a part of its end is missing.")
+        raise IntegrityError(f"The list {root} is malformed: a tail is missing.")
     for name in spine or ():
         yield from _below(name, get)
     for number in range(1, len(segments) + 1):
@@ -251,13 +251,13 @@ def read_list(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, by
 
 
 def read_new_arrays(root: str, get: Callable[[str], Object], seen: set[str]) -> Iterator[bytes]:
-    """Iterate over the JSON arrays of a list that stand in objects not seen before, in any order.
+    """Iterate over the JSON arrays of a list whose objects are not in `seen` yet, in any order.
 
-    Lists of successive checkpoints share almost all of their objects: to go through all of them
-    costs what is new in each.
+    Lists of successive checkpoints share almost all objects, so reading all of them costs only
+    what is new in each.
 
     Raises:
-        IntegrityError: the objects do not make up a list.
+        IntegrityError: the objects are not a list.
     """
     stack = [root]
     while stack:
@@ -275,7 +275,7 @@ def read_new_arrays(root: str, get: Callable[[str], Object], seen: set[str]) -> 
         elif found.kind in (NODE, SPINE):
             stack += found.refs
         else:
-            raise IntegrityError(f"The list {root} is malformed: it refers to what is no list.")
+            raise _malformed(root)
 
 
 def _below(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
@@ -290,19 +290,23 @@ def _below(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes
         elif found.kind == SPINE and name == root:
             stack += reversed(found.refs)  # none, if the list is empty
         else:
-            raise IntegrityError(f"The list {root} is malformed: it refers to what is no list.")
+            raise _malformed(root)
+
+
+def _malformed(root: str) -> IntegrityError:
+    return IntegrityError(f"The list {root} is malformed: it refers to an object of another kind.")
 
 
 def _read_tail(tail: Object) -> tuple[int, bool, bytes]:
     if tail.kind != TAIL:
-        raise IntegrityError("The end of a list refers to what is no list.")
+        raise IntegrityError("The tail of a list refers to an object of another kind.")
     number, at = read_varint(tail.payload, 0)
     flag = tail.payload[at : at + 1]
     has_spine = flag == b"\1"
     if flag not in (b"\0", b"\1"):
-        raise IntegrityError("The end of a list is cut.")
+        raise IntegrityError("The tail of a list is truncated.")
     if number < 1 or len(tail.refs) < len(list(_earlier(number))) + has_spine:
-        raise IntegrityError("The end of a list lacks references.")
+        raise IntegrityError("The tail of a list lacks references.")
     return number, has_spine, tail.payload[at + 1 :]
 
 

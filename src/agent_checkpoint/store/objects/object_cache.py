@@ -1,7 +1,7 @@
-"""Objects that were read lately, and found sound. Owns what is kept in memory, and how much.
+"""Cache of verified objects in memory. Owns what is cached, and how much.
 
-The name of an object is the hash of its content: what is kept here can never be out of date. The
-arrays of long lists are kept parsed, in a form that is copied faster than text is parsed again.
+The name of an object is the hash of its content, so entries are never stale. Arrays of long lists
+are cached parsed, in a form that is faster to copy than their text is to parse.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class ObjectCache:
-    """Objects, and parsed arrays, by name; the ones not used for long are dropped.
+    """Objects and parsed arrays by name, with two-generation eviction.
 
-    There are two halves. What is used moves to the young one; when that is full, it becomes the old
-    one, and the old one is dropped. Threads need no lock: every step is one of Python's own.
+    A hit moves an item to the young generation. When that is full it becomes the old one, and the
+    old one is dropped. Threads need no lock: every step is a single atomic operation of Python.
     """
 
     def __init__(self) -> None:
@@ -30,21 +30,21 @@ class ObjectCache:
         self._size = 0
 
     def get(self, name: str) -> Any:
-        """Return what is kept under a name, or None."""
-        found = self._young.get(name)
-        if found is None:
-            found = self._old.get(name)
-            if found is None:
+        """Return the item of this name, or None."""
+        item = self._young.get(name)
+        if item is None:
+            item = self._old.get(name)
+            if item is None:
                 return None
-            self._put(name, found)
-        return found[0]
+            self._put(name, item)
+        return item[0]
 
     def put_object(self, name: str, item: Object) -> None:
-        """Keep an object."""
+        """Cache an object."""
         self._put(name, (item, len(item.payload) + 64 * len(item.refs)))
 
     def is_wanted_again(self, name: str) -> bool:
-        """Tell whether an array was asked for before: one that is read once is not worth a copy."""
+        """Return whether an array was read before: one that is read once is not worth a copy."""
         mark = "asked " + name
         if self.get(mark) is not None:
             return True
@@ -52,11 +52,11 @@ class ObjectCache:
         return False
 
     def put_array(self, name: str, items: list[Any], size: int) -> None:
-        """Keep copies of the parsed items of an array whose text has `size` bytes."""
+        """Cache a copy of the parsed items of an array whose text has `size` bytes."""
         self._put("array " + name, (_copier(items), size))
 
     def get_array(self, name: str) -> list[Any] | None:
-        """Return the items of an array that nobody else has, or None if they are not kept."""
+        """Return a fresh copy of the items of an array, or None if it is not cached."""
         copy = self.get("array " + name)
         return None if copy is None else copy()
 
@@ -68,7 +68,7 @@ class ObjectCache:
 
 
 def _copier(items: list[Any]) -> Callable[[], list[Any]]:
-    """Return a function that makes copies of plain JSON items, the fastest that fits them."""
+    """Return a function that copies plain JSON items, the fastest that fits them."""
     if all(type(item) in _SCALARS for item in items):
         kept = list(items)
         return lambda: list(kept)

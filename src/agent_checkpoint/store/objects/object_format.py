@@ -1,14 +1,14 @@
-"""Objects: immutable bytes under the name of their hash.
+"""Content-addressed objects: immutable bytes, named by their hash.
 
 Owns the plain form, the name and the check on reading; knows no backend and no state.
 
-    plain   = kind (1 byte), number of references (varint), which of them are ends (a bit each,
+    plain   = kind (1 byte), number of references (varint), which of them are terminal (a bit each,
               the lowest of a byte first), references (32 bytes each), payload
     name    = SHA-256 of plain, as 64 hex digits
-    stored  = plain packed by `compression`
+    stored  = plain, compressed by `compression`
 
-Every object lists what it refers to, so that gc, verify and archives follow the references of
-kinds that they do not know. An end refers to nothing: it need not be read to find that out.
+Every object lists its references, so that gc, verify and archives can follow those of unknown
+kinds. A terminal object has no references: a traversal need not read it.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from agent_checkpoint.store.objects.compression import pack, unpack
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
 
 MAX_OBJECT = 1 << 25
-"""The largest plain form, in bytes, that is written or read (32 MiB)."""
+"""The largest plain form that is written or read (32 MiB)."""
 
 ID_BYTES = 32
 
 TEXT, BLOB, LEAF, NODE, SPINE, TAIL = b"t", b"b", b"l", b"n", b"s", b"e"
-"""JSON text; raw bytes; and the four kinds that make up a long list (`sequences.py`)."""
+"""JSON text; raw bytes; and the four kinds of objects of a long list (`merkle_list.py`)."""
 
 DIRECTORY, WIDE, CHUNKS, RECORD = b"d", b"w", b"c", b"r"
-"""A directory; a wide one in parts; a file in chunks; a snapshot: what workspaces are made of."""
+"""Kinds of a workspace: a directory, a wide directory in parts, a file in chunks, a snapshot."""
 
 STATE_KINDS = frozenset({TEXT, BLOB, LEAF, NODE, SPINE, TAIL})
-"""The kinds that states are made of: a load reads what they refer to, and nothing else."""
+"""Kinds of a state. A load follows the references of these, and of no others."""
 
 
 class TerminalRef(str):
-    """The name of an object that refers to nothing."""
+    """The name of an object that has no references."""
 
     __slots__ = ()
 
 
 class Object(NamedTuple):
-    """An object that was read, and found to be what its name says; names of ends are `End`s."""
+    """An object that was read and checked against its name."""
 
     kind: bytes
     refs: tuple[str, ...]
@@ -51,32 +51,32 @@ class Object(NamedTuple):
 
 
 class PlainObject(NamedTuple):
-    """An object that is ready to be written: packed when that is needed, not before."""
+    """An object to be written, not compressed yet."""
 
     kind: bytes
     plain: bytes
-    """The bytes that the name is the hash of."""
+    """The bytes whose hash is the name."""
     start: int
-    """Where in them the payload begins."""
+    """Offset of the payload."""
     refs: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """How many bytes the plain form has."""
+        """Bytes of the plain form."""
         return len(self.plain)
 
     @property
     def payload(self) -> bytes:
-        """What it holds."""
+        """The content, without kind and references."""
         return self.plain[self.start :]
 
     def stored(self, compression: str = "zlib") -> bytes:
-        """Return the bytes for a backend or an archive; every installation can unpack zlib."""
+        """Return the bytes for a backend or an archive; every installation can read zlib."""
         return pack(self.plain, compression)
 
 
 def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, PlainObject]:
-    """Return the name of an object, and the object to be written. Raises as `make_plain` does."""
+    """Return the name of an object, and the object to be written. Raises as `plain_object`."""
     packed = plain_object(kind, payload, refs)
     return hashlib.sha256(packed.plain).hexdigest(), packed
 
@@ -86,68 +86,68 @@ def plain_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Plain
 
     Args:
         kind: one byte.
-        payload: what it holds.
-        refs: the names of the objects that the payload refers to, of ends as `End`.
+        payload: the content.
+        refs: the names of the objects that the payload refers to; terminal ones as `TerminalRef`.
 
     Raises:
-        IntegrityError: it is larger than an object may be; callers cut what is large.
+        IntegrityError: it is larger than MAX_OBJECT; callers split large content.
     """
     if refs:
-        ends = sum([1 << place for place, name in enumerate(refs) if type(name) is TerminalRef])
-        flags = ends.to_bytes((len(refs) + 7) // 8, "little")
+        terminal = sum([1 << at for at, name in enumerate(refs) if type(name) is TerminalRef])
+        flags = terminal.to_bytes((len(refs) + 7) // 8, "little")
         head = kind + write_varint(len(refs)) + flags + bytes.fromhex("".join(refs))
     else:
         head = kind + b"\0"
     plain = head + payload
     if len(plain) > MAX_OBJECT:
-        raise IntegrityError(f"An object of {len(plain)} bytes is larger than {MAX_OBJECT}.")
+        raise IntegrityError(f"An object of {len(plain)} bytes exceeds the limit {MAX_OBJECT}.")
     return PlainObject(kind, plain, len(head), tuple(refs))
 
 
 def open_object(name: str, stored: bytes) -> Object:
-    """Return the object that the stored bytes hold.
+    """Return the object in the stored bytes, checked against its name.
 
     Raises:
-        IntegrityError: the bytes are not those that the name stands for.
-        FormatError: this installation cannot unpack them.
+        IntegrityError: the bytes do not match the name.
+        FormatError: this installation cannot decompress them.
     """
     try:
         plain = unpack(stored, MAX_OBJECT)
         if hashlib.sha256(plain).hexdigest() != name:
-            raise IntegrityError("Its bytes do not match its name.")
-        if plain[1:2] == b"\0":  # most refer to nothing
+            raise IntegrityError("Its content does not match its hash.")
+        if plain[1:2] == b"\0":  # the common case: no references
             return Object(plain[:1], (), plain[2:])
         count, at = read_varint(plain, 1)
         start = at + (count + 7) // 8
         end = start + count * ID_BYTES
         if end > len(plain):
-            raise IntegrityError("Its references are cut.")
+            raise IntegrityError("Its references are truncated.")
     except (IntegrityError, FormatError) as error:
-        raise type(error)(f"The object {name} cannot be used. {error}") from None
+        raise type(error)(f"The object {name} cannot be read. {error}") from None
     return Object(plain[:1], _refs(plain[at:start], plain[start:end].hex()), plain[end:])
 
 
-def as_read(packed: PlainObject) -> Object:
-    """Return an object that is to be written as it will be read."""
-    return Object(packed.kind, packed.refs, packed.payload)
+def as_read(plain: PlainObject) -> Object:
+    """Return an object that is to be written in the form of one that was read."""
+    return Object(plain.kind, plain.refs, plain.payload)
 
 
 def _refs(flags: bytes, names: str) -> tuple[str, ...]:
-    ends = int.from_bytes(flags, "little")
+    terminal = int.from_bytes(flags, "little")
     return tuple(
         TerminalRef(names[at : at + 2 * ID_BYTES])
-        if ends >> (at // (2 * ID_BYTES)) & 1
+        if terminal >> (at // (2 * ID_BYTES)) & 1
         else names[at : at + 2 * ID_BYTES]
         for at in range(0, len(names), 2 * ID_BYTES)
     )
 
 
 class LostObjectError(IntegrityError):
-    """An object is missing; if the checkpoint that needs it is gone too, nothing is wrong."""
+    """An object is missing. No damage if the checkpoint that needs it was removed meanwhile."""
 
 
 def missing_objects(names: Iterable[str]) -> LostObjectError:
-    """Return the error for objects that a checkpoint needs and the store lacks."""
+    """Return the error for objects that a checkpoint needs and the store does not have."""
     lost = sorted(names)
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return LostObjectError(

@@ -1,4 +1,4 @@
-"""What was cut out of a state, read back. Owns fetching objects and the bounds of that.
+"""Reads the out-of-line values of states. Owns fetching objects, and the limits of a load.
 
 Knows the tags of `splitting`, and nothing of what the JSON in the objects means.
 """
@@ -30,19 +30,19 @@ from agent_checkpoint.store.objects.object_format import (
 from agent_checkpoint.store.objects.splitting import OutOfLineValue
 
 MAX_STATE = 1 << 30
-"""The most bytes of a state, written or read: few objects can stand for any number (1 GiB)."""
+"""The largest state, written or read (1 GiB). A few shared objects can expand to any size."""
 _SLACK = 1 << 20
-_A_STEP = 256
-"""How many bytes of a state there are for each use of an object, so that going through many ends.
+_BYTES_PER_USE = 256
+"""Bytes of a state per use of an object; limits the number of uses, so that every load ends.
 
-Half of the smallest that is cut out of a state: a sound one has half as many uses.
+Half of the smallest value that is stored out of line: a valid state has half as many uses.
 """
-_IN_MEMORY = 8
-"""Bytes of memory for what weighs one, beside its text, as a rule."""
+_MEMORY_PER_COST = 8
+"""Typical bytes of memory for a decode cost of 1, in addition to the text."""
 
 TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
 OBJECT = "$object"
-"""Stands for an object that is no text: it is followed, and never put in its place."""
+"""Tag of an object that is not text. gc, verify and archives follow it; a load keeps the tag."""
 
 _BATCH = 256
 
@@ -55,7 +55,7 @@ class ObjectSource(Protocol):
 
 
 class Reader:
-    """Gives what stands outside of the entries; every byte is checked against its name."""
+    """Reads the objects of some checkpoints; checks every object against its name."""
 
     def __init__(
         self,
@@ -69,52 +69,53 @@ class Reader:
 
         Args:
             source: where the objects are.
-            cache: what was read lately.
-            checkpoints: whose states are read, each at most once. What they say of their size
-                is not relied on: anybody can say anything.
-            most: the most bytes that a state may have, if less than any other may.
+            cache: objects that were read before.
+            checkpoints: whose states are read, each at most once. Their declared sizes are not
+                trusted.
+            most: the largest size of a state, if smaller than MAX_STATE.
         """
         self.source = source
         self._cache = ObjectCache() if cache is None else cache
         self._objects: dict[str, Object] = {}
         self._trees = [tree for checkpoint in checkpoints for tree in checkpoint.parts.values()]
-        self._known: PackedSizes = {}
-        self._scale = DecodeBudget(len(checkpoints), self._vouched)
-        self._most = len(checkpoints) * (MAX_STATE if most is None else most) + _SLACK
-        self._left = self._most + self._most // _A_STEP  # the brackets of arrays come on top
-        self._steps = self._most // _A_STEP
+        self._measured: PackedSizes = {}
+        self._budget = DecodeBudget(len(checkpoints), self._allowance)
+        self._max_bytes = len(checkpoints) * (MAX_STATE if most is None else most) + _SLACK
+        self._max_uses = self._max_bytes // _BYTES_PER_USE
+        self._bytes_left = self._max_bytes + self._max_uses  # brackets of arrays come on top
+        self._uses_left = self._max_uses
 
     def fetch(self, trees: Iterable[JsonValue]) -> None:
         """Read all objects that stored trees need, level by level.
 
         Raises:
             IntegrityError: one is missing or damaged.
-            FormatError: this installation cannot unpack one.
+            FormatError: this installation cannot decompress one.
             StorageError: the medium failed.
         """
-        wanted = set(object_names(trees)) - self._objects.keys()
-        while wanted:
-            kept = {name: self._cache.get(name) for name in wanted}
-            found = {name: item for name, item in kept.items() if item is not None}
-            for name, item in fetch_objects(self.source, wanted - found.keys()):
-                found[name] = item
+        names = set(object_names(trees)) - self._objects.keys()
+        while names:
+            cached = {name: self._cache.get(name) for name in names}
+            objects = {name: item for name, item in cached.items() if item is not None}
+            for name, item in fetch_objects(self.source, names - objects.keys()):
+                objects[name] = item
                 self._cache.put_object(name, item)
-            self._objects.update(found)
-            refs = [item.refs for item in found.values() if item.kind in STATE_KINDS]
-            wanted = set().union(*refs) - self._objects.keys()
+            self._objects.update(objects)
+            refs = [item.refs for item in objects.values() if item.kind in STATE_KINDS]
+            names = set().union(*refs) - self._objects.keys()
 
     def text(self, name: Any) -> bytes:
         """Return the JSON text that `$ref` names. Raises IntegrityError."""
-        return self._take(self._get(name, TEXT).payload)
+        return self._counted(self._get(name, TEXT).payload)
 
     def arrays(self, name: Any) -> Iterator[tuple[list[Any], bool]]:
-        """Iterate over the arrays that `$list` or `$map` names, and whether each is without tags.
+        """Iterate over the arrays that `$list` or `$map` names, and whether each is free of tags.
 
         Raises:
-            IntegrityError: the objects do not make up a list.
+            IntegrityError: the objects are not a list.
         """
         for part, text in read_list(_checked(name), self._get):
-            self._take(text)
+            self._counted(text)
             items = self._cache.get_array(part)
             if items is not None:
                 yield items, True
@@ -122,23 +123,23 @@ class Reader:
             items = read_array(text)
             is_plain = is_tag_free(text)
             if is_plain and self._cache.is_wanted_again(part):
-                self._cache.put_array(part, items, len(text) + _IN_MEMORY * text_cost(text))
+                self._cache.put_array(part, items, len(text) + _MEMORY_PER_COST * text_cost(text))
             yield items, is_plain
 
     def blob(self, names: Any, *, is_text: bool = False) -> bytes:
         """Return the bytes that `$blob` or `$text` names. Raises IntegrityError."""
         if not isinstance(names, list):
-            raise IntegrityError("It is damaged: not a list of pieces.")
+            raise IntegrityError("It is damaged: its pieces are not a list.")
         pieces = [self._get(name, BLOB).payload for name in names]
         self._count(sum(map(len, pieces)))
-        self._scale.add_pieces(pieces, is_text=is_text)
+        self._budget.add_pieces(pieces, is_text=is_text)
         return b"".join(pieces)
 
     def tree(self, tag: str, payload: Any) -> Any:
-        """Return what a tag stands for as a tree, whose parts may be tags again.
+        """Return the value of a tag, one level deep: it may contain tags again.
 
         Raises:
-            IntegrityError: the objects are not what the tag says.
+            IntegrityError: the objects are not of the kind that the tag requires.
         """
         if tag == "$ref":
             return read_json(self.text(payload))
@@ -150,27 +151,26 @@ class Reader:
         return items if tag == "$list" else as_members(items)
 
     def _get(self, name: Any, kind: bytes | None = None) -> Object:
-        found = self._objects.get(_checked(name))
-        if found is None:
+        item = self._objects.get(_checked(name))
+        if item is None:
             raise missing_objects([name])
-        self._steps -= 1
-        if self._steps < 0:
+        self._uses_left -= 1
+        if self._uses_left < 0:
             raise IntegrityError(
-                f"The state refers to objects more than {self._most // _A_STEP:,} times, which is "
-                "more than it may have."
+                f"The state exceeds the decode limit of {self._max_uses:,} object references."
             )
-        if kind is not None and found.kind != kind:
-            raise IntegrityError(f"The object {name} is not of the kind that its use needs.")
-        return found
+        if kind is not None and item.kind != kind:
+            raise IntegrityError(f"The object {name} has the wrong kind for its tag.")
+        return item
 
-    def _take(self, text: bytes) -> bytes:
+    def _counted(self, text: bytes) -> bytes:
         self._count(len(text))
-        self._scale.add_text(text)
+        self._budget.add_text(text)
         return text
 
-    def _vouched(self, enough: int) -> int:
-        """Return what the content of all parts vouches for, also of those that nobody wants."""
-        return content_allowance(object_names(self._trees), enough, self._fetched, self._known)
+    def _allowance(self, enough: int) -> int:
+        """Return the decode cost that the content of all parts allows, also of those not loaded."""
+        return content_allowance(object_names(self._trees), enough, self._fetched, self._measured)
 
     def _fetched(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
         others = [name for name in names if name not in self._objects]
@@ -178,43 +178,43 @@ class Reader:
         yield from fetch_objects(self.source, others)
 
     def _count(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
+        self._bytes_left -= size
+        if self._bytes_left < 0:
             raise IntegrityError(
-                f"The state has more than {self._most:,} bytes, which is more than it may have."
+                f"The state exceeds the decode limit of {self._max_bytes:,} bytes."
             )
 
 
 def resolve_tree(tree: Any, reader: Reader | None) -> Any:
-    """Return a tree in which nothing is cut out; bytes are bytes, or base64 if they were text.
+    """Return a tree with every tag replaced by its value; bytes as bytes, or base64 if inline.
 
     Raises:
-        IntegrityError: the objects are not what the tags say, or there is no reader.
+        IntegrityError: the objects are not what the tags require, or there is no reader.
     """
     try:
-        return _whole(tree, reader)
+        return _resolve(tree, reader)
     except RecursionError:
-        raise IntegrityError("It is nested too deeply to be one of ours.") from None
+        raise IntegrityError("It is nested too deeply to be a valid state.") from None
 
 
-def _whole(tree: Any, reader: Reader | None) -> Any:
+def _resolve(tree: Any, reader: Reader | None) -> Any:
     if isinstance(tree, OutOfLineValue):
         return tree.inline()
     if isinstance(tree, list):
-        return [_whole(item, reader) for item in tree]
+        return [_resolve(item, reader) for item in tree]
     if not isinstance(tree, dict):
         return tree
     tag = tag_of(tree)
     if tag is None:
-        return {key: _whole(item, reader) for key, item in tree.items()}
+        return {key: _resolve(item, reader) for key, item in tree.items()}
     if reader is None:
-        raise IntegrityError("It refers to objects of a store, and there is none.")
-    found = reader.tree(tag, tree[tag])
-    return found if isinstance(found, (str, bytes)) else _whole(found, reader)
+        raise IntegrityError("It refers to objects of a store, and no store is given.")
+    value = reader.tree(tag, tree[tag])
+    return value if isinstance(value, (str, bytes)) else _resolve(value, reader)
 
 
 def tag_of(tree: Any) -> str | None:
-    """Return the tag of `splitting` that a tree is, if it is one."""
+    """Return the tag if a tree is one of the tags of `splitting`, else None."""
     if isinstance(tree, dict) and len(tree) == 1:
         (tag,) = tree
         if tag in TAGS:
@@ -243,22 +243,22 @@ def fetch_objects(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[
 
     Raises:
         IntegrityError: one is missing or damaged.
-        FormatError: this installation cannot unpack one.
+        FormatError: this installation cannot decompress one.
         StorageError: the medium failed.
     """
-    wanted = list(names)
-    for at in range(0, len(wanted), _BATCH):
-        batch = wanted[at : at + _BATCH]
-        found = source.get_objects(batch)
-        lost = [name for name in batch if name not in found]
+    ordered = list(names)
+    for at in range(0, len(ordered), _BATCH):
+        batch = ordered[at : at + _BATCH]
+        stored = source.get_objects(batch)
+        lost = [name for name in batch if name not in stored]
         if lost:
             raise missing_objects(lost)
         for name in batch:
-            yield name, open_object(name, found[name])
+            yield name, open_object(name, stored[name])
 
 
 def is_tag_free(text: bytes) -> bool:
-    """Tell whether a JSON text has no tag in it for sure: its value is then what it parses to."""
+    """Return whether a JSON text certainly has no tag, so that it can be used as it is parsed."""
     return b"$" not in text
 
 
@@ -266,19 +266,19 @@ def read_array(text: bytes) -> list[Any]:
     """Return the items of a JSON array. Raises IntegrityError."""
     items = read_json(text)
     if not isinstance(items, list):
-        raise IntegrityError("A part of a list is no list.")
+        raise IntegrityError("A part of a list is not a JSON array.")
     return items
 
 
 def as_members(items: list[Any]) -> dict[str, Any]:
-    """Return the object that a sequence of its members is. Raises IntegrityError."""
+    """Return the JSON object with these [key, value] members. Raises IntegrityError."""
     members: dict[str, Any] = {}
     for item in items:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
-            raise IntegrityError("A part of an object is no member.")
+            raise IntegrityError("A member of a map is not a [key, value] pair.")
         members[item[0]] = item[1]
     if len(members) != len(items):
-        raise IntegrityError("An object has a member twice.")
+        raise IntegrityError("A map has a duplicate key.")
     return members
 
 
@@ -291,5 +291,5 @@ def _decoded(data: bytes) -> str:
 
 def _checked(name: Any) -> str:
     if not is_object_id(name):
-        raise IntegrityError("It is damaged: not the name of an object.")
+        raise IntegrityError("It is damaged: not an object name.")
     return str(name)

@@ -1,7 +1,7 @@
-"""Objects that a Stateful stores for itself. Owns the value that stands for them in a state.
+"""References from a state to objects that a part writes itself. Owns the tag `$object`.
 
-{"$object": name}       an object that is none of the state's own kinds, such as a snapshot of
-a workspace; gc, verify and archives follow it, a load does not
+{"$object": name}   an object of a kind that states do not have, such as a workspace snapshot;
+                    gc, verify and archives follow it, a load does not
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from agent_checkpoint.store.objects.writer import Writer
 
 
 class SelfStoring(Protocol):
-    """What hands objects of its own to a store."""
+    """A part that writes its own objects."""
 
     def checkpoint_to(self, writer: Writer) -> str:
-        """Hand the present state to a writer; return the name of the topmost object."""
+        """Give the objects of the present state to a writer; return the topmost name."""
 
 
 class ObjectRef:
-    """The state of something that stores objects of its own: their name, and where they are."""
+    """The loaded state of a part that writes its own objects: the topmost name, and the source."""
 
     __slots__ = ("name", "source")
 
@@ -44,73 +44,70 @@ class ObjectRef:
         return f"ObjectRef({self.name[:12]}…)"
 
     def __reduce__(self) -> NoReturn:
-        # gc finds what a checkpoint needs by its tags, and does not look into pickles.
-        raise TypeError("what a workspace or the like is made of cannot be pickled")
+        # gc finds references by tags; inside a pickle they would be invisible to it.
+        raise TypeError("an ObjectRef, such as the state of a workspace, cannot be pickled")
 
     def __copy__(self) -> ObjectRef:
         return self
 
     def __deepcopy__(self, memo: object) -> ObjectRef:
-        return self  # it never changes, and a backend is not to be copied
+        return self  # immutable; and copying would copy the backend
 
 
 class ObjectReference(OutOfLineValue):
-    """An object, on its way into an entry."""
+    """A reference to a stored object, to be written into an entry."""
 
     def __init__(self, name: str, source: ObjectSource | None) -> None:
         self.name = name
         self.source = source
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Add the name; the object has to be there already."""
+        """Add the name; the object must exist already."""
         tag = self.inline(writer)
         refs.append(self.name)
         return write_json(tag)
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Return the tag: what it stands for is never text."""
+        """Return the tag: such an object is never inlined."""
         return {OBJECT: self.name}
 
 
 class CapturedState(ObjectReference):
-    """What a Stateful handed over when its state was taken, until the entry is written."""
+    """The objects of a part, captured when the save began and held until the entry is written."""
 
-    def __init__(self, subject: SelfStoring, new_writer: Callable[[], Writer]) -> None:
-        """Take the state now. Raises what `checkpoint_to` raises."""
-        self._subject = subject
-        self._taken = new_writer()
-        super().__init__(subject.checkpoint_to(self._taken), self._taken.backend)
+    def __init__(self, part: SelfStoring, new_writer: Callable[[], Writer]) -> None:
+        """Capture the state now. Raises what `checkpoint_to` raises."""
+        self._part = part
+        self._captured = new_writer()
+        super().__init__(part.checkpoint_to(self._captured), self._captured.backend)
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Hand over the objects; take the state again if what it relied on was collected."""
+        """Give the objects to the writer; capture again if gc removed objects they share."""
         if writer is not None and writer.trust_cache:
-            writer.merge(self._taken)
+            writer.merge(self._captured)
         elif writer is not None:
-            self.name = self._subject.checkpoint_to(writer)
+            self.name = self._part.checkpoint_to(writer)
         return super().inline(writer)
 
 
 class ReusedPart(OutOfLineValue):
-    """A part of another checkpoint of the same store, taken over just as it is stored."""
+    """A part of another checkpoint of the same store, reused in its stored form."""
 
     def __init__(self, tree: JsonValue) -> None:
         self._tree = tree
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Add the names; the objects have to be there already."""
+        """Add the names; the objects must exist already."""
         refs += object_names([self._tree])
         return write_json(self._tree)
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Return the part as it is."""
+        """Return the stored form."""
         return self._tree
 
 
 def files_size(found: Object) -> int:
-    """Return the bytes of all files that a snapshot of a workspace stands for, as it says.
-
-    0 of an object that is none, or says nothing.
-    """
+    """Return the declared size of all files of a workspace snapshot; 0 for any other object."""
     if found.kind != RECORD:
         return 0
     try:
@@ -122,7 +119,7 @@ def files_size(found: Object) -> int:
 
 
 def with_references(tree: Any, source: ObjectSource) -> Any:
-    """Return a tree that is whole with references in the place of their tags, to be cut again."""
+    """Return a resolved tree with `$object` tags as references, ready to be split again."""
     if isinstance(tree, list):
         return [with_references(item, source) for item in tree]
     if not isinstance(tree, dict):

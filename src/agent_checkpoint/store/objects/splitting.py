@@ -1,15 +1,16 @@
-"""States cut into objects: what is large stands outside of the entry and is shared.
+"""Splits states into objects: large values are stored out of line, and checkpoints share them.
 
-Owns where a state is cut and the five tags that stand for what was cut out; knows no Python state.
+Owns where a state is split, and the five tags that replace out-of-line values; knows no Python
+state.
 
     {"$ref": name}          a JSON text
-    {"$list": name}         a long list, as a sequence
-    {"$map": name}          an object with many members, as a sequence of [key, value]
+    {"$list": name}         a long list, as a Merkle list
+    {"$map": name}          an object with many members, as a Merkle list of [key, value]
     {"$text": [name, …]}    a long text, in pieces
-    {"$blob": [name, …]}    bytes, in pieces; where states stand in full, their base64
+    {"$blob": [name, …]}    bytes, in pieces; base64 where states are stored inline
 
-The codec's tags and users' own keys cannot be mistaken for these: the codec uses no such tag, and
-gives a user's key that begins with `$` a second one.
+These cannot collide with tags of the codec or keys of users: the codec uses none of them, and
+escapes a user's key that begins with `$` by a second one.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ from agent_checkpoint.store.objects.object_format import BLOB, TEXT, TerminalRef
 from agent_checkpoint.store.objects.writer import Writer
 
 IN_ENTRY = 1024
-"""A value of a part whose text is longer than this does not stand in the entry."""
+"""Longest text of a value inside an entry; longer ones are stored out of line."""
 IN_OBJECT = 4096
-"""A value whose text is longer than this does not stand in a list or object that is cut out."""
+"""Longest text of a value inside an out-of-line list or object."""
 LARGEST_TEXT = 16384
-"""An object with more than this is a sequence of its members."""
+"""Longest text of a JSON object; longer ones become a Merkle list of their members."""
 PIECE = 1 << 20
-"""Bytes, or characters, in a piece."""
+"""Bytes, or characters, per piece."""
 
 
 class OutOfLineValue(ABC):
-    """A value in a tree that knows itself how it is stored."""
+    """A value in a tree that implements how it is stored out of line."""
 
     @abstractmethod
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Put the value's objects, add the names of the topmost to `refs`; return its JSON text."""
+        """Put the objects of the value, add the topmost names to `refs`; return its JSON text."""
 
     @abstractmethod
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Return the value as plain JSON, for stores that people read; put what can be no text."""
+        """Return the value as plain JSON, for readable stores; put objects that cannot be text."""
 
 
 class BlobValue(OutOfLineValue):
@@ -75,12 +76,12 @@ def split_parts(
 
 
 def inline_parts(parts: Mapping[str, JsonValue], writer: Writer) -> dict[str, JsonValue]:
-    """Return parts in full, as plain JSON; the writer takes what can be no text."""
+    """Return parts as plain JSON; objects that cannot be text go to the writer."""
     return {name: inline_tree(tree, writer) for name, tree in parts.items()}
 
 
 def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
-    """Return a tree in full, as plain JSON."""
+    """Return a tree as plain JSON, with no out-of-line values."""
     if isinstance(tree, OutOfLineValue):
         return inline_tree(tree.inline(writer), writer)
     if isinstance(tree, bytes):
@@ -93,16 +94,16 @@ def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
 
 
 def add_item(value: JsonValue, builder: MerkleListBuilder, writer: Writer) -> None:
-    """Add an item to a sequence, cut if it is large."""
+    """Add an item to a list, split if it is large."""
     refs: list[str] = []
     try:
         text = write_json(value)
-    except TypeError:  # there is a Large in it
+    except TypeError:  # it contains an OutOfLineValue
         text = b""
     if not text or len(text) > IN_OBJECT:
         size, decode_cost = writer.size, writer.decode_cost
         text = _text(value, IN_OBJECT, writer, refs)
-        # Counted by the builder, which remembers it with the item: a log puts an item only once.
+        # Counted by the builder, which keeps the sum with the item: a log puts an item only once.
         builder.outside_bytes += writer.size - size
         builder.outside_cost += writer.decode_cost - decode_cost
         writer.size, writer.decode_cost = size, decode_cost
@@ -110,12 +111,12 @@ def add_item(value: JsonValue, builder: MerkleListBuilder, writer: Writer) -> No
 
 
 def put_list(builder: MerkleListBuilder, writer: Writer, refs: list[str]) -> bytes:
-    """Put the list that a builder has gathered; return the text that stands for it."""
+    """Put the list of a builder; return the text of its tag."""
     return _put_sequence("$list", builder, writer, refs)
 
 
 def _text(value: Any, limit: int, writer: Writer, refs: list[str]) -> bytes:
-    """Return the JSON text of a value, without what is longer than the limit."""
+    """Return the JSON text of a value; values longer than the limit are stored out of line."""
     if _room(value, limit) >= 0:
         return write_json(value)
     if isinstance(value, str):
@@ -131,7 +132,7 @@ def _text(value: Any, limit: int, writer: Writer, refs: list[str]) -> bytes:
 def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
     builder = MerkleListBuilder()
     texts: list[bytes] = []
-    with suppress(TypeError):  # there is a Large in it
+    with suppress(TypeError):  # it contains an OutOfLineValue
         texts = write_all_json(value)
     if texts and max(map(len, texts)) <= IN_OBJECT:
         builder = writer.lists.build(texts, writer)
@@ -144,7 +145,7 @@ def _list(value: list[Any], writer: Writer, refs: list[str]) -> bytes:
 def _dict(value: dict[str, Any], limit: int, writer: Writer, refs: list[str]) -> bytes:
     below: list[str] = []
     if len(value) == 1:
-        # A tag: what stands in it is cut, the tag itself is not.
+        # A tag of the codec: its payload is split, the tag itself stays.
         ((key, only),) = value.items()
         return b"{%b:%b}" % (write_json(key), _text(only, limit, writer, refs))
     members: list[tuple[bytes, bytes, list[str]]] = []
@@ -189,7 +190,7 @@ def _put_pieces(tag: str, pieces: list[bytes], writer: Writer, refs: list[str]) 
 
 
 def _room(value: Any, room: int) -> int:
-    """Return how much of the room is left beside a value; below 0 as soon as that is certain."""
+    """Return the room left after a value; negative as soon as it is certain not to fit."""
     kind = type(value)
     if kind is str:
         return room - len(value)

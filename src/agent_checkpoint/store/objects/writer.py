@@ -1,6 +1,6 @@
-"""The objects of one checkpoint, from the moment they are made until its entry is written.
+"""Collects the objects of one checkpoint until its entry is written.
 
-Owns telling new objects from those that are stored already; knows nothing of what is in them.
+Owns which objects are new and which are stored already; knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from agent_checkpoint.store.objects.object_format import (
     open_object,
 )
 
-_NOT_WORTH_ASKING = 16384
-"""Up to so many bytes are written without asking first which of them are stored."""
+_QUERY_THRESHOLD = 16384
+"""Up to this many bytes are written without a query for objects that exist already."""
 
 _BATCH = 1 << 25
-"""More bytes than this are stored ahead of the entry, in batches: they need not fit a commit."""
+"""More bytes than this are stored before the entry, in batches: they need not fit one commit."""
 
-_WORTH_KEEPING = 1000
+_MAX_CACHED = 1000
 
 WriteCache = WeakKeyDictionary[Any, Any]
-"""What a store is known to have, by whom."""
+"""What a store is known to hold of a live object, by that object."""
 
 
 class Writer:
-    """Collects objects; `flush` finds out what of them has to be written."""
+    """Collects objects; `flush` decides which of them have to be written."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Writer:
         """Begin a checkpoint.
 
         Args:
-            memory: what the store is known to have, by whom; kept as long as they live.
-            lists: what it is known to have of the long lists of the key.
-            backend: takes what is stored ahead of the entry; without one, all of it is kept here.
-            compression: tells how objects are packed, right before some are stored; raises if
-                none may be.
-            trust_memory: whether what was stored by an earlier checkpoint may be referred to
-                without being made again.
+            write_cache: what the store is known to hold, by live object; weak keys.
+            lists: the cached long lists of the key.
+            backend: stores objects before the entry; without one, all are collected here.
+            compression: returns the compression, right before objects are stored; raises if
+                none may be stored.
+            trust_cache: whether objects of earlier checkpoints may be referred to without being
+                made again.
         """
         self.backend = backend
         self.compression = compression
@@ -64,15 +64,15 @@ class Writer:
         self.trust_cache = trust_cache
         self.lists = (lists or ListCache()).begin()
         self.size = 0
-        """Bytes of the state as text that stand outside of the entry: what it would take alone."""
+        """Bytes of all out-of-line values as text, counted without sharing."""
         self.decode_cost = 0
-        """What they weigh."""
+        """Decode cost of the out-of-line values."""
         self._pending: dict[str, PlainObject] = {}
         self._new: set[str] = set()
         self._committed: list[Callable[[], object]] = []
 
     def put(self, kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> str:
-        """Keep an object to be written, and return its name.
+        """Add an object to be written, and return its name.
 
         Raises:
             IntegrityError: it is larger than an object may be.
@@ -82,24 +82,24 @@ class Writer:
         return name
 
     def adopt(self, objects: Mapping[str, PlainObject]) -> None:
-        """Keep objects to be written that were made elsewhere."""
+        """Add objects that were made elsewhere."""
         self._pending.update(objects)
 
     def holds(self, name: str) -> bool:
-        """Tell whether an object was put already."""
+        """Return whether an object was put already."""
         return name in self._pending
 
     def merge(self, other: Writer) -> None:
-        """Take over what another writer has collected."""
+        """Add what another writer has collected."""
         self._pending.update(other._pending)
         self._committed += other._committed
 
     def missing_from_store(self, names: Collection[str]) -> Collection[str]:
-        """Return those of the objects that the store lacks. Raises StorageError."""
+        """Return the names that the store does not have. Raises StorageError."""
         return names if self.backend is None else self.backend.missing_objects(names)
 
     def put_early(self, objects: Mapping[str, bytes]) -> None:
-        """Store objects that refer to nothing right away, for they are many. From any thread.
+        """Store terminal objects right away, because they are many. Safe from any thread.
 
         Raises:
             StorageError: the medium failed.
@@ -108,35 +108,35 @@ class Writer:
             self.backend.put_objects(objects)
 
     def pending(self) -> Iterable[tuple[str, PlainObject]]:
-        """Return the objects that were put, by name; what they refer to comes first."""
+        """Return the objects that were put, by name; children first."""
         return self._pending.items()
 
     def on_commit(self, call: Callable[[], object]) -> None:
-        """Have something called once the entry is durable."""
+        """Register a callback for when the entry is durable."""
         self._committed.append(call)
 
     def committed(self) -> None:
-        """Tell those who asked that the entry is durable."""
+        """Run the callbacks: the entry is durable."""
         for call in self._committed:
             call()
 
-    def keep(self, cache: ObjectCache) -> None:
-        """Keep what was written in memory: it is what is most likely to be read next.
+    def fill_cache(self, cache: ObjectCache) -> None:
+        """Cache the new objects: they are likely to be read next.
 
-        Not of a first snapshot of many directories, which would push out all else.
+        A first snapshot of many directories is not cached; it would evict everything else.
         """
-        for name in self._new if len(self._new) <= _WORTH_KEEPING else ():
+        for name in self._new if len(self._new) <= _MAX_CACHED else ():
             cache.put_object(name, as_read(self._pending[name]))
 
     def check_decode_cost(self, roots: Iterable[str], backend: Backend | None = None) -> None:
-        """Refuse a state that repeats so little content so often that no load would take it.
+        """Refuse a state that a load would refuse for its decode cost.
 
         Args:
             roots: the names of its topmost objects.
             backend: where the objects are that were not put here.
 
         Raises:
-            InvalidInputError: it is such a state.
+            InvalidInputError: the decode cost is too high for the content.
             StorageError: the medium failed.
         """
         if self.decode_cost <= BASE_BUDGET:
@@ -148,8 +148,8 @@ class Writer:
             for name in names:
                 if name in self._pending:
                     yield name, as_read(self._pending[name])
-                elif name in found:  # else the append will tell
-                    with suppress(IntegrityError, FormatError):  # verify() tells
+                elif name in found:  # else the append fails
+                    with suppress(IntegrityError, FormatError):  # verify() reports it
                         yield name, open_object(name, found[name])
 
         known: PackedSizes = self.write_cache.setdefault(
@@ -164,47 +164,48 @@ class Writer:
             )
 
     def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
-        """Return the objects that the entry must bring, and the names of those that must be there.
+        """Return the objects to store with the entry, and the names that must exist already.
 
-        Where an object is stored, all that it refers to is stored too: only what refers to nothing
-        is stored ahead of an entry, and gc deletes what refers first.
+        If an object is stored, everything it refers to is stored too: only terminal objects are
+        stored before an entry, and gc deletes parents first.
 
         Raises:
-            InvalidInputError: the state weighs more than any load would take.
+            InvalidInputError: a load would refuse the state for its decode cost.
             FormatError: the store has objects that this installation cannot read.
             StorageError: the medium failed.
         """
         roots = list(roots)
         self.check_decode_cost(roots, backend)
-        new, requires = self._sort_out(backend, roots)
+        new, requires = self._partition(backend, roots)
         self._new = new
-        compression = self.compression()  # after it is known what is reused: that is looked at
+        compression = self.compression()  # last: it checks the codecs of objects that are shared
         stored: dict[str, bytes] = {}
-        ahead: list[str] = []
+        early: list[str] = []
         size = 0
-        for name, packed in self._pending.items():  # what is referred to comes first
+        for name, plain in self._pending.items():  # children first
             if name in new:
-                stored[name] = packed.stored(compression)
-                if not packed.refs:
-                    ahead.append(name)
+                stored[name] = plain.stored(compression)
+                if not plain.refs:
+                    early.append(name)
                     size += len(stored[name])
                 if size > _BATCH:
-                    requires.update(ahead)
-                    backend.put_objects({name: stored.pop(name) for name in ahead})
-                    ahead, size = [], 0
+                    requires.update(early)
+                    backend.put_objects({name: stored.pop(name) for name in early})
+                    early, size = [], 0
         return stored, requires
 
-    def _sort_out(self, backend: Backend, roots: Iterable[str]) -> tuple[set[str], set[str]]:
+    def _partition(self, backend: Backend, roots: Iterable[str]) -> tuple[set[str], set[str]]:
+        """Return the names of new objects, and of stored ones that are shared."""
         new: set[str] = set()
         requires: set[str] = set()
-        ask = sum(packed.size for packed in self._pending.values()) > _NOT_WORTH_ASKING
-        wanted = set(roots)
-        while wanted:
-            known = {name for name in wanted if name not in self._pending}
-            if ask:
-                known = wanted - backend.missing_objects(wanted - known)
-            requires |= known
-            new |= wanted - known
-            below = {ref for name in wanted - known for ref in self._pending[name].refs}
-            wanted = below - new - requires
+        do_query = sum(plain.size for plain in self._pending.values()) > _QUERY_THRESHOLD
+        level = set(roots)
+        while level:
+            stored = {name for name in level if name not in self._pending}
+            if do_query:
+                stored = level - backend.missing_objects(level - stored)
+            requires |= stored
+            new |= level - stored
+            children = {ref for name in level - stored for ref in self._pending[name].refs}
+            level = children - new - requires
         return new, requires

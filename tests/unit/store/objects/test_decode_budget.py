@@ -58,7 +58,7 @@ class Weighing:
     def load(self) -> int:
         found, reader = self.manager._fetch("key")
         states_of(found.parts, reader=reader)
-        return reader._scale.decode_cost
+        return reader._budget.cost
 
 
 def test_values_are_counted_and_not_their_length() -> None:

@@ -122,6 +122,6 @@ def test_a_very_long_key_is_kept() -> None:
 
 def test_the_limits_fit_together() -> None:
     """What a writer counts a reader allows, and a log that stands in its entry has no leaf."""
-    assert min(merkle_list.SEGMENT_BYTES, splitting.IN_ENTRY) >= 2 * reader._A_STEP
+    assert min(merkle_list.SEGMENT_BYTES, splitting.IN_ENTRY) >= 2 * reader._BYTES_PER_USE
     assert merkle_list.SMALLEST_LEAF > splitting.IN_ENTRY
     assert merkle_list.LARGEST_LEAF + splitting.IN_OBJECT < object_format.MAX_OBJECT
