@@ -162,7 +162,7 @@ def test_an_archive_does_not_answer_requests(
     assert Approvals(manager.store).get(caught.value.approval_id).status == "pending"
     manager.delete("pay")
     other.export_archive(tmp_path / "3.ckpt", "pay")
-    with pytest.raises(ConflictError, match="it is not believed"):
+    with pytest.raises(ConflictError, match="They are not trusted"):
         manager.import_archive(tmp_path / "3.ckpt")
     assert manager.list_keys() == ["analysis"]
 

@@ -159,7 +159,7 @@ def test_what_is_to_be_typed_can_be_typed() -> None:
     ("said", "told"),
     [
         ("list_keys() names them all.", "`agent-checkpoint keys` lists them all."),
-        ("history('x') lists those it has.", "`agent-checkpoint log 'x'` lists those it has."),
+        ("history('x') lists its checkpoints.", "`agent-checkpoint log 'x'` lists those it has."),
         ('with effects="warn", or', "with --effects warn, or"),
         (
             "say so: session.resolve('3f', happened=True or False).",

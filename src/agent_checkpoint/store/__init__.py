@@ -1,1 +1,1 @@
-"""Checkpoint records over a backend. Owns how a record becomes an entry; knows no Python state."""
+"""Checkpoint records on a backend. Owns how a record becomes an entry; knows no Python state."""

@@ -1,8 +1,8 @@
-"""Plain JSON values as bytes and back. Owns the one text form of a value; knows no tags.
+"""Canonical JSON: values to bytes and back. Owns the one text form of a value; knows no tags.
 
-With the extra `fast` orjson does the work. The bytes are the same with and without it, because
-hashes are taken of them: the codec hands over nothing that the two would write differently, except
-floats whose shortest form may have an exponent, which it marks as `ExponentFloat`.
+The extra `fast` brings orjson. The bytes must be the same with and without it, because they are
+hashed. The two libraries differ only in floats whose shortest form may have an exponent; the codec
+marks those as `ExponentFloat`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _Later:
-    """Stands for orjson until it is wanted: to load it takes longer than to write a small value."""
+    """Imports orjson on first use: the import takes longer than writing a small value."""
 
     def __getattr__(self, name: str) -> Any:
         global orjson
@@ -48,14 +48,14 @@ class ExponentFloat(float):
 
 
 def exact_float(value: float) -> float:
-    """Return a finite float as `write_json` must be given it."""
+    """Return a finite float in the form that `write_json` needs."""
     if value == 0 or 1e-4 <= abs(value) < 1e16:
         return value  # written the same by every library: digits and a point
     return ExponentFloat(value)
 
 
 def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
-    """Return the value as UTF-8 text, the same bytes whatever library is installed.
+    """Return the value as UTF-8 text; the same bytes with either library.
 
     Raises:
         RecursionError: the value is nested too deeply.
@@ -65,7 +65,7 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
         try:
             return _released(orjson.dumps(value, _exponent_fragment, options))
         except orjson.JSONEncodeError:
-            pass  # nested deeper than orjson goes: the standard library can do it, in the same form
+            pass  # nested deeper than orjson allows: the standard library writes the same form
     text = json.dumps(
         value,
         ensure_ascii=False,
@@ -77,7 +77,7 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
 
 
 def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
-    """Return the text of each of many values, as `write_json` does, in less time.
+    """Return the text of each value, as `write_json` does, but faster.
 
     Raises:
         RecursionError: a value is nested too deeply.
@@ -91,9 +91,9 @@ def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
 
 
 def indented_size(value: Any, limit: int) -> int:
-    """Return how long the indented text of a value is, or something above the limit.
+    """Return the length of the indented text of a value, or a number above the limit.
 
-    Bytes count as the base64 that is written for them. Takes no memory to speak of.
+    Bytes count as base64. Uses almost no memory.
     """
     size = 0
     stack: list[Iterator[Any]] = [iter((value,))]
@@ -116,11 +116,11 @@ def indented_size(value: Any, limit: int) -> int:
 
 
 def read_json(data: bytes) -> JsonValue:
-    """Return the value that the text stands for.
+    """Return the value of a JSON text.
 
     Raises:
-        IntegrityError: it is not JSON in UTF-8, or JSON that we never write (NaN, lone surrogates,
-            too deep, huge numbers).
+        IntegrityError: it is not JSON in UTF-8, or JSON that is never written (NaN, lone
+            surrogates, too deep, huge numbers).
     """
     try:
         if orjson is None or (type(orjson) is _Later and len(data) < _SMALL_TEXT):
@@ -128,16 +128,16 @@ def read_json(data: bytes) -> JsonValue:
         return orjson.loads(data)  # type: ignore[no-any-return]
     except RecursionError:
         raise IntegrityError(
-            "The JSON text is nested too deeply to be one of ours, or to be read where so much of "
-            "Python's stack is in use."
+            "The JSON text is nested too deeply to be valid, or too deeply for what is left of "
+            "Python's stack."
         ) from None
     except ValueError as error:
         # The library's message quotes no content, only the position.
-        raise IntegrityError(f"Not the JSON text that was written: {error}") from None
+        raise IntegrityError(f"Invalid JSON: {error}") from None
 
 
 def _is_small(value: Any, depth: int = 2) -> bool:
-    """Tell whether a value is such that any library writes it in no time."""
+    """Return whether a value is so small that the standard library is fast enough."""
     kind = type(value)
     if kind is dict or kind is list:
         inside = value.values() if kind is dict else value
@@ -150,7 +150,7 @@ def _is_small(value: Any, depth: int = 2) -> bool:
 
 
 def _parse(data: bytes) -> JsonValue:
-    """Return the value of the text as strictly as orjson does. Raises ValueError."""
+    """Parse as strictly as orjson does. Raises ValueError."""
     text = data.decode()
     value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     if b"\\u" in data and _SURROGATE.search(text):
@@ -172,7 +172,7 @@ def _finite(text: str) -> float:
 
 
 def _released(text: bytes) -> bytes:
-    """Return a short text in a place of its own: in orjson's buffer it would hold 4 kB."""
+    """Return a copy of a short text: orjson's own result would keep a buffer of 4 kB alive."""
     return b"%b" % text if len(text) < _BUFFER else text
 
 

@@ -1,9 +1,9 @@
-"""A checkpoint as the bytes of one stream entry.
+"""Stream entries: the bytes of a checkpoint record.
 
-Owns the record's fields and its hash; knows no backend and nothing of what the parts mean.
+Owns the members of the record and its hash; knows no backend, and nothing of the parts.
 
-An entry is a JSON object whose last member, `sha256`, is the hash of all bytes before it: altered
-bytes are noticed, and the file is still plain JSON for people and tools.
+An entry is a JSON object whose last member, `sha256`, is the hash of all bytes before it. So
+altered bytes are detected, and the entry is still plain JSON for people and tools.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from agent_checkpoint.store.sealed_streams import ForeignEntry
 FORMAT = 1
 
 MAX_READABLE = 1 << 28
-"""The most bytes of an entry that has its state in full: it is read as a whole (256 MiB)."""
+"""The largest entry with an inline state (256 MiB): it is read as a whole."""
 
 _HASH_MEMBER = re.compile(rb',\s*"sha256":\s*"([0-9a-f]{64})"\s*}\s*')
 _LONGEST_HASH_MEMBER = 100
@@ -39,21 +39,21 @@ def now_ns() -> int:
     """Return the present time, for a record.
 
     Raises:
-        StorageError: the clock says a time that no record can have.
+        StorageError: the clock is out of the range that a record can store.
     """
     try:
-        found = time.time_ns()
+        now = time.time_ns()
     except OverflowError:
-        found = -1
-    if not 0 <= found < 1 << 63:
+        now = -1
+    if not 0 <= now < 1 << 63:
         raise StorageError(
-            "The clock of this machine is before 1970 or after 2262. Nothing was saved: set it."
+            "Nothing was saved: the clock of this machine is before 1970 or after 2262. Set it."
         )
-    return found
+    return now
 
 
 def seal_entry(record: dict[str, JsonValue], *, indent: bool = False) -> bytes:
-    """Return the record as an entry that carries its own hash."""
+    """Return the record as an entry that ends with its hash."""
     text = write_json({"agent_checkpoint": FORMAT, **record}, indent=indent)
     body = text[:-2] if indent else text[:-1]  # without the closing brace (and its line break)
     digest = hashlib.sha256(body).hexdigest().encode()
@@ -66,27 +66,27 @@ def open_entry(data: bytes, where: str) -> dict[str, Any]:
     """Return the record of an entry.
 
     Raises:
-        IntegrityError: the bytes are not what was written; `where` names the entry in the message.
+        IntegrityError: the entry is damaged; `where` names it in the message.
         FormatError: a newer version wrote it.
         UntrustedDataError: it is in a shared store, and not sealed under the user's secret.
     """
     if isinstance(data, ForeignEntry):
         raise UntrustedDataError(
-            f"{where} is not sealed under your secret, and others may write this store: it is not "
-            "used. A team sets the same AGENT_CHECKPOINT_SECRET. If you know where it comes from, "
-            "have its owner copy the store and export the key from the copy; then delete the key "
-            "here and import the archive."
+            f"{where} is not sealed under your secret, and others may write to this store, so it "
+            "is not trusted. A team sets the same AGENT_CHECKPOINT_SECRET. If you trust its "
+            "origin, have its owner copy the store and export the key from the copy; then delete "
+            "the key here and import the archive."
         )
     start = max(0, len(data) - _LONGEST_HASH_MEMBER)
     match = _HASH_MEMBER.search(data, start)
     if match is None or match.end() != len(data):
         raise IntegrityError(
-            f"{where} is damaged or was not written by agent-checkpoint: it has no hash. "
+            f"{where} is damaged, or not from agent-checkpoint: it has no hash. "
             "Restore it from a copy, or delete it; nothing else is affected."
         )
     if hashlib.sha256(data[: match.start()]).hexdigest().encode() != match[1]:
         raise IntegrityError(
-            f"{where} was changed after it was written: its hash does not match. "
+            f"{where} was modified after it was written: its hash does not match. "
             "Restore it from a copy, or delete it; nothing else is affected."
         )
     try:
@@ -116,12 +116,12 @@ def write_checkpoint(
 ) -> bytes:
     """Return the entry of a checkpoint whose parts are JSON texts.
 
-    What says nothing is left out: entries are many, and most are small.
+    Members with default values are omitted: entries are many, and most are small.
 
     Args:
-        draft: all of it but the parts.
+        draft: everything but the parts.
         ts_ns: when it was made.
-        parents: the ids it comes from.
+        parents: the ids of its parents.
         parts: the JSON text of each part.
         size: the bytes of the whole state as text.
     """
@@ -136,10 +136,10 @@ def write_checkpoint(
 def write_readable(
     draft: Draft, *, ts_ns: int, parents: tuple[str, ...], parts: Mapping[str, JsonValue]
 ) -> bytes:
-    """Return the entry of a checkpoint for people to read: indented, with the state in full.
+    """Return the readable entry of a checkpoint: indented, with the state inline.
 
     Raises:
-        InvalidInputError: it would be larger than such an entry may be.
+        InvalidInputError: it would be larger than MAX_READABLE.
     """
     record: dict[str, JsonValue] = {"key": draft.key, "ts_ns": ts_ns}
     record.update(_details(draft, parents))
@@ -155,8 +155,8 @@ def write_readable(
 def too_large(key: str) -> InvalidInputError:
     """Return the error for a state that does not fit into a readable entry."""
     return InvalidInputError(
-        f"The state for {short_repr(key)} has more than {MAX_READABLE:,} bytes as readable text, "
-        'which is the most for a file. Use backend="sqlite".'
+        f"The state for {short_repr(key)} is larger than {MAX_READABLE:,} bytes as readable text, the "
+        'limit of the file backend. Use backend="sqlite".'
     )
 
 
@@ -173,10 +173,10 @@ def _details(draft: Draft, parents: tuple[str, ...]) -> list[tuple[str, JsonValu
 
 
 def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
-    """Return the checkpoint that an entry of the key's stream holds.
+    """Return the checkpoint in an entry of the key's stream.
 
     Raises:
-        IntegrityError: the bytes are not what was written, or belong to another key.
+        IntegrityError: the entry is damaged, or belongs to another key.
         FormatError: a newer version wrote it.
         UntrustedDataError: it is in a shared store, and not sealed under the user's secret.
     """
@@ -186,8 +186,8 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         raise IntegrityError(f"{where} belongs to the key {short_repr(record.get('key'))}.")
     wrong = [name for name, is_right in _FIELDS.items() if not is_right(record.get(name))]
     if wrong:
-        raise IntegrityError(f"{where} lacks what a checkpoint has: {', '.join(wrong)}.")
-    said = record["claim"]
+        raise IntegrityError(f"{where} has wrong or missing members: {', '.join(wrong)}.")
+    claim = record["claim"]
     return Checkpoint(
         key=key,
         seq=seq,
@@ -200,7 +200,7 @@ def read_checkpoint(key: str, seq: int, data: bytes) -> Checkpoint:
         parts=record["parts"],
         size=record["size"] or len(data),
         token=record["import"],
-        claim=None if said is None else Claim(*(said[name] for name in Claim._fields)),
+        claim=None if claim is None else Claim(*(claim[name] for name in Claim._fields)),
     )
 
 
@@ -223,7 +223,7 @@ def _are_numbers(value: Any) -> bool:
     )
 
 
-# A record can have a right hash and still not be ours: whoever writes one can hash it too.
+# A valid hash proves nothing about the writer: anybody can compute one.
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "ts_ns": lambda value: type(value) is int and 0 <= value < 10**20,
     "kind": _is_text,

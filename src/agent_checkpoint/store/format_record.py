@@ -1,4 +1,4 @@
-"""Which versions may read and write a store. Owns the one record that says so."""
+"""The format record: which versions may read and write a store."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from agent_checkpoint.store.sealed_streams import append_entry
 
 _STREAM = "meta/format"
 _ZSTD = "zstd"
-"""The feature of a store whose objects are packed with zstd."""
+"""The feature of a store whose objects are compressed with zstd."""
 
 
 class FormatRecord:
-    """The format record of one store, looked at until it has allowed what is to be done."""
+    """The format record of one store; read until it has allowed the operation once."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._allows: set[str] = set()
         self.needs_zstd = False
-        """Whether objects are packed with zstd; known after `check`."""
+        """Whether objects are compressed with zstd; valid after `check`."""
 
     def read(self) -> dict[str, Any] | None:
         """Return the record; None if the store is new.
@@ -37,17 +37,17 @@ class FormatRecord:
             FormatError: the record itself is of a newer format.
             StorageError: the medium failed.
         """
-        # Also an unsealed one: all that it can do is to refuse.
+        # An unsealed record is accepted: it can only cause a refusal.
         entries = self._backend.read(_STREAM, limit=1, newest_first=True)
         return open_entry(entries[0].data, "The format record of the store") if entries else None
 
     def check(self, *, writing: bool = False) -> None:
-        """Make sure that this version may read, or write, the store; a new one gets its record.
+        """Check that this version may read, or write, the store; write the record of a new one.
 
         Raises:
-            FormatError: the store is of a newer format, or needs what is not installed here.
-            InvalidInputError: the store was made with another compression.
-            IntegrityError: the format record is damaged, and the store is to be written.
+            FormatError: the store has a newer format, or needs zstd, which is not installed.
+            InvalidInputError: the store was created with another compression.
+            IntegrityError: the format record is damaged, and `writing` is set.
             StorageError: the medium failed.
         """
         need = "write" if writing else "read"
@@ -58,7 +58,7 @@ class FormatRecord:
         except IntegrityError:
             if writing:
                 raise
-            return  # what is there can still be read; `verify` tells
+            return  # checkpoints can still be read; `verify` reports it
         if record is None and writing:
             features = [_ZSTD] if self._backend.compression == "zstd" else []
             _check_installed(features)
@@ -84,14 +84,14 @@ class FormatRecord:
     def _check_compression(self, present: str) -> None:
         if self._backend.compression not in (None, present):
             raise InvalidInputError(
-                f"{self._backend!r} was made with compression={present!r}, which holds for all "
-                "that is in it. Leave the option out, or make another store."
+                f"{self._backend!r} was created with compression={present!r}, which cannot be "
+                "changed. Omit the option, or create another store."
             )
 
 
 def _check_installed(features: list[str]) -> None:
     if features and compression.zstd is None:
         raise FormatError(
-            "The store needs zstd, which is not installed here: it was made with "
-            f"compression='zstd'. {compression.INSTALL_ZSTD}."
+            "The store was created with compression='zstd', and zstd is not installed. "
+            f"{compression.INSTALL_ZSTD}."
         )

@@ -1,4 +1,4 @@
-"""Which imports are under way, or were killed. Owns the stream that says so; knows no archive."""
+"""The import journal: imports that are running or were killed. Knows no archive."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IMPORT_STREAM = "meta/import"
 
 
 class Import(NamedTuple):
-    """An import under way, or one that was killed."""
+    """An import that is running or was killed."""
 
     seq: int
     key: str
@@ -24,7 +24,7 @@ class Import(NamedTuple):
 
 
 def begin_import(backend: Backend, key: str, token: str, process: str) -> Import:
-    """Say that what carries the token does not exist yet. Raises StorageError."""
+    """Hide all entries that carry the token from readers. Raises StorageError."""
     ts_ns = now_ns()
     record: dict[str, JsonValue] = {
         "key": key,
@@ -37,12 +37,12 @@ def begin_import(backend: Backend, key: str, token: str, process: str) -> Import
 
 
 def end_import(backend: Backend, found: Import) -> None:
-    """Make all that an import wrote appear, unless it was removed. Raises StorageError."""
+    """Make the entries of an import visible, all at once. Raises StorageError."""
     backend.remove(IMPORT_STREAM, [found.seq])
 
 
 def unfinished_imports(backend: Backend) -> list[Import]:
-    """Return the imports that are under way, or were killed.
+    """Return the imports that are running or were killed.
 
     Raises:
         IntegrityError: the record of one is damaged.
@@ -51,13 +51,13 @@ def unfinished_imports(backend: Backend) -> list[Import]:
     found = []
     for entry in read_entries(backend, IMPORT_STREAM):
         if isinstance(entry.data, ForeignEntry):
-            continue  # it hides nothing of ours; what it has written is foreign, too
+            continue  # it may not hide trusted entries; its own are foreign, too
         where = f"The record {entry.seq} of an import"
         record = open_entry(entry.data, where)
         texts = [record.get(name) for name in ("key", "token", "process")]
         ts_ns = record.get("ts_ns")
         if type(ts_ns) is not int or not all(isinstance(text, str) and text for text in texts):
-            raise IntegrityError(f"{where} lacks what such a record has.")
+            raise IntegrityError(f"{where} has wrong or missing members.")
         key, token, process = map(str, texts)
         found.append(Import(entry.seq, key, token, ts_ns, process))
     return found

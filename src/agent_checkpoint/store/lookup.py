@@ -1,6 +1,6 @@
-"""From what people type to a checkpoint: ids, keys, `key~2`, `key@17`.
+"""Finds the checkpoint that a text names: an id, a key, `key~2` or `key@17`.
 
-Owns the short forms and the walk back through history; writes nothing.
+Owns the short forms and the walk through history; writes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent_checkpoint.store.store import Store, key_not_found
 T = TypeVar("T")
 
 SAME_CONTENT = frozenset({"rollback", "fork", "open"})
-"""Kinds of checkpoints that repeat their first parent, and count as it when walking back."""
+"""Kinds of checkpoints with the content of their first parent; a walk counts them as that one."""
 
 _TRIES = 5
 _SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTALL)
@@ -37,19 +37,19 @@ def retry_if_pruned(
 ) -> T:
     """Return what `use` returns for the checkpoints that `look` finds.
 
-    One that is pruned and collected while it is used is no damage: then it is looked again for what
-    there is now.
+    A checkpoint may be pruned and garbage collected while it is used. That is no damage: `look`
+    is called again.
 
     Raises:
-        IntegrityError: an object is missing that a checkpoint needs which is there.
+        IntegrityError: an object is missing, and the checkpoint that needs it still exists.
     """
     for attempt in range(_TRIES):
-        found = look()
+        checkpoints = look()
         try:
-            return use(*found)
+            return use(*checkpoints)
         except LostObjectError:
-            are_there = all(store.read(item.key, item.seq) is not None for item in found)
-            if are_there or attempt == _TRIES - 1:
+            still_exist = all(store.read(item.key, item.seq) is not None for item in checkpoints)
+            if still_exist or attempt == _TRIES - 1:
                 raise
     raise AssertionError("unreachable: the loop returns or raises")
 
@@ -57,8 +57,8 @@ def retry_if_pruned(
 def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
     """Return the checkpoint that an id, a key or a short form names.
 
-    An existing key wins over a short form, unless it was imported: an archive can have any key, and
-    must not hide what a person means by `job@3`.
+    An existing key has precedence over a short form, unless it was imported: an archive can use
+    any key, and must not shadow `job@3`.
 
     Args:
         store: where to look.
@@ -67,54 +67,53 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
 
     Raises:
         NotFoundError: there is no such checkpoint, or it belongs to another key.
-        InvalidInputError: the text is not an id, or may mean an imported key or a checkpoint.
+        InvalidInputError: the text is not an id, or is ambiguous because of an imported key.
     """
     if not isinstance(text, str) or not text:
         raise InvalidInputError(f"A checkpoint id is non-empty text, not {short_repr(text)}.")
-    owner, found = _find(store, text, key)
-    if found is None:
-        raise _missing(store, text)
+    owner, checkpoint = _find(store, text, key)
+    if checkpoint is None:
+        raise _not_found(store, text)
     if key is not None and owner != key:
         raise NotFoundError(
-            f"The checkpoint {short_repr(text)} belongs to the key {short_repr(owner)}, not to "
-            f"{short_repr(key)}."
+            f"The checkpoint {short_repr(text)} belongs to the key {short_repr(owner)}, not to {short_repr(key)}."
         )
-    return found
+    return checkpoint
 
 
 def find_seq(store: Store, text: str, *, key: str) -> int:
-    """Return the number of a checkpoint of the key, also of one that cannot be read.
+    """Return the number of a checkpoint of the key, even if it is unreadable.
 
     Raises:
         NotFoundError: there is no such checkpoint, or it belongs to another key.
         InvalidInputError: the text is not an id.
     """
     try:
-        found = find(store, text, key=key)
-        if found.key != key:  # a walk back may lead to where the key was forked from
+        checkpoint = find(store, text, key=key)
+        if checkpoint.key != key:  # a walk may continue in the key that this one was forked from
             raise NotFoundError(
-                f"The checkpoint {short_repr(text)} is {found.id}, of the key "
-                f"{short_repr(found.key)}: name that key."
+                f"The checkpoint {short_repr(text)} is {checkpoint.id}, of the key "
+                f"{short_repr(checkpoint.key)}: use that key."
             )
-        return found.seq
+        return checkpoint.seq
     except UNUSABLE:
         if text == key:
             return next(store.entries(key, page=1)).seq
-        place = parse_checkpoint_id(text)
+        parsed = parse_checkpoint_id(text)
         short = _SHORT.fullmatch(text)
-        if place is not None and place.key == key:
-            return place.seq
+        if parsed is not None and parsed.key == key:
+            return parsed.seq
         if short is not None and short["key"] == key and short["sign"] == "@":
             return int(short["number"])
         raise
 
 
 def walk(store: Store, key: str) -> Iterator[Checkpoint]:
-    """Iterate over the past of a key's present, newest first.
+    """Iterate over the history of a key's head, newest first.
 
-    A rollback or fork counts as its target and the walk goes on from there, if need be in
-    another key; safety checkpoints are stepped over. A pruned target breaks nothing: its id still
-    says where it stood.
+    A rollback or fork counts as its target, and the walk continues there, possibly in another
+    key. Safety checkpoints are skipped. A target may have been pruned: its id still gives its
+    position.
     """
     before: int | None = None
     seen: set[CheckpointId] = set()
@@ -127,12 +126,12 @@ def walk(store: Store, key: str) -> Iterator[Checkpoint]:
             target = _target(checkpoint)
             if target is not None:
                 break
-        # The target may itself stand for another; a crafted store may go in circles.
+        # The target may itself count as another; a crafted store may have cycles.
         while target is not None and target not in seen:
             seen.add(target)
             key, before = target.key, target.seq
-            found = _at(store, target) if _may_be_key(target.key) else None
-            target = None if found is None else _target(found)
+            at_target = _at(store, target) if _may_be_key(target.key) else None
+            target = None if at_target is None else _target(at_target)
             if target is None:
                 break
         else:
@@ -146,31 +145,31 @@ def _target(checkpoint: Checkpoint) -> CheckpointId | None:
 
 
 def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | None]:
-    """Return the key that the text names, and the checkpoint if there is one."""
-    place = parse_checkpoint_id(text)
-    if place is not None and place.key == key:
-        return place.key, _at(store, place)
+    """Return the key that the text names, and the checkpoint if it exists."""
+    parsed = parse_checkpoint_id(text)
+    if parsed is not None and parsed.key == key:
+        return parsed.key, _at(store, parsed)
     head = store.head(text) if _may_be_key(text) else None
     if head is None:
         return _find_in(store, text)
     if head.token is not None and key != text:
         owner, other = _find_in(store, text)
         is_own = other is not None and other.token is None
-        if owner == key or (is_own and place is not None):  # an id says it all
+        if owner == key or (is_own and parsed is not None):  # a full id is unambiguous
             return owner, other
         if other is not None and is_own:
             raise InvalidInputError(
-                f"{short_repr(text)} is a key that was imported from an archive, and would be "
-                f"{other.id}, too: name that id, or {head.id}."
+                f"{short_repr(text)} is ambiguous: a key imported from an archive, or the checkpoint "
+                f"{other.id}. Use that id, or {head.id} for the imported key."
             )
     return text, head
 
 
 def _find_in(store: Store, text: str) -> tuple[str, Checkpoint | None]:
-    """Return what an id or a short form names, whatever keys there are."""
-    place = parse_checkpoint_id(text)
-    if place is not None and _may_be_key(place.key):
-        return place.key, _at(store, place)
+    """Return what an id or a short form names, ignoring a key of that name."""
+    parsed = parse_checkpoint_id(text)
+    if parsed is not None and _may_be_key(parsed.key):
+        return parsed.key, _at(store, parsed)
     short = _SHORT.fullmatch(text)
     if short is None or not _may_be_key(short["key"]):
         return text, None
@@ -180,24 +179,27 @@ def _find_in(store: Store, text: str) -> tuple[str, Checkpoint | None]:
     return short["key"], next(islice(walk(store, short["key"]), number, None), None)
 
 
-def _missing(store: Store, text: str) -> NotFoundError:
+def _not_found(store: Store, text: str) -> NotFoundError:
     when = purged_at(store, text)
     if when is not None:
         day = time.strftime("%Y-%m-%d", time.gmtime(when))
         return NotFoundError(f"The checkpoint {short_repr(text)} was purged on {day}.")
-    place = parse_checkpoint_id(text) or _SHORT.fullmatch(text)
-    key = "" if place is None else place.key if isinstance(place, CheckpointId) else place["key"]
+    parsed = parse_checkpoint_id(text) or _SHORT.fullmatch(text)
+    key = ""
+    if parsed is not None:
+        key = parsed.key if isinstance(parsed, CheckpointId) else parsed["key"]
     if _may_be_key(key) and next(store.entries(key, page=1), None) is not None:
         return NotFoundError(
-            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}; "
-            f"history({short_repr(key)}) lists those it has."
+            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}; history({short_repr(key)}) lists its "
+            "checkpoints."
         )
     return key_not_found(text, store)
 
 
-def _at(store: Store, place: CheckpointId) -> Checkpoint | None:
-    found = store.read(place.key, place.seq)
-    return found if found is not None and found.ts_ns == place.ts_ns else None
+def _at(store: Store, wanted: CheckpointId) -> Checkpoint | None:
+    checkpoint = store.read(wanted.key, wanted.seq)
+    is_same = checkpoint is not None and checkpoint.ts_ns == wanted.ts_ns
+    return checkpoint if is_same else None
 
 
 def _may_be_key(text: str) -> bool:

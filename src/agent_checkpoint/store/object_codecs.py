@@ -1,9 +1,9 @@
-"""Which codecs the objects of a store have. Owns looking, and repacking for every installation.
+"""Codecs of the objects of a store: finds zstd objects, and recompresses them with zlib.
 
-A store that needs zstd says so in its format record. Another one is meant for every installation,
-but version 0.1 packed with zstd wherever that was installed, and said so nowhere. So a process
-without zstd looks at the codec bytes of what is new before it stores anything. How far somebody
-has looked is a record in the store, so that nobody looks at all objects again.
+The format record of a store says whether it needs zstd. A store that does not should be readable
+by every installation, but version 0.1 used zstd wherever it was installed, without a record. So a
+process without zstd scans the codec bytes of new objects before it stores anything. The position
+of the last scan is recorded in the store, so that no process scans all objects again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BATCH = 1 << 25
 
 
 class ObjectCodecs:
-    """The codecs of one store whose format record does not say that it needs any."""
+    """The codecs of one store whose format record does not name zstd."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -34,10 +34,10 @@ class ObjectCodecs:
         self._unrecorded = 0
 
     def check(self) -> None:
-        """Make sure that this installation can read whatever a checkpoint may share.
+        """Check that this installation can read every object that a checkpoint may share.
 
         Raises:
-            FormatError: an object is packed with zstd, which is not installed here.
+            FormatError: an object is compressed with zstd, which is not installed here.
             StorageError: the medium failed.
         """
         repacks = self._backend.repacks
@@ -54,9 +54,9 @@ class ObjectCodecs:
         self._reached(position, total)
 
     def repack(self) -> int:
-        """Store anew, for every installation, what is packed with zstd; return how many it was.
+        """Recompress zstd objects with zlib, and return how many.
 
-        What there is no room for is left for the next time.
+        On a full disk the rest is left for the next call.
 
         Raises:
             StorageError: the medium failed.
@@ -81,7 +81,7 @@ class ObjectCodecs:
         batch: dict[str, bytes] = {}
         size = 0
         for name, item in read_or_reason(self._backend, names):
-            if isinstance(item, str):  # damaged: verify() tells
+            if isinstance(item, str):  # damaged: verify() reports it
                 continue
             batch[name] = plain_object(item.kind, item.payload, item.refs).stored()
             size += len(batch[name])
@@ -97,16 +97,16 @@ class ObjectCodecs:
                 try:
                     record = open_entry(entry.data, f"The record of {_STREAM}")
                 except UNUSABLE:
-                    break  # look at everything
+                    break  # scan everything
                 self._position = record.get("position")
         return self._position
 
-    def _reached(self, position: Any, looked_at: int) -> None:
+    def _reached(self, position: Any, scanned: int) -> None:
         self._position = position
-        self._unrecorded += looked_at
+        self._unrecorded += scanned
         if self._unrecorded < _WORTH_RECORDING:
             return
-        with suppress(StorageError):  # a full disk: whoever comes next looks again
+        with suppress(StorageError):  # a full disk: the next process scans again
             entry = seal_entry({"position": position}, indent=self._backend.readable)
             seq = append_entry(self._backend, _STREAM, entry)
             older = self._backend.read(_STREAM, before=seq)

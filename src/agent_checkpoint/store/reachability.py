@@ -1,4 +1,4 @@
-"""What entries need. Owns following references from entries to objects; changes nothing.
+"""Reachability: follows references from entries to objects; changes nothing.
 
 Entries of every stream may refer to objects, by the tags of `splitting` in their `parts`.
 """
@@ -12,8 +12,8 @@ from agent_checkpoint.errors import FormatError, IntegrityError
 from agent_checkpoint.store.objects.object_format import Object, TerminalRef, open_object
 from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, object_names
 
-_AT_ONCE = 16
-"""Objects that are read together to be looked at one by one; each may have 32 MiB."""
+_BATCH = 16
+"""Objects per read; each may have 32 MiB."""
 
 
 def roots_of(record: dict[str, Any], where: str) -> set[str]:
@@ -26,11 +26,11 @@ def roots_of(record: dict[str, Any], where: str) -> set[str]:
     try:
         return set(object_names(parts.values()))
     except (IntegrityError, AttributeError):
-        raise IntegrityError(f"{where} does not say which objects it needs.") from None
+        raise IntegrityError(f"{where} has malformed object references.") from None
 
 
 RefGraph = dict[str, Optional[tuple[str, ...]]]
-"""What each object refers to; None of one that was only called an end, and not read."""
+"""References of each object; None for one that is only declared terminal, and was not read."""
 
 
 Fetch = Callable[[ObjectSource, Iterable[str]], Iterator[tuple[str, Object]]]
@@ -39,47 +39,46 @@ Fetch = Callable[[ObjectSource, Iterable[str]], Iterator[tuple[str, Object]]]
 def mark(
     source: ObjectSource, roots: Iterable[str], seen: RefGraph, *, fetch: Fetch = fetch_objects
 ) -> None:
-    """Add to `seen` all that can be reached from the roots, each with what it refers to.
+    """Add all objects that are reachable from the roots to `seen`, with their references.
 
-    Ends are not read, as long as nothing speaks of them otherwise: a forged object must not keep
-    from others what they refer to. What was read already is not read again.
+    Objects that are only declared terminal are not read. If another reference does not declare
+    one terminal it is read after all: a forged object must not hide references from gc. No object
+    is read twice.
 
     Args:
         source: where the objects are.
-        roots: the names to begin with.
-        seen: what was seen so far.
-        fetch: how objects are read; those that it leaves out are not followed.
+        roots: the names to start from.
+        seen: the graph so far.
+        fetch: reads objects; those that it omits are not followed.
 
     Raises:
-        IntegrityError: an object is missing or damaged, so nobody can tell what it refers to.
-        FormatError: this installation cannot unpack one.
+        IntegrityError: an object is missing or damaged, so its references are unknown.
+        FormatError: this installation cannot decompress one.
         StorageError: the medium failed.
     """
-    wanted = list(roots)
-    while wanted:
-        ends = [name for name in wanted if type(name) is TerminalRef]
-        inner = {
-            name for name in wanted if type(name) is not TerminalRef and seen.get(name) is None
-        }
-        seen.update((end, None) for end in ends if end not in seen)
-        wanted = []
-        for name, found in fetch(source, inner):
-            seen[name] = found.refs
-            wanted += found.refs
+    names = list(roots)
+    while names:
+        terminal = [name for name in names if type(name) is TerminalRef]
+        inner = {name for name in names if type(name) is not TerminalRef and seen.get(name) is None}
+        seen.update((name, None) for name in terminal if name not in seen)
+        names = []
+        for name, item in fetch(source, inner):
+            seen[name] = item.refs
+            names += item.refs
 
 
 def reachable(roots: Iterable[str], seen: RefGraph) -> set[str]:
-    """Return what can be reached from the roots, of what `mark` has seen."""
-    found: set[str] = set()
-    wanted = set(roots)
-    while wanted:
-        found |= wanted
-        wanted = {ref for name in wanted for ref in seen.get(name) or ()} - found
-    return found
+    """Return the names that are reachable from the roots, in a graph that `mark` has built."""
+    reached: set[str] = set()
+    level = set(roots)
+    while level:
+        reached |= level
+        level = {ref for name in level for ref in seen.get(name) or ()} - reached
+    return reached
 
 
 def children_first(roots: Iterable[str], seen: RefGraph) -> Iterator[str]:
-    """Iterate over what can be reached from the roots, each after all that it refers to."""
+    """Iterate over the names that are reachable from the roots, children first."""
     done: set[str] = set()
     stack = [(name, False) for name in roots]
     while stack:
@@ -97,29 +96,29 @@ def children_first(roots: Iterable[str], seen: RefGraph) -> Iterator[str]:
 def read_or_reason(
     source: ObjectSource, names: Iterable[str]
 ) -> Iterator[tuple[str, Object | str]]:
-    """Iterate over objects, giving the reason instead of one that is missing or damaged.
+    """Iterate over objects; a missing or damaged one is given as the reason, a text.
 
     Raises:
         StorageError: the medium failed.
     """
-    wanted = list(names)
-    for at in range(0, len(wanted), _AT_ONCE):
-        some = wanted[at : at + _AT_ONCE]
+    ordered = list(names)
+    for at in range(0, len(ordered), _BATCH):
+        batch = ordered[at : at + _BATCH]
         try:
-            found = source.get_objects(some)
+            stored = source.get_objects(batch)
         except (IntegrityError, FormatError) as error:
-            if len(some) == 1:
-                yield some[0], str(error)
-            else:  # which of them is it?
-                for name in some:
+            if len(batch) == 1:
+                yield batch[0], str(error)
+            else:  # one by one, to find which it is
+                for name in batch:
                     yield from read_or_reason(source, [name])
             continue
-        for name in some:
-            if name not in found:
+        for name in batch:
+            if name not in stored:
                 yield name, f"The object {name} is missing."
                 continue
             try:
-                whole: Object | str = open_object(name, found[name])
+                item: Object | str = open_object(name, stored[name])
             except (IntegrityError, FormatError) as error:
-                whole = str(error)
-            yield name, whole
+                item = str(error)
+            yield name, item

@@ -1,6 +1,7 @@
-"""Records in a stream that is no key's. Owns their form: sealed JSON, large values cut out.
+"""Streams of records other than checkpoints. Owns their form: JSON with a hash.
 
-Like checkpoints, they are never changed; gc follows what their `parts` refer to.
+Large values are stored out of line. Like checkpoints, records are immutable, and gc follows the
+references in their `parts`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PAGE = 1000
 
 
 class RecordStream:
-    """One stream of records, over one store."""
+    """One append-only stream of records in a store."""
 
     def __init__(self, store: Store, name: str) -> None:
         self.store = store
@@ -31,15 +32,15 @@ class RecordStream:
     def append(
         self, record: Mapping[str, JsonValue], parts: Mapping[str, Any], *, after: int | None
     ) -> int:
-        """Add a record, durably, and return its number.
+        """Append a record durably, and return its number.
 
         Args:
-            record: what is small and plain.
+            record: small plain members.
             parts: encoded values of any size, by name.
-            after: the number that the newest record must still have.
+            after: the expected number of the newest record.
 
         Raises:
-            ConflictError: the stream has moved on; nothing was written.
+            ConflictError: the stream has a newer record; nothing was written.
             StorageError: the medium failed; nothing was acknowledged.
         """
         self.store.format.check(writing=True)
@@ -66,39 +67,39 @@ class RecordStream:
         raise AssertionError("unreachable: the loop returns or raises")
 
     def read(self, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
-        """Return the records after a number, in order, each with its own.
+        """Return the records after a number, in order, each with its number.
 
         Raises:
             IntegrityError: one is damaged.
             FormatError: a newer version wrote one.
-            UntrustedDataError: the store is shared, and one has no seal of this user's.
+            UntrustedDataError: the store is shared, and one is not sealed under the user's secret.
             StorageError: the medium failed.
         """
         self.store.format.check()
-        found: list[tuple[int, dict[str, Any]]] = []
+        records: list[tuple[int, dict[str, Any]]] = []
         while page := read_entries(self.store.backend, self.name, after=after, limit=_PAGE):
             for entry in page:
                 where = f"Record {entry.seq} of {short_repr(self.name)}"
                 record = open_entry(entry.data, where)
                 self.check(entry.seq, record)
-                found.append((entry.seq, record))
+                records.append((entry.seq, record))
             after = page[-1].seq
-        return found
+        return records
 
     def check(self, seq: int, record: dict[str, Any]) -> None:
-        """Refuse a record that is none of this stream: who writes one can hash it, too.
+        """Refuse an invalid record: a valid hash proves nothing about the writer.
 
         Raises:
-            IntegrityError: it is not.
+            IntegrityError: the record is invalid.
         """
         if not isinstance(record.get("parts"), dict):
             raise IntegrityError(f"Record {seq} of {short_repr(self.name)} has no parts.")
 
     def reader(self, parts: Mapping[str, JsonValue]) -> Reader:
-        """Return a reader of what stands outside of the parts of a record.
+        """Return a reader of the out-of-line values of a record's parts.
 
         Raises:
-            IntegrityError: something is missing or damaged.
+            IntegrityError: an object is missing or damaged.
             StorageError: the medium failed.
         """
         bounds = Checkpoint("-", 1, 0, "record", None, (), {}, (), parts)

@@ -1,8 +1,8 @@
-"""Entries of streams in a store that others may write. Owns their seal, and telling foreign ones.
+"""Seals of stream entries in shared stores. Owns the member `seal`, and detecting foreign entries.
 
-All entries that are trusted go through here. In a store of the user's own they pass as they are. In
-a shared one each carries an HMAC under the user's secret, as its member `seal`; one without that is
-handed on as `Foreign`, which nothing reads as a record.
+All trusted entries pass through here, unchanged in a store of the user's own. In a shared store
+each carries an HMAC under the user's secret as its member `seal`. An entry without a valid one is
+returned as `ForeignEntry`, which `open_entry` refuses.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class ForeignEntry(bytes):
 
 
 def append_entry(backend: Backend, stream: str, entry: bytes, **options: Any) -> int:
-    """Append an entry, sealed if others may write the store; options are those of the backend.
+    """Append an entry, sealed if the store is shared; options are those of the backend.
 
     Raises:
-        StateError: the store is shared, and there can be no secret.
+        StateError: the store is shared, and no secret can exist.
         CheckpointError: as `Backend.append` does.
     """
     if backend.shared:
@@ -41,7 +41,7 @@ def append_entry(backend: Backend, stream: str, entry: bytes, **options: Any) ->
 
 
 def read_entries(backend: Backend, stream: str, **which: Any) -> list[Entry]:
-    """Return entries, as `Backend.read` does; those of a shared store that are not ours `Foreign`.
+    """Return entries, as `Backend.read` does; unsealed ones of a shared store as `ForeignEntry`.
 
     Raises:
         StateError: the store is shared, and the secret cannot be read.
@@ -62,8 +62,8 @@ def _key(*, create: bool) -> bytes | None:
         return entry_key(create=create)
     except StateError as error:
         raise StateError(
-            f"A shared store needs your secret, and its file cannot be used ({error.__cause__}). "
-            f"Set {ENVIRONMENT}; a team sets the same."
+            f"A shared store needs your secret, and its file is unusable ({error.__cause__}). "
+            f"Set {ENVIRONMENT}; a team sets the same value."
         ) from error.__cause__
 
 
@@ -89,7 +89,7 @@ def _is_sealed(stream: str, entry: bytes, key: bytes | None) -> bool:
 
 
 def _seal(stream: str, body: bytes, key: bytes) -> bytes:
-    # With the name of the stream: an answer to one request must not be moved to another ledger.
+    # The name of the stream is sealed too: an answer must not be moved to another ledger.
     name = stream.encode()
     data = b"%d\n%b\n%b" % (len(name), name, body)
     return hmac.new(key, data, hashlib.sha256).hexdigest().encode()

@@ -146,7 +146,7 @@ def test_a_walk_past_the_fork_counts_as_the_key_it_began_in(manager: CheckpointM
     assert manager.state_dict("b", "b~1")["count"] == 1
     manager.fork("b", "c", "b~2")
     assert manager.history("c")[0]["parents"] == [ids[0]]
-    with pytest.raises(NotFoundError, match="name that key"):
+    with pytest.raises(NotFoundError, match="use that key"):
         manager.delete("b", "b~1")
 
 

@@ -144,7 +144,7 @@ def test_a_store_that_needs_zstd_says_so_and_is_refused_when_opened(
         manager.gc()
         assert b"z" not in codecs(manager)
         assert manager.verify().ok
-    match = r"needs zstd.*pip install 'agent-checkpoint\[fast\]'"
+    match = r"zstd is not installed.*pip install 'agent-checkpoint\[fast\]'"
     with plain(), opened(backend, tmp_path) as manager:
         for use in (
             lambda: manager.save("key", {"a": 1}),
@@ -183,7 +183,7 @@ def test_the_compression_of_a_store_is_that_of_its_making(made: str, tmp_path: P
         manager.save("key", {"text": TEXT})
     with opened("sqlite", tmp_path, compression=other) as manager:
         for use in (lambda: manager.save("key", {"a": 1}), lambda: manager.state_dict("key")):
-            with pytest.raises(InvalidInputError, match=f"made with compression='{made}'"):
+            with pytest.raises(InvalidInputError, match=f"created with compression='{made}'"):
                 use()
 
 

@@ -100,7 +100,7 @@ def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -
     rows = []
     for request in found:
         arguments = None if request.status == "unreadable" else _arguments(approvals, request.id)
-        rows.append(_Row({**request_data(request), "arguments": arguments}, request.told))
+        rows.append(_Row({**request_data(request), "arguments": arguments}, request.status_text))
     return rows
 
 

@@ -1,1 +1,1 @@
-"""The effect ledger: its records, what follows from them, and which sessions share one."""
+"""The effect ledger: its records, the state they add up to, and which sessions share one."""

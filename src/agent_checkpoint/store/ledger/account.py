@@ -1,7 +1,7 @@
-"""What follows from the records of a ledger. Owns effects and requests, and what becomes of them.
+"""The state of a ledger: effects and approval requests, built by applying its records in order.
 
-Nothing in a ledger is ever taken back: what becomes of an effect or a request is said by later
-records. Knows no store; decides nothing, and runs nothing.
+A ledger is append-only: later records change the status of an effect or a request. Knows no store;
+decides nothing, and runs nothing.
 """
 
 from __future__ import annotations
@@ -21,71 +21,71 @@ from agent_checkpoint.store.ledger.ledger_records import (
 
 UNKNOWN, COMMITTED, FAILED, UNDOING, UNDONE = "unknown", "committed", "failed", "undoing", "undone"
 BEFORE = {COMMITTED: {UNKNOWN, FAILED}, FAILED: {UNKNOWN}, UNDOING: {COMMITTED}, UNDONE: {UNDOING}}
-"""What an effect must be to become something; a record that says otherwise comes too late."""
+"""Allowed previous statuses of each status; a record that breaks this is late, and ignored."""
 PENDING, APPROVED, DENIED, USED, VOID = "pending", "approved", "denied", "used", "void"
 UNREADABLE = "unreadable"
-"""Of what stands in a list for a whole ledger that cannot be read."""
+"""Status of the placeholder that a list shows for a ledger that cannot be read."""
 
 
 @dataclass(repr=False)
 class Effect:
-    """Something that was done outside, or begun: as far as anybody knows."""
+    """An external side effect that was started, and its outcome as far as it is known."""
 
     id: str
     session: str
     kind: str
     tool: str
     module: str
-    """Which defines the tool."""
+    """The module that defines the tool."""
     identity: str
-    """What it is the same as: two effects of one identity must not both happen."""
+    """Idempotency key: two effects of one identity must not both happen."""
     digest: str
-    """Of the arguments of the call."""
+    """Hash of the arguments of the call."""
     seq: int
     ts: float
     task: str | None
     at: str
-    """The checkpoint that was the head when it was begun."""
+    """The checkpoint that was the head when it was started."""
     parts: dict[str, JsonValue]
     """The arguments and the result, encoded."""
     words: str
-    """How to tell a person which one it is."""
+    """A description for people."""
     also: str | None = None
-    """Another identity, if the arguments were edited by who agreed to it."""
+    """A second idempotency key, if the approver edited the arguments."""
     status: str = UNKNOWN
     note: str = ""
     described: bool = False
-    """Whether the result is only a description of what it was."""
+    """Whether only a description of the result is stored."""
     generation: int = 0
-    """How often one of this identity was undone before."""
+    """How often an effect of this identity was undone before."""
     part: str | None = None
-    """The part of the session whose method the tool is; empty if it was of no part."""
+    """The part of the session whose method the tool is; empty if it belongs to no part."""
     is_late: bool = False
-    """Whether it was done after all, when it had been declared not done."""
+    """Whether it was committed after it had been declared not done."""
 
     def __repr__(self) -> str:
         return f"<Effect {self.id}: {self.title}, {self.status}>"
 
     @property
     def title(self) -> str:
-        """Which one it is, without the arguments: messages and logs hold no payload."""
+        """Tool and hash, without the arguments: messages and logs hold no payload."""
         return title_of(self.tool, self.digest)
 
     @property
     def stands(self) -> bool:
-        """Whether it has happened and was not undone, or may have."""
+        """Whether it has happened, or may have, and was not undone."""
         return self.status in (UNKNOWN, COMMITTED, UNDOING)
 
 
 @dataclass(repr=False)
 class Request:
-    """A call that somebody has to agree to."""
+    """An approval request for a call."""
 
     id: str
     session: str
     tool: str
     module: str
-    """Which defines the tool."""
+    """The module that defines the tool."""
     identity: str
     digest: str
     seq: int
@@ -95,14 +95,14 @@ class Request:
     """The checkpoint that was saved with it."""
     expires: float | None
     parts: dict[str, JsonValue]
-    """The arguments; those that the approver wants instead."""
+    """The arguments, and those that the approver edited."""
     words: str
     status: str = PENDING
     answer: str | None = None
-    """Approved or denied, also after that was used."""
+    """Approved or denied; stays after the answer was used."""
     by: str | None = None
     reason: str | None = None
-    """Of who refused it; or why it is void, or unreadable."""
+    """Why it was denied, is void, or is unreadable."""
     part: str | None = None
 
     def __repr__(self) -> str:
@@ -110,20 +110,20 @@ class Request:
 
     @property
     def title(self) -> str:
-        """Which one it is, without the arguments: messages and logs hold no payload."""
+        """Tool and hash, without the arguments: messages and logs hold no payload."""
         return title_of(self.tool, self.digest)
 
     @property
-    def told(self) -> str:
-        """What became of it, in words: the answer as well, where the status does not say it."""
+    def status_text(self) -> str:
+        """The status for people, with the answer where the status does not include it."""
         if self.status == PENDING and self.is_expired:
             return "expired"
-        is_known = self.answer in (None, self.status)
-        return self.status if is_known else f"{self.answer}, {self.status}"
+        is_included = self.answer in (None, self.status)
+        return self.status if is_included else f"{self.answer}, {self.status}"
 
     @property
     def is_expired(self) -> bool:
-        """Whether it is too late to answer it, or to use the answer."""
+        """Whether it has expired: it can no longer be answered, nor its answer used."""
         return self.expires is not None and time.time() > self.expires
 
     @property
@@ -133,12 +133,12 @@ class Request:
 
 
 def title_of(tool: str, digest: str) -> str:
-    """Return which call it is: the tool, and the beginning of the digest of the arguments."""
+    """Return a title of a call: the tool, and the start of the hash of its arguments."""
     return f"{tool} [{digest[:8]}]"
 
 
 class Epoch(NamedTuple):
-    """One opening of a session; the higher number is the later one."""
+    """Fencing token of one opening of a session; a higher number is newer."""
 
     session: str
     number: int
@@ -146,7 +146,7 @@ class Epoch(NamedTuple):
 
 @dataclass(eq=False)
 class LedgerState:
-    """All that the records of one ledger say, taken together."""
+    """The state of one ledger after its records."""
 
     lineage: str
     epochs: dict[str, Epoch] = field(default_factory=dict)
@@ -159,16 +159,16 @@ class LedgerState:
         self._requests_of: dict[str, dict[str, Request]] = {}
 
     def apply(self, seq: int, record: dict[str, Any]) -> None:
-        """Take in a record that has the form of one. Raises IntegrityError if it cannot be."""
+        """Apply a record whose form was checked. Raises IntegrityError if it contradicts others."""
         if record["type"] not in KNOWN_TYPES:
-            return  # of a later version
+            return  # written by a later version
         try:
             getattr(self, "_" + record["type"])(effective_seq(seq, record), record)
         except KeyError as error:
-            raise damaged_record(self.lineage, seq, f"there is no {error} before it") from None
+            raise damaged_record(self.lineage, seq, f"no earlier record of {error}") from None
 
     def pinned_checkpoints(self) -> Iterator[str]:
-        """Iterate over the checkpoints that an open request or an unknown outcome needs."""
+        """Iterate over the ids of checkpoints that an open request or an unknown outcome needs."""
         for effect in list(self.effects.values()):
             if effect.status in (UNKNOWN, UNDOING):
                 yield effect.at
@@ -203,13 +203,13 @@ class LedgerState:
     def _committed(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
         if effect.status not in BEFORE[COMMITTED]:
-            return  # who was replaced meanwhile may say late what is known better
+            return  # a fenced-off owner reports late
         effect.is_late = effect.status == FAILED
         if effect.is_late:
             effect.note = f"done, although it had been declared not done ({effect.note})"
         effect.described = bool(record.get("described"))
         effect.parts.update(record["parts"])
-        effect.status = COMMITTED  # last: what is interrupted is read again
+        effect.status = COMMITTED  # last: after an interruption the record is applied again
 
     def _failed(self, seq: int, record: dict[str, Any]) -> None:
         effect = self.effects[record["effect"]]
@@ -247,7 +247,7 @@ class LedgerState:
         request.parts.update(record["parts"])
         request.status = request.answer = APPROVED if record["approved"] else DENIED
         if record["approved"] and "instead" in record:
-            # Who agreed may have wanted other arguments: those first asked for are not theirs.
+            # The approver may have edited the arguments: the original ones were not approved.
             request.status, request.reason = VOID, _PURGED
 
     def _used(self, seq: int, record: dict[str, Any]) -> None:
@@ -272,22 +272,22 @@ _PURGED = "its arguments were purged"
 
 
 def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Return what an effect and a request have in common."""
+    """Return the fields that effects and requests share."""
     names = ("session", "tool", "module", "identity", "digest", "at", "words", "task", "part")
-    found = {name: record.get(name) for name in names}
-    return {**found, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
+    members = {name: record.get(name) for name in names}
+    return {**members, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}
 
 
 def in_order(records: Iterable[tuple[int, dict[str, Any]]]) -> list[tuple[int, dict[str, Any]]]:
-    """Return records in the order in which they count."""
+    """Return records in the order in which they apply: a purged one at its original place."""
     return sorted(records, key=lambda item: effective_seq(*item))
 
 
 def check_records(lineage: str, records: Iterable[tuple[int, dict[str, Any]]]) -> None:
-    """Refuse records that are no ledger. Raises IntegrityError."""
-    found = list(records)
-    for seq, record in found:
+    """Refuse records that are not a valid ledger. Raises IntegrityError."""
+    numbered = list(records)
+    for seq, record in numbered:
         check_record(lineage, seq, record)
-    account = LedgerState(lineage)
-    for seq, record in in_order(found):
-        account.apply(seq, record)
+    state = LedgerState(lineage)
+    for seq, record in in_order(numbered):
+        state.apply(seq, record)

@@ -1,6 +1,7 @@
-"""Ledgers in archives: who takes a session elsewhere takes along what it did outside.
+"""Ledgers in archives: an exported session takes its external side effects along.
 
-Owns the frame of a record, and what becomes of a ledger that is there already; knows no effects.
+Owns the frame of a record, and importing into a store that has the ledger already; knows no
+effects.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
 _MOST_GAPS = 10_000
-"""How many more numbers than two a record a ledger may have: what was purged leaves gaps, but a
-crafted file must not fill a store with them."""
+"""Most gaps in the numbers of a ledger, beyond one per record. A purge leaves gaps, but a crafted
+file must not fill a store with them."""
 
 
 class LedgerRecord(NamedTuple):
-    """A record of a ledger, as an archive has it."""
+    """A record of a ledger in an archive."""
 
     lineage: str
     seq: int
     entry: bytes
 
     def frame(self) -> bytes:
-        """Return the content of its frame."""
+        """Return the content of its frame in an archive."""
         name = self.lineage.encode()
         return write_varint(len(name)) + name + write_varint(self.seq) + self.entry
 
@@ -49,107 +50,105 @@ def read_frame(content: bytes) -> LedgerRecord:
     try:
         lineage = content[start : start + length].decode()
     except UnicodeDecodeError:
-        raise IntegrityError("The name of a ledger is not UTF-8.") from None
+        raise IntegrityError("A ledger name is not UTF-8.") from None
     if not is_stream(PREFIX + lineage):
-        raise IntegrityError("A ledger has no name that one can have.")
+        raise IntegrityError("A ledger name is invalid.")
     seq, start = read_varint(content, start + length)
     return LedgerRecord(lineage, seq, content[start:])
 
 
-def record_of(packed: LedgerRecord) -> dict[str, Any]:
-    """Return the record itself. Raises IntegrityError, FormatError."""
-    record = open_entry(
-        packed.entry, f"Record {packed.seq} of {short_repr(PREFIX + packed.lineage)}"
-    )
-    check_record(packed.lineage, packed.seq, record)
+def record_of(item: LedgerRecord) -> dict[str, Any]:
+    """Return the parsed and checked record. Raises IntegrityError, FormatError."""
+    record = open_entry(item.entry, f"Record {item.seq} of {short_repr(PREFIX + item.lineage)}")
+    check_record(item.lineage, item.seq, record)
     return record
 
 
-def needed_objects(packed: LedgerRecord) -> list[str]:
+def needed_objects(item: LedgerRecord) -> list[str]:
     """Return the names of the objects that a record needs. Raises IntegrityError."""
-    return list(object_names(record_of(packed)["parts"].values()))
+    return list(object_names(record_of(item)["parts"].values()))
 
 
 def read_ledger(store: Store, lineage: str) -> Iterator[LedgerRecord]:
     """Iterate over the records of a ledger, in order. Raises IntegrityError, StorageError."""
-    found = [
+    records = [
         LedgerRecord(lineage, entry.seq, entry.data)
         for entry in read_entries(store.backend, PREFIX + lineage)
     ]
-    check_records(lineage, [(packed.seq, record_of(packed)) for packed in found])
-    yield from found
+    check_records(lineage, [(item.seq, record_of(item)) for item in records])
+    yield from records
 
 
 def may_share(store: Store, lineage: str, key: str) -> bool:
-    """Tell whether an imported session may have the ledger of that name.
+    """Return whether an imported session may use the existing ledger of that name.
 
-    Every archive of a session tells the name of its ledger. Whoever forges one with that name must
-    not get at what others of this store did outside. So a ledger that was used here is shared only
-    by a session that has held it, and comes back.
+    An archive names the ledger of its session. A forged archive must not gain access to the ledger
+    of another session in this store. So a ledger that was used here is shared only with a session
+    that has used it before.
 
     Raises:
         IntegrityError: the ledger is damaged.
         StorageError: the medium failed.
     """
-    there = [record for _, record in LedgerStream(store, lineage).read()]
-    if not there or there[-1]["type"] == "imported":
+    records = [record for _, record in LedgerStream(store, lineage).read()]
+    if not records or records[-1]["type"] == "imported":
         return True
-    return any(record["type"] == "epoch" and record["session"] == key for record in there)
+    return any(record["type"] == "epoch" and record["session"] == key for record in records)
 
 
 def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource) -> None:
-    """Put a ledger into a store, with the numbers that it has.
+    """Import a ledger into a store, with its numbers.
 
-    A store that has a ledger of that name believes nothing else of it: else who sends an archive
-    could answer the requests of who gets it, or say what was done.
+    An existing ledger of that name is never extended: else the sender of an archive could answer
+    approval requests of the recipient, or forge outcomes of effects.
 
     Args:
-        store: where to.
-        records: all of one ledger, in order.
+        store: the target.
+        records: all records of one ledger, in order.
         source: where the objects are that they need.
 
     Raises:
-        ConflictError: the store has a ledger of that name, which says less, or other things.
-        IntegrityError: a record is damaged, or they are no ledger.
+        ConflictError: the store has a ledger of that name with fewer or different records.
+        IntegrityError: a record is damaged, or they are not a valid ledger.
         StorageError: the medium failed.
     """
     if not records:
         return
     lineage = records[0].lineage
     _check_numbers(records)
-    check_records(lineage, [(packed.seq, record_of(packed)) for packed in records])
+    check_records(lineage, [(item.seq, record_of(item)) for item in records])
     stream = LedgerStream(store, lineage)
-    there = dict(stream.read())
-    last = max(there, default=0)
-    is_there = last > 0
-    for packed in records:
-        record = record_of(packed)
+    existing = dict(stream.read())
+    last = max(existing, default=0)
+    exists = last > 0
+    for item in records:
+        record = record_of(item)
         plain = {name: value for name, value in record.items() if name not in STREAM_MEMBERS}
-        if is_there:
-            known = there.get(packed.seq)
-            if packed.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
+        if exists:
+            known = existing.get(item.seq)
+            if item.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
-                    f"This store has the ledger {short_repr(packed.lineage)}, and the one of the "
-                    "archive says more, or other things: it is not believed. Import it into "
-                    "another store."
+                    f"This store already has the ledger {short_repr(item.lineage)}, and the archive "
+                    "holds more or different records of it. They are not trusted. Import the "
+                    "archive into another store."
                 )
             continue
-        while last < packed.seq - 1:  # a number that was purged stays one that says nothing
+        while last < item.seq - 1:  # a placeholder for each purged number
             last = stream.append({"type": "nothing"}, {}, after=last)
         parts = _whole_parts(record["parts"], source)
-        # One by one: a part may be called as a tag is.
+        # One by one: the name of a part may look like a tag.
         parts = {name: with_references(tree, store.backend) for name, tree in parts.items()}
         last = stream.append(plain, parts, after=last)
-    if not is_there:
+    if not exists:
         stream.append({"type": "imported", "ts_ns": now_ns()}, {}, after=last)
 
 
 def _check_numbers(records: list[LedgerRecord]) -> None:
-    numbers = [packed.seq for packed in records]
+    numbers = [item.seq for item in records]
     is_rising = all(one < other for one, other in zip([0, *numbers], numbers))
     if not is_rising or numbers[-1] > _MOST_GAPS + 2 * len(numbers):
         raise IntegrityError(
-            f"The ledger {short_repr(records[0].lineage)} has numbers that no ledger has."
+            f"The record numbers of the ledger {short_repr(records[0].lineage)} are invalid."
         )
 
 

@@ -1,15 +1,15 @@
-"""The form of a ledger's records. Owns which members each type has; draws no conclusions.
+"""The form of ledger records. Owns the members of each type; applies nothing.
 
-    epoch       a session was opened; who holds an older epoch may begin nothing
-    started     an effect is about to be made; durable before it is
-    committed   it was made; failed: it was not; resolved: a person says which
-    undoing     it is about to be undone; undone: it is
-    asked       somebody has to agree to a call; answered, used, void: what became of that
-    finished    a rollback is carried out to its end
-    imported    all before it comes from elsewhere: nobody holds the session, and no answer counts
+    epoch       a session was opened: a fencing token; owners of older epochs may start nothing
+    started     an effect is about to happen; durable before it does
+    committed   it happened; failed: it did not; resolved: a person recorded the outcome
+    undoing     its compensation is about to run; undone: it has run
+    asked       a call needs approval; answered, used, void: the status of that request
+    finished    a rollback is complete
+    imported    all earlier records come from an archive: no epoch holds, and no answer is valid
 
-A record that held a secret is purged: one without it, which says `instead` of which it stands.
-Those of types that we do not know are of a later version, and are passed over.
+A purge replaces a record that held a secret by one without it; its `instead` is the number of the
+replaced record. Records of unknown types come from later versions, and are skipped.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from agent_checkpoint.store.store import Store
 
 PREFIX = "fx/"
 STREAM_MEMBERS = frozenset({"agent_checkpoint", "parts", "sha256"})
-"""Members that the stream gives a record, and not who writes it."""
+"""Members that the stream adds to every record."""
 
 _NO_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class LedgerStream(RecordStream):
-    """The records of one ledger: what is read has the form that it must have."""
+    """The records of one ledger, checked on reading."""
 
     def __init__(self, store: Store, lineage: str) -> None:
         super().__init__(store, PREFIX + lineage)
         self.lineage = lineage
 
     def check(self, seq: int, record: dict[str, Any]) -> None:
-        """Refuse a record that is none of a ledger. Raises IntegrityError."""
+        """Refuse an invalid ledger record. Raises IntegrityError."""
         check_record(self.lineage, seq, record)
 
 
 def effective_seq(seq: int, record: dict[str, Any]) -> int:
-    """Return the number at which a record stands: its own, or of the one that it replaces."""
+    """Return the number at which a record applies: its own, or that of the record it replaces."""
     return record.get("instead") or seq
 
 
 def check_record(lineage: str, seq: int, record: dict[str, Any]) -> None:
-    """Refuse a record that is none of a ledger. Raises IntegrityError."""
+    """Refuse an invalid ledger record. Raises IntegrityError."""
     wrong = wrong_members(record)
     if not wrong and effective_seq(seq, record) > seq:
         wrong = ["instead"]
@@ -58,14 +58,14 @@ def check_record(lineage: str, seq: int, record: dict[str, Any]) -> None:
 
 
 def damaged_record(lineage: str, seq: int, why: str) -> IntegrityError:
-    """Return the error for a record that no ledger can have."""
+    """Return the error for an invalid ledger record."""
     return IntegrityError(
-        f"Record {seq} of the ledger {short_repr(lineage, 300)} is not one of ours ({why})."
+        f"Record {seq} of the ledger {short_repr(lineage, 300)} is invalid ({why})."
     )
 
 
 def wrong_members(record: dict[str, JsonValue]) -> list[str]:
-    """Return the names of what a record lacks, or has in another form than it must."""
+    """Return the names of members that are missing or have a wrong type."""
     what = record.get("type")
     if not _is_text(what):
         return ["type"]
@@ -103,7 +103,7 @@ def _is_end(value: Any) -> bool:
 
 Rules = dict[str, Callable[[Any], bool]]
 
-# A record can have a right hash and still not be ours: whoever writes one can hash it too.
+# A valid hash proves nothing about the writer: anybody can compute one.
 _RULES_OF_ALL: Rules = {
     "parts": lambda value: isinstance(value, dict),
     "instead": lambda value: value is None or (_is_count(value) and value > 0),
@@ -145,4 +145,4 @@ _RULES: dict[str, Rules] = {
 }
 
 KNOWN_TYPES = frozenset(_RULES)
-"""The types that mean something to us."""
+"""The record types of this version."""

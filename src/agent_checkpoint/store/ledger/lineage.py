@@ -1,4 +1,7 @@
-"""Families: sessions and their forks, which share a ledger. Owns which ledger is whose."""
+"""Lineages: a session and all its forks share one ledger. Owns which session uses which ledger.
+
+The session part of a checkpoint stores the name of its lineage as the member `family`.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ _SESSION = "session"
 
 
 def lineages(store: Store) -> list[str]:
-    """Return the names of all ledgers of a store. Raises StorageError."""
+    """Return the lineages of a store, one per ledger. Raises StorageError."""
     return sorted(name[len(PREFIX) :] for name in store.backend.streams(PREFIX))
 
 
 def lineage_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
-    """Return the name of the ledger of a checkpoint's session; None if it is of none.
+    """Return the lineage of a checkpoint's session; None if it has no session.
 
     Raises:
         IntegrityError: the part is damaged.
@@ -33,47 +36,47 @@ def lineage_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
         return None
     if source is not None:
         source.fetch([tree])
-    found = resolve_tree(tree, source)
-    lineage = found.get("family") if isinstance(found, dict) else None
+    record = resolve_tree(tree, source)
+    lineage = record.get("family") if isinstance(record, dict) else None
     return lineage if isinstance(lineage, str) and is_stream(PREFIX + lineage) else None
 
 
 def new_lineage(key: str) -> str:
-    """Return the name of a ledger that no session has yet, for one of this key."""
+    """Return a new, unused lineage for a session of this key."""
     return f"{key[:200]}.{secrets.token_hex(6)}"
 
 
 def with_lineage(source: Reader, checkpoint: Checkpoint, lineage: str) -> Checkpoint:
-    """Return a checkpoint of a session with another ledger; `family_of` has read it.
+    """Return the checkpoint of a session with another lineage; call `lineage_of` first.
 
     Raises:
         IntegrityError: the part is damaged.
     """
     tree: Any = checkpoint.parts[_SESSION]
     tag = tag_of(tree)
-    # Only the topmost level is taken out of its object: what is cut out below stays so.
-    found = tree if tag is None else source.tree(tag, tree[tag])
-    return checkpoint._replace(parts={**checkpoint.parts, _SESSION: {**found, "family": lineage}})
+    # Only the topmost level is resolved: values below it stay out of line.
+    record = tree if tag is None else source.tree(tag, tree[tag])
+    return checkpoint._replace(parts={**checkpoint.parts, _SESSION: {**record, "family": lineage}})
 
 
 def pinned_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:
     """Return the numbers of a key's checkpoints that a request or an unknown outcome needs.
 
     Args:
-        store: where.
-        checkpoints: those of the key that are not to be removed if they are needed.
+        store: the store.
+        checkpoints: candidates for removal, all of one key.
 
     Raises:
-        IntegrityError: the ledger of one is damaged, so nobody can tell.
+        IntegrityError: a ledger is damaged, so it is unknown what it pins.
         StorageError: the medium failed.
     """
-    found: set[int] = set()
+    pinned: set[int] = set()
     seen: set[str] = set()
     for checkpoint in checkpoints:
         try:
             lineage = lineage_of(store.reader(checkpoint), checkpoint)
         except UNUSABLE:
-            found.add(checkpoint.seq)  # left for a person to look at
+            pinned.add(checkpoint.seq)  # kept for a person to inspect
             continue
         if lineage is None or lineage in seen:
             continue
@@ -81,7 +84,7 @@ def pinned_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[i
         ledger = Ledger(store, lineage)
         ledger.refresh()
         for name in ledger.pinned_checkpoints():
-            place = parse_checkpoint_id(name)
-            if place is not None and place.key == checkpoint.key:
-                found.add(place.seq)
-    return found
+            target = parse_checkpoint_id(name)
+            if target is not None and target.key == checkpoint.key:
+                pinned.add(target.seq)
+    return pinned

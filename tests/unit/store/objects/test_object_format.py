@@ -138,7 +138,7 @@ def test_numbers_that_are_none(data: bytes) -> None:
 
 
 def test_an_object_has_a_largest_size() -> None:
-    with pytest.raises(IntegrityError, match="larger"):
+    with pytest.raises(IntegrityError, match="exceeds the limit"):
         make_object(TEXT, bytes(MAX_OBJECT))
     name, packed = make_object(TEXT, bytes(MAX_OBJECT - 2))
     assert len(open_object(name, packed.stored()).payload) == MAX_OBJECT - 2
