@@ -158,14 +158,17 @@ def test_what_is_to_be_typed_can_be_typed() -> None:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ("list_keys() names them all.", "`agent-checkpoint keys` lists them all."),
-        ("history('x') lists its checkpoints.", "`agent-checkpoint log 'x'` lists those it has."),
+        ("list_keys() lists all keys.", "`agent-checkpoint keys` lists all keys."),
+        (
+            "history('x') lists its checkpoints.",
+            "`agent-checkpoint log 'x'` lists its checkpoints.",
+        ),
         ('with effects="warn", or', "with --effects warn, or"),
         (
             "say so: session.resolve('3f', happened=True or False).",
             "say so: `agent-checkpoint effects resolve 3f --happened`, or `--not`.",
         ),
-        ("or say gc(ignore_clock=True); no", "or say `agent-checkpoint gc --ignore-clock`; no"),
+        ("or use gc(ignore_clock=True); no", "or use `agent-checkpoint gc --ignore-clock`; no"),
         ("verify() tells", "`agent-checkpoint verify` tells"),
         ("Pass workspace=, the directory", "Say --workspace, the directory"),
     ],

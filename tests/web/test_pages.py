@@ -285,5 +285,5 @@ def test_a_store_of_readable_files_can_be_looked_at(tmp_path: Path, shared: Plac
 def test_an_unknown_key_is_told_in_words_for_the_page(looking: Visitor) -> None:
     answer = looking.get("/timeline", key="zzzzzzzz")
     assert answer.status_code == 404
-    assert "The first page lists them all." in answer.text
+    assert "The first page lists all keys." in answer.text
     assert "list_keys" not in answer.text

@@ -12,8 +12,11 @@ from agent_checkpoint.formatting import shell_quote
 
 _COMMAND = "agent-checkpoint"
 _WORDS: tuple[tuple[str, str], ...] = (
-    (r"list_keys\(\) names them all", rf"`{_COMMAND} keys` lists them all"),
-    (r"history\(('.*?'|\".*?\")\) lists those it has", rf"`{_COMMAND} log \1` lists those it has"),
+    (r"list_keys\(\) lists all keys", rf"`{_COMMAND} keys` lists all keys"),
+    (
+        r"history\(('.*?'|\".*?\")\) lists its checkpoints",
+        rf"`{_COMMAND} log \1` lists its checkpoints",
+    ),
     (
         r"session\.resolve\('([\w-]+)', happened=[^)]*\)",
         rf"`{_COMMAND} effects resolve \1 --happened`, or `--not`",

@@ -155,8 +155,8 @@ def write_readable(
 def too_large(key: str) -> InvalidInputError:
     """Return the error for a state that does not fit into a readable entry."""
     return InvalidInputError(
-        f"The state for {short_repr(key)} is larger than {MAX_READABLE:,} bytes as readable text, the "
-        'limit of the file backend. Use backend="sqlite".'
+        f"The state for {short_repr(key)} is larger than {MAX_READABLE:,} bytes as readable text, "
+        'the limit of the file backend. Use backend="sqlite".'
     )
 
 

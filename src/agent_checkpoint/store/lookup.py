@@ -76,7 +76,8 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
         raise _not_found(store, text)
     if key is not None and owner != key:
         raise NotFoundError(
-            f"The checkpoint {short_repr(text)} belongs to the key {short_repr(owner)}, not to {short_repr(key)}."
+            f"The checkpoint {short_repr(text)} belongs to the key {short_repr(owner)}, not to "
+            f"{short_repr(key)}."
         )
     return checkpoint
 
@@ -159,8 +160,8 @@ def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | N
             return owner, other
         if other is not None and is_own:
             raise InvalidInputError(
-                f"{short_repr(text)} is ambiguous: a key imported from an archive, or the checkpoint "
-                f"{other.id}. Use that id, or {head.id} for the imported key."
+                f"{short_repr(text)} is ambiguous: a key imported from an archive, or the "
+                f"checkpoint {other.id}. Use that id, or {head.id} for the imported key."
             )
     return text, head
 
@@ -190,8 +191,8 @@ def _not_found(store: Store, text: str) -> NotFoundError:
         key = parsed.key if isinstance(parsed, CheckpointId) else parsed["key"]
     if _may_be_key(key) and next(store.entries(key, page=1), None) is not None:
         return NotFoundError(
-            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}; history({short_repr(key)}) lists its "
-            "checkpoints."
+            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}; "
+            f"history({short_repr(key)}) lists its checkpoints."
         )
     return key_not_found(text, store)
 

@@ -1,6 +1,6 @@
-"""Checkpoints in streams. Owns writing, reading and removing them; knows no Python state.
+"""The store: writes, reads and removes checkpoints. Knows no Python state.
 
-A checkpoint exists when its one stream entry exists; nothing is ever changed in place.
+A checkpoint exists as soon as its one stream entry exists; nothing is updated in place.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ _MOST_LISTS = 8
 
 
 class _Head(NamedTuple):
-    """A checkpoint that need not be read to be named; its entry has the mark in it."""
+    """The id of the last checkpoint that this store wrote to a key; avoids parsing its entry."""
 
     seq: int
     id: str
     mark: bytes
+    """Bytes that the entry must contain, to be that checkpoint."""
 
 
 class _Appended(NamedTuple):
-    """What `append` made of a draft."""
+    """A draft after it was appended."""
 
     seq: int
     parts: dict[str, JsonValue]
     size: int
 
 
-class _Form(NamedTuple):
-    """A draft as it is stored: the entry, its parts, and the objects that they name."""
+class _Encoded(NamedTuple):
+    """A draft encoded for the backend: the entry, its parts, and the objects they refer to."""
 
     entry: bytes
     parts: dict[str, JsonValue]
@@ -88,7 +89,7 @@ class Store:
         self._write_cache: WriteCache = WeakKeyDictionary()
         self._lists: dict[str, ListCache] = {}
         self._cache = ObjectCache()
-        self._heads: dict[str, _Head] = {}  # what this store wrote last, by key
+        self._heads: dict[str, _Head] = {}
 
     def write(
         self,
@@ -99,18 +100,18 @@ class Store:
         ts_ns: int | None = None,
         adopted: Mapping[str, PlainObject] = NO_OBJECTS,
     ) -> Checkpoint:
-        """Append a checkpoint to its key and return it with its place.
+        """Append a checkpoint to its key and return it with its number.
 
         Args:
             draft: what to write.
-            parents: the ids it comes from; the present head if not given.
-            after: the number that the head must still have; 0 if the key must be new.
+            parents: the ids of its parents; the present head if not given.
+            after: the expected number of the head; 0 if the key must be new.
             ts_ns: when it was made, if not now.
             adopted: objects that the parts of `draft.source` need and that may not be stored yet.
 
         Raises:
-            ConflictError: the head is another; nothing was written.
-            FormatError: the store is of a newer format.
+            ConflictError: the head is not the expected one; nothing was written.
+            FormatError: the store has a newer format.
             StorageError: the medium failed; nothing was acknowledged.
         """
         check_key(draft.key)
@@ -122,8 +123,7 @@ class Store:
             seq, parts, size = self._append(draft, ts_ns, parents, after, adopted)
         except RecursionError:
             raise InvalidInputError(
-                f"The state for {short_repr(draft.key)} is nested too deeply to be written from "
-                "here."
+                f"The state for {short_repr(draft.key)} is nested too deeply for Python's stack."
             ) from None
         self._remember_head(draft.key, seq, ts_ns)
         return Checkpoint(
@@ -142,11 +142,11 @@ class Store:
         )
 
     def known_parts(self) -> list[Any]:
-        """Return the live objects of which this store has something."""
+        """Return the live objects in the write cache."""
         return list(self._write_cache)
 
     def writer(self, key: str | None = None, *, trust_cache: bool = True) -> Writer:
-        """Return a writer of objects for a checkpoint, of a key whose long lists are known."""
+        """Return a writer for the objects of a checkpoint; a key adds its cached long lists."""
         lists = None if key is None else self._lists_of(key)
         return Writer(
             self._write_cache,
@@ -157,10 +157,10 @@ class Store:
         )
 
     def _compression(self) -> str:
-        """Return how objects are packed, if any may be written from here.
+        """Return the compression of new objects.
 
         Raises:
-            FormatError: this installation could not read what a checkpoint may share.
+            FormatError: this installation could not read objects that a checkpoint may share.
             StorageError: the medium failed.
         """
         self.format.check(writing=True)
@@ -169,16 +169,16 @@ class Store:
         return "zstd" if self.format.needs_zstd else "zlib"
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
-        """Return a reader of what stands outside of the entries of these checkpoints."""
+        """Return a reader of the out-of-line values of these checkpoints."""
         return Reader(self.backend, self._cache, checkpoints=checkpoints)
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.
 
         Raises:
-            IntegrityError: its bytes are damaged.
+            IntegrityError: it is damaged.
             FormatError: a newer version wrote it.
-            UntrustedDataError: the store is shared, and it has no seal of this user's.
+            UntrustedDataError: the store is shared, and it is not sealed under the user's secret.
             StorageError: the medium failed.
         """
         return next(self.newest_first(key, page=1), None)
@@ -192,7 +192,7 @@ class Store:
     def newest_first(
         self, key: str, *, before: int | None = None, page: int = 100
     ) -> Iterator[Checkpoint]:
-        """Iterate over the checkpoints of a key, newest first, reading as it goes.
+        """Iterate over the checkpoints of a key, newest first, reading page by page.
 
         Raises as `head` does.
         """
@@ -203,22 +203,22 @@ class Store:
         """Iterate over the raw entries of a key, newest first. Raises FormatError, StorageError."""
         self.format.check()
         while True:
-            found, visible = self._read(key, before=before, limit=page, newest_first=True)
+            entries, visible = self._read(key, before=before, limit=page, newest_first=True)
             yield from visible
-            if len(found) < page:
+            if len(entries) < page:
                 return
-            before = found[-1].seq
+            before = entries[-1].seq
 
     def oldest_first(self, key: str, *, page: int = 100) -> Iterator[Entry]:
         """Iterate over the raw entries of a key in order. Raises FormatError, StorageError."""
         self.format.check()
         after = 0
         while True:
-            found, visible = self._read(key, after=after, limit=page)
+            entries, visible = self._read(key, after=after, limit=page)
             yield from visible
-            if len(found) < page:
+            if len(entries) < page:
                 return
-            after = found[-1].seq
+            after = entries[-1].seq
 
     def list_keys(self, prefix: str = "") -> list[str]:
         """Return the keys that have checkpoints and begin with the prefix, sorted.
@@ -228,13 +228,13 @@ class Store:
         """
         names = self.backend.streams(_KEY_PREFIX + prefix)
         keys = {name[len(_KEY_PREFIX) :] for name in names}
-        for found in self.imports():
-            if found.key in keys and next(self.entries(found.key, page=1), None) is None:
-                keys.remove(found.key)
+        for item in self.imports():
+            if item.key in keys and next(self.entries(item.key, page=1), None) is None:
+                keys.remove(item.key)
         return sorted(keys)
 
     def imports(self) -> list[Import]:
-        """Return the imports that are under way, or were killed.
+        """Return the imports that are running or were killed.
 
         Raises:
             IntegrityError: the record of one is damaged.
@@ -243,7 +243,7 @@ class Store:
         return unfinished_imports(self.backend)
 
     def newest(self, key: str) -> int:
-        """Return the number of the newest entry of a key, seen or not; 0 if there is none.
+        """Return the number of the newest entry of a key, also if hidden; 0 if there is none.
 
         Raises:
             StorageError: the medium failed.
@@ -262,20 +262,20 @@ class Store:
 
     def _read(self, key: str, **which: Any) -> tuple[list[Entry], list[Entry]]:
         """Return the chosen entries, and those of them that no unfinished import has written."""
-        found = read_entries(self.backend, _stream(key), **which)
-        if not any(_IMPORTED in entry.data for entry in found):
-            return found, found
+        entries = read_entries(self.backend, _stream(key), **which)
+        if not any(_IMPORTED in entry.data for entry in entries):
+            return entries, entries
         tokens = [item.token.encode() for item in self.imports()]
-        # Once more, now that it is known which are not finished: the others are there as a whole.
-        found = read_entries(self.backend, _stream(key), **which)
-        visible = [entry for entry in found if not any(token in entry.data for token in tokens)]
-        return found, visible
+        # Read again, after the journal: an import that is not in it is complete in this read.
+        entries = read_entries(self.backend, _stream(key), **which)
+        visible = [entry for entry in entries if not any(token in entry.data for token in tokens)]
+        return entries, visible
 
     def remove(self, key: str, seqs: Iterable[int]) -> None:
-        """Remove checkpoints of a key for good.
+        """Remove checkpoints of a key permanently.
 
         Raises:
-            FormatError: the store is of a newer format.
+            FormatError: the store has a newer format.
             StorageError: the medium failed.
         """
         self.format.check(writing=True)
@@ -289,8 +289,8 @@ class Store:
     def _remember_head(self, key: str, seq: int, ts_ns: int) -> None:
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
-        place = CheckpointId(key, ts_ns, seq)
-        self._heads[key] = _Head(seq, str(place), str(ts_ns).encode())
+        checkpoint_id = CheckpointId(key, ts_ns, seq)
+        self._heads[key] = _Head(seq, str(checkpoint_id), str(ts_ns).encode())
 
     def _append(
         self,
@@ -300,11 +300,11 @@ class Store:
         after: int | None,
         adopted: Mapping[str, PlainObject],
     ) -> _Appended:
-        form = self._readable_form if self.backend.readable else self._split_form
+        encode = self._encode_inline if self.backend.readable else self._encode_split
         for attempt in range(_TRIES):
             writer = self.writer(draft.key, trust_cache=attempt == 0)
             writer.adopt(adopted)
-            entry, parts, roots, size = form(draft, writer, ts_ns, parents)
+            entry, parts, roots, size = encode(draft, writer, ts_ns, parents)
             objects, requires = writer.flush(self.backend, roots)
             try:
                 seq = append_entry(
@@ -316,7 +316,7 @@ class Store:
                     requires=requires,
                 )
             except MissingObjectsError as error:
-                # gc took away what nothing needed when it looked: write it again.
+                # gc swept objects that were unreachable when it marked: write them again.
                 if draft.source is not None:
                     raise missing_objects(error.ids) from error
                 if attempt == _TRIES - 1:
@@ -327,33 +327,34 @@ class Store:
                 return _Appended(seq, parts, size)
         raise AssertionError("unreachable: the loop returns or raises")
 
-    def _readable_form(
+    def _encode_inline(
         self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
-    ) -> _Form:
+    ) -> _Encoded:
         parts = inline_parts(draft.parts, writer)
         entry = write_readable(draft, ts_ns=ts_ns, parents=parents, parts=parts)
-        return _Form(entry, parts, tuple(object_names(parts.values())), len(entry))
+        return _Encoded(entry, parts, tuple(object_names(parts.values())), len(entry))
 
-    def _split_form(
+    def _encode_split(
         self, draft: Draft, writer: Writer, ts_ns: int, parents: tuple[str, ...]
-    ) -> _Form:
+    ) -> _Encoded:
         if draft.source is None:
             texts, roots = split_parts(draft.parts, writer)
             size = writer.size + sum(map(len, texts.values()))
             if size > MAX_STATE:
                 raise InvalidInputError(
-                    f"The state for {short_repr(draft.key)} has {size:,} bytes; a checkpoint holds "
-                    f"up to {MAX_STATE:,}. Keep large files in a workspace, or in several keys."
+                    f"The state for {short_repr(draft.key)} has {size:,} bytes; the limit of a "
+                    f"checkpoint is {MAX_STATE:,}. Keep large files in a workspace, or split the "
+                    "state over several keys."
                 )
         else:
             texts = {name: write_json(tree) for name, tree in draft.parts.items()}
             roots, size = tuple(object_names(draft.parts.values())), draft.source.size
         entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
         parts = {name: read_json(text) for name, text in texts.items()}
-        return _Form(entry, parts, roots, size)
+        return _Encoded(entry, parts, roots, size)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
-        # A newest entry that cannot be read must not stop an agent from saving.
+        # An unreadable newest entry must not stop an agent from saving.
         for entry in self.entries(key, page=1):
             known = self._heads.get(key)
             if known is not None and known.seq == entry.seq and known.mark in entry.data:
@@ -366,15 +367,15 @@ class Store:
 
 
 def key_not_found(key: str, store: Store) -> NotFoundError:
-    """Return the error for a key or id that is not there, with the names that come close."""
+    """Return the error for an unknown key or id, with similar keys."""
     with block_forks():
-        from difflib import get_close_matches  # slow to import, and wanted only here
+        from difflib import get_close_matches  # slow to import, and needed only here
 
     close = get_close_matches(key, store.list_keys(), n=3)
     hint = (
         f"Did you mean {', '.join(map(short_repr, close))}?"
         if close
-        else "list_keys() names them all."
+        else "list_keys() lists all keys."
     )
     return NotFoundError(f"There is no key or checkpoint {short_repr(key)}. {hint}")
 

@@ -132,7 +132,7 @@ class Site:
     def error_page(self, error: Exception) -> Response:
         """Return the error page for an exception."""
         status = status_of(error)
-        text = str(error).replace("list_keys() names them all.", "The first page lists them all.")
+        text = str(error).replace("list_keys() lists all keys.", "The first page lists all keys.")
         return self.page("error.html", status, title=_TITLES.get(status, "Error"), text=text)
 
     async def form(self, request: Request) -> dict[str, str]:

@@ -1,13 +1,13 @@
-"""One key as one file. Owns the archive's form; runs nothing that it reads.
+"""Archives: one key as one file. Owns the file format; executes nothing that it reads.
 
     magic line, then frames: kind (1 byte), length (varint), content
     h   JSON: the key
-    o   an object: its name (32 bytes) and its stored form, packed with zlib or not at all
+    o   an object: its name (32 bytes) and its stored form, compressed with zlib or not at all
     c   a checkpoint: its number (varint) and its entry, after all objects that it needs
     l   a record of the ledger of the key's session, after all objects that it needs
     z   SHA-256 of all bytes before this frame; the last
 
-A file that was cut or altered is noticed before anything is imported.
+A truncated or modified file is detected before anything is imported.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ HEADER, OBJECT, CHECKPOINT, LEDGER, END = b"h", b"o", b"c", b"l", b"z"
 
 _TRIES = 5
 _MAX_FRAME = MAX_OBJECT + 4096
-"""The longest frame that is read: a crafted file must not fill the memory."""
+"""The longest frame that is read: a crafted file must not exhaust memory."""
 
 
 class Frame(NamedTuple):
-    """A piece of an archive, and where in the file its content begins."""
+    """A frame of an archive, and the offset of its content."""
 
     kind: bytes
     start: int
@@ -71,7 +71,7 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
     Raises:
         NotFoundError: there is no such key.
         IntegrityError: one of the checkpoints is damaged.
-        StorageError: the file cannot be written; an older one of that name is as it was.
+        StorageError: the file cannot be written; an existing file of that name is unchanged.
     """
     if next(store.entries(key, page=1), None) is None:
         raise key_not_found(key, store)
@@ -106,7 +106,7 @@ class _Export:
         self.key = key
         self.file = file
         self.digest = hashlib.sha256()
-        self.done: dict[str, int] = {}  # objects, and where in the file each begins
+        self.done: dict[str, int] = {}  # offset of each written object, by name
         self.lineages: list[str] = []
 
     def run(self) -> int:
@@ -122,22 +122,22 @@ class _Export:
                     count += is_written
                     gone += not is_written
             if not gone:
-                break  # else others may have come meanwhile: look for those
+                break  # else read on: new checkpoints may have been saved meanwhile
         if not count:
             raise key_not_found(self.key, self.store)
         for lineage in self.lineages:
-            for packed in read_ledger(self.store, lineage):
-                self._objects(iter(needed_objects(packed)))
-                self._frame(LEDGER, packed.frame())
+            for record in read_ledger(self.store, lineage):
+                self._objects(iter(needed_objects(record)))
+                self._frame(LEDGER, record.frame())
         self._frame(END, self.digest.digest())
         return count
 
     def _checkpoint(self, entry: Entry) -> bool:
-        """Write a checkpoint and what it needs; nothing of one that goes while it is read."""
+        """Write a checkpoint and its objects; return False, and write nothing, if it was pruned."""
         start, digest = self.file.tell(), self.digest.copy()
         try:
             checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
-            data = self._cut(checkpoint) if self.store.backend.readable else entry.data
+            data = self._split(checkpoint) if self.store.backend.readable else entry.data
             self._objects(object_names(checkpoint.parts.values()))
             self._frame(CHECKPOINT, write_varint(entry.seq) + data)
             lineage = lineage_of(self.store.reader(checkpoint), checkpoint)
@@ -153,8 +153,8 @@ class _Export:
             return False
         return True
 
-    def _cut(self, checkpoint: Checkpoint) -> bytes:
-        """Write the objects that a readable store has in full, and return the entry without."""
+    def _split(self, checkpoint: Checkpoint) -> bytes:
+        """Split an inline checkpoint: write its objects, and return the entry."""
         writer = Writer(WriteCache())
         try:
             parts = with_references(checkpoint.parts, self.store.backend)
@@ -162,8 +162,8 @@ class _Export:
         except RecursionError:
             raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
         writer.check_decode_cost(roots)
-        for name, packed in writer.pending():
-            self._object(name, packed)
+        for name, plain in writer.pending():
+            self._object(name, plain)
         return write_checkpoint(
             checkpoint.draft(),
             ts_ns=checkpoint.ts_ns,
@@ -173,7 +173,7 @@ class _Export:
         )
 
     def _objects(self, names: Iterator[str]) -> None:
-        """Write objects that are not yet written, what they refer to first."""
+        """Write objects that are not written yet, children first."""
         roots = list(names)
         seen: RefGraph = dict.fromkeys(self.done, ())
         mark(self.store.backend, roots, seen)
@@ -181,16 +181,16 @@ class _Export:
         for name, found in fetch_objects(self.store.backend, order):
             self._object(name, plain_object(found.kind, found.payload, found.refs))
 
-    def _object(self, name: str, packed: PlainObject) -> None:
+    def _object(self, name: str, plain: PlainObject) -> None:
         if name not in self.done:
             self.done[name] = self.file.tell()
-            self._frame(OBJECT, bytes.fromhex(name) + packed.stored())
+            self._frame(OBJECT, bytes.fromhex(name) + plain.stored())
 
     def _frame(self, kind: bytes, content: bytes) -> None:
         if len(content) > _MAX_FRAME:
             raise InvalidInputError(
-                f"A checkpoint of {short_repr(self.key)} has an entry of {len(content)} bytes; an "
-                f"archive holds up to {_MAX_FRAME} each."
+                f"A checkpoint of {short_repr(self.key)} has an entry of {len(content)} bytes; "
+                f"the limit of an archive is {_MAX_FRAME}."
             )
         self._write(kind + write_varint(len(content)))
         self._write(content)
@@ -201,7 +201,7 @@ class _Export:
 
 
 class Archive:
-    """An archive that was read through once and found sound."""
+    """An archive that was read and checked completely."""
 
     def __init__(self, path: Path) -> None:
         """Read the file through.
@@ -240,15 +240,15 @@ class Archive:
 
     @property
     def names(self) -> Iterable[str]:
-        """The names of all objects, what they refer to first."""
+        """The names of all objects, children first."""
         return self._places
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return the stored form of objects of the archive, as a backend does."""
+        """Return stored objects of the archive, as a backend does."""
         return dict(self.objects(name for name in ids if name in self._places))
 
     def objects(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Iterate over objects of the archive in their stored form."""
+        """Iterate over stored objects of the archive."""
         with _reading(self.path), self.path.open("rb") as file:
             for name in names:
                 start, size = self._places[name]
@@ -279,7 +279,7 @@ class Archive:
             else:
                 last = frame.kind == END
         if not last or not count:
-            raise IntegrityError(f"{self.path} is not a whole archive: its end is missing.")
+            raise IntegrityError(f"The archive {self.path} is truncated.")
 
     def _header(self, content: bytes) -> str:
         record = read_json(content)
@@ -301,15 +301,15 @@ class Archive:
         return read_checkpoint(self.key, seq, frame.content[start:])
 
     def _damaged(self) -> IntegrityError:
-        return IntegrityError(f"{self.path} is damaged or not an archive.")
+        return IntegrityError(f"{self.path} is damaged, or not an archive.")
 
 
 def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
-    """Iterate over the frames of a file; the last is only given if its hash is right."""
+    """Iterate over the frames of a file; the last is yielded only if its hash matches."""
     line = file.readline(len(MAGIC) + 20)
     version = line[len(MAGIC) : -1]
     if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
-        raise IntegrityError(f"{path} is not an archive of agent-checkpoint.")
+        raise IntegrityError(f"{path} is not an agent-checkpoint archive.")
     if int(version) > ARCHIVE_FORMAT:
         raise FormatError(
             f"{path} is an archive of format {int(version)}; this version reads up to "
@@ -322,15 +322,17 @@ def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
             size += file.read(1) or b"\0"
         length, _ = read_varint(size, 1)
         if length > _MAX_FRAME:
-            raise IntegrityError(f"{path} is damaged: a frame of {length} bytes is too long.")
+            raise IntegrityError(
+                f"{path} is damaged: a frame of {length} bytes exceeds the limit {_MAX_FRAME}."
+            )
         start = file.tell()
         content = file.read(length)
         if len(content) < length:
-            raise IntegrityError(f"{path} is not a whole archive: its end is missing.")
+            raise IntegrityError(f"The archive {path} is truncated.")
         if digest is not None:
             digest.update(before)
             if kind == END and content != digest.digest():
-                raise IntegrityError(f"{path} was changed after it was written.")
+                raise IntegrityError(f"{path} was modified after it was written.")
             before = size + content
         yield Frame(kind, start, content)
 
@@ -343,7 +345,7 @@ def check_archive_path(path: str | os.PathLike[str]) -> Path:
     except (TypeError, ValueError):
         raise InvalidInputError(f"{short_repr(path)} is not a path.") from None
     if not found.name or "\0" in str(found):
-        raise InvalidInputError(f"{short_repr(path)} is not the name of a file.")
+        raise InvalidInputError(f"{short_repr(path)} is not a file name.")
     return found
 
 

@@ -1,11 +1,8 @@
-"""An archive into a store, all of it or nothing.
+"""Imports an archive into a store, atomically. Knows nothing of the archive's file format.
 
-Owns when an import appears and when it is taken back; knows nothing of the archive's form.
-
-The entries of an import carry its token. As long as the stream `meta/import` names that token they
-do not exist for readers; removing the name is the one step that makes all of them appear. What a
-killed import leaves is out of sight, and goes with the next import, fork, purge or gc that notices
-that the process is gone.
+The entries of an import carry its token. Readers skip them while the stream `meta/import` lists
+that token; removing it from there makes all entries visible in one step. Entries of a killed import
+stay hidden; the next import, fork, purge or gc that finds its process dead removes them.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ from agent_checkpoint.store.store import Store
 
 _BATCH = 1 << 25
 _TRIES = 5
-_FORGOTTEN_NS = 24 * 3600 * 10**9
+_TIMEOUT_NS = 24 * 3600 * 10**9
 _running: set[str] = set()  # the tokens of this process's own imports
 
 
@@ -61,13 +58,13 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
 
 
 class _Import:
-    """One archive on its way into a store."""
+    """One running import."""
 
     def __init__(self, store: Store, archive: Archive, token: str) -> None:
         self.store = store
         self.archive = archive
         self.token = token
-        self.renamed: dict[str, str] = {}
+        self.renamed: dict[str, str] = {}  # ids in the archive, and here
         self.lineages: dict[str, str] = {}  # names in the archive, and here
         self.last = 0
 
@@ -77,12 +74,12 @@ class _Import:
         try:
             self._write_all()
         except ConflictError as error:
-            _take_back(self.store, record)
+            _roll_back(self.store, record)
             if self.store.newest(self.archive.key):
                 raise _exists(self.archive) from error
             raise
         except BaseException:
-            _take_back(self.store, record)
+            _roll_back(self.store, record)
             raise
         end_import(backend, record)
 
@@ -94,14 +91,14 @@ class _Import:
             self.last = copy.seq
         for lineage, records in self.archive.ledgers().items():
             if lineage not in self.lineages:
-                raise IntegrityError(f"{self.archive.path} has a ledger of another session.")
-            renamed = [packed._replace(lineage=self.lineages[lineage]) for packed in records]
+                raise IntegrityError(f"{self.archive.path} holds the ledger of another session.")
+            renamed = [record._replace(lineage=self.lineages[lineage]) for record in records]
             add_records(self.store, renamed, self.archive)
         if self.store.newest(key) != self.last:
-            raise ConflictError(f"Somebody saved to {short_repr(key)} while it was imported.")
+            raise ConflictError(f"Another process saved to {short_repr(key)} during the import.")
 
     def _with_own_ledger(self, found: Checkpoint) -> Checkpoint:
-        """Return a checkpoint whose session has no ledger that others of this store use."""
+        """Return the checkpoint with a lineage that no other session of this store uses."""
         reader = Reader(self.archive, checkpoints=[found])
         lineage = lineage_of(reader, found)
         if lineage is None:
@@ -114,7 +111,7 @@ class _Import:
         return found if own == lineage else with_lineage(reader, found, own)
 
     def _write(self, found: Checkpoint, names: Iterable[str]) -> Checkpoint:
-        """Write a checkpoint, and of its objects those that the names say."""
+        """Write a checkpoint, and its objects of these names."""
         draft = Draft(
             found.key,
             self._parts(found),
@@ -132,7 +129,7 @@ class _Import:
                 return self.store.write(
                     draft, parents=parents, after=self.last, ts_ns=found.ts_ns, adopted=adopted
                 )
-            except IntegrityError:  # gc took them away before the checkpoint named them
+            except IntegrityError:  # gc swept objects before the checkpoint referred to them
                 if attempt == _TRIES - 1:
                     raise
         raise AssertionError("unreachable: the loop returns or raises")
@@ -150,9 +147,9 @@ class _Import:
     def _put_objects(
         self, names: Iterable[str], parts: Mapping[str, JsonValue]
     ) -> dict[str, PlainObject]:
-        """Store the objects that refer to nothing; return those to be written with the entry."""
+        """Store terminal objects; return the others, to be written with the entry."""
         others: dict[str, PlainObject] = {}
-        if self.store.backend.readable:  # it has all that is text in full
+        if self.store.backend.readable:  # text is stored inline there
             seen: RefGraph = {}
             mark(self.archive, object_names(parts.values()), seen)
             names = [name for name in names if name in seen]
@@ -163,7 +160,7 @@ class _Import:
             if found.refs:
                 others[name] = plain_object(found.kind, found.payload, found.refs)
                 continue
-            if stored[:1] == ZSTD_CODEC:  # an archive that none of ours wrote
+            if stored[:1] == ZSTD_CODEC:  # agent-checkpoint writes no such archive
                 stored = plain_object(found.kind, found.payload).stored()
             batch[name] = stored
             size += len(stored)
@@ -176,18 +173,18 @@ class _Import:
 
 
 def remove_dead_imports(store: Store) -> None:
-    """Remove what imports left whose process is gone, or that were begun more than a day ago.
+    """Roll back imports whose process is dead, or that were started more than a day ago.
 
     Raises:
         IntegrityError: the record of an import is damaged.
         StorageError: the medium failed.
     """
-    oldest = time.time_ns() - _FORGOTTEN_NS
-    for found in store.imports():
-        is_ours = found.process == _this_process()
-        is_dead = found.token not in _running if is_ours else _is_gone(found.process)
-        if is_dead or found.ts_ns < oldest:
-            _take_back(store, found)
+    oldest = time.time_ns() - _TIMEOUT_NS
+    for item in store.imports():
+        is_ours = item.process == _this_process()
+        is_dead = item.token not in _running if is_ours else _is_dead(item.process)
+        if is_dead or item.ts_ns < oldest:
+            _roll_back(store, item)
 
 
 def _this_process() -> str:
@@ -195,15 +192,15 @@ def _this_process() -> str:
 
 
 def _machine() -> str:
-    """Return what tells process numbers apart: containers of one host name have their own."""
+    """Return host name and pid namespace: containers may share a host name, but not pids."""
     try:
         return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
         return socket.gethostname()
 
 
-def _is_gone(process: str) -> bool:
-    """Tell whether a process has ended for sure: one of another machine may always be alive."""
+def _is_dead(process: str) -> bool:
+    """Return whether a process has certainly ended; one of another machine may be alive."""
     try:
         host, pid, started = process.rsplit("/", 2)
         if host != _machine():
@@ -217,15 +214,15 @@ def _is_gone(process: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return when a process was started: a number may be used again. Empty where none can tell."""
+    """Return the start time of a process, because pids are reused; empty if unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
         return ""
 
 
-def _take_back(store: Store, record: Import) -> None:
-    # By the token: an entry may be there although its append was interrupted.
+def _roll_back(store: Store, record: Import) -> None:
+    # By the token: an entry may exist although its append was interrupted.
     store.remove(record.key, store.imported(record.key, record.token))
     end_import(store.backend, record)
 

@@ -142,9 +142,9 @@ class Ledger(LedgerState):
                     self.refresh()
                     if self.seq == before:
                         raise IntegrityError(
-                            f"The ledger {short_repr(self.lineage)} was truncated after it was read; "
-                            "nothing was recorded. Open the session again. The ledger may lack "
-                            "earlier effects."
+                            f"The ledger {short_repr(self.lineage)} was truncated after it was "
+                            "read; nothing was recorded. Open the session again. The ledger may "
+                            "lack earlier effects."
                         ) from error
                     continue
                 self.refresh()
@@ -155,8 +155,8 @@ class Ledger(LedgerState):
         newest = self.epochs.get(epoch.session, epoch)
         if newest.number > epoch.number:
             raise ConflictError(
-                f"The session {short_repr(epoch.session)} was opened again elsewhere, so this one may "
-                "no longer write. Close it; its checkpoints are kept."
+                f"The session {short_repr(epoch.session)} was opened again elsewhere, so this one "
+                "may no longer write. Close it; its checkpoints are kept."
             )
 
     def of(self, identity: str) -> list[Effect]:

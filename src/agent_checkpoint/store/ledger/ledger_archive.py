@@ -128,9 +128,9 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
             known = existing.get(item.seq)
             if item.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
-                    f"This store already has the ledger {short_repr(item.lineage)}, and the archive "
-                    "holds more or different records of it. They are not trusted. Import the "
-                    "archive into another store."
+                    f"This store already has the ledger {short_repr(item.lineage)}, and the "
+                    "archive holds more or different records of it. They are not trusted. Import "
+                    "the archive into another store."
                 )
             continue
         while last < item.seq - 1:  # a placeholder for each purged number

@@ -1,1 +1,1 @@
-"""Maintenance of a store: gc, verify, retention, statistics, purge."""
+"""Maintenance of a store: gc, verify, retention policies, prune, statistics, purge."""

@@ -1,8 +1,7 @@
-"""Deleting the objects that nothing needs. Owns the order of marking and sweeping.
+"""Garbage collection: deletes unreachable objects by mark and sweep.
 
-Savers are not stopped while the store is looked through. What they write meanwhile is looked at
-within the sweep, when none of them can commit; and a saver that reuses an object finds out, when it
-commits, whether that was swept away, and writes it again.
+Saves continue during the mark phase. The sweep holds off commits, and first marks what was
+committed since. A save that reuses a swept object finds out at its commit, and writes it again.
 """
 
 from __future__ import annotations
@@ -33,23 +32,22 @@ class GcReport:
     objects: int
     bytes: int
     repacked: int = 0
-    """Objects that not every installation could read, stored anew so that each can."""
+    """Objects that were recompressed, so that every installation can read them."""
 
 
 def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
-    """Delete the objects that no entry of any stream needs.
+    """Delete the objects that are not reachable from any entry of any stream.
 
-    Those that stay are repacked, if not every installation could read them and the store does not
-    say so.
+    Zstd objects in a store whose format record does not name zstd are recompressed.
 
     Args:
-        store: where.
-        dry_run: only tell what would be deleted.
-        ignore_clock: go on although objects seem to come from the future.
+        store: the store.
+        dry_run: only report what would be deleted.
+        ignore_clock: continue although objects have timestamps in the future.
 
     Raises:
-        IntegrityError: an entry or object is damaged, so nobody can tell what it needs.
-        StorageError: the medium failed, or the clock makes no sense.
+        IntegrityError: an entry or object is damaged, so it is unknown what it refers to.
+        StorageError: the medium failed, or the clock is wrong.
     """
     store.format.check()
     if not dry_run:
@@ -73,15 +71,15 @@ def _repack(store: Store) -> int:
 def _sweep(
     store: Store, marks: _Marks, present: dict[str, ObjectInfo], doomed: set[str]
 ) -> set[str]:
-    """Delete what was not marked, and is not needed since; return the names."""
+    """Delete objects that were not marked before and are not marked now; return the names."""
     store.format.check(writing=True)
     order = _parents_first(store.backend, doomed)
     swept: set[str] = set()
 
     def sweep() -> Iterator[str]:
-        marks.go_on()  # nobody can commit now: this is the last word
-        # What came and was forgotten meanwhile is left for the next time, with all it refers to:
-        # where an object is stored, all below it is.
+        marks.update()  # no commit can happen from here on
+        # New objects that are unreachable again are left for the next gc, with all they refer to:
+        # if an object is stored, everything below it is stored.
         kept: RefGraph = {}
         fresh = (info.id for info in store.backend.list_objects() if info.id not in present)
         mark(store.backend, [name for name in fresh if name not in marks.seen], kept)
@@ -95,27 +93,27 @@ def _sweep(
 
 
 def _marked(backend: Backend) -> _Marks:
-    """Return all that is reachable; what another gc sweeps away meanwhile was not."""
+    """Return all reachable objects; retry if another gc sweeps one meanwhile."""
     for _ in range(_TRIES - 1):
         with suppress(LostObjectError):
             marks = _Marks(backend)
-            marks.go_on()
+            marks.update()
             return marks
     marks = _Marks(backend)
-    marks.go_on()
+    marks.update()
     return marks
 
 
 class _Marks:
-    """All that is reachable from the entries that were looked at."""
+    """The objects that are reachable from the entries read so far."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self.seen: RefGraph = {}
         self._read: dict[str, int] = {}
 
-    def go_on(self) -> None:
-        """Look at the entries that are new since the last time."""
+    def update(self) -> None:
+        """Mark what the entries since the last call refer to."""
         roots: set[str] = set()
         for stream in list(self.backend.streams()):
             after = self._read.get(stream, 0)
@@ -130,7 +128,7 @@ class _Marks:
 
 
 def _parents_first(backend: Backend, doomed: set[str]) -> list[str]:
-    """Return the names in such an order that, wherever it stops, what is left lacks nothing."""
+    """Return the names parents first: an interrupted sweep leaves no dangling reference."""
     refs: dict[str, set[str]] = {}
     for name, found in read_or_reason(backend, doomed):
         refs[name] = set() if isinstance(found, str) else doomed.intersection(found.refs)
@@ -139,7 +137,7 @@ def _parents_first(backend: Backend, doomed: set[str]) -> list[str]:
         for name in names:
             users[name] += 1
     order = [name for name, count in users.items() if count == 0]
-    for name in order:  # it grows while we go along
+    for name in order:  # grows during the loop
         for ref in refs[name]:
             users[ref] -= 1
             if users[ref] == 0:
@@ -152,8 +150,8 @@ def _check_clock(present: dict[str, ObjectInfo]) -> None:
     ahead = newest - time.time()
     if ahead > _CLOCK_SLACK:
         raise StorageError(
-            f"The clock makes no sense: an object was stored {ahead:.0f} seconds from now. Set the "
-            "clock right, or say gc(ignore_clock=True); nothing was deleted."
+            f"Nothing was deleted: the newest object is {ahead:.0f} seconds in the future. Set "
+            "the clock, or use gc(ignore_clock=True)."
         )
 
 

@@ -1,7 +1,7 @@
-"""Taking a secret out of ledgers. Owns what stands in the place of a record that held it.
+"""Purges a secret from ledgers. Owns the redacted record that replaces one with the secret.
 
-What was done outside stays known, and that it may not be done twice: the arguments, the result and
-what people said are forgotten, and of names only what is the secret.
+An external side effect stays recorded, so that it is not repeated. Arguments, result and free text
+of its record are dropped; in names only the secret itself is redacted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from agent_checkpoint.store.maintenance.verify import RECORD_STREAMS
 from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
-_WORDS = frozenset({"words", "note", "reason"})
-"""What is said in sentences: a part of the secret may be left if the rest is taken out."""
+_FREE_TEXT = frozenset({"words", "note", "reason"})
+"""Free text, dropped as a whole: a partial redaction could leave a part of the secret."""
 _OURS = STREAM_MEMBERS | {"type", "kind"}
 _RANDOM = frozenset({"identity", "also", "digest", "effect", "request", "object", "needed"})
 _IS_RANDOM = re.compile(r"(approval-)?[0-9a-f]{12,64}")
-"""Hashes and random ids hold nothing: to change one would part what belongs together."""
+"""Hashes and random ids hold no secret, and changing one would break links between records."""
 
 
-class Tainted(NamedTuple):
+class TaintedRecord(NamedTuple):
     """A record that holds the secret."""
 
     stream: str
@@ -36,34 +36,38 @@ class Tainted(NamedTuple):
     record: dict[str, Any]
 
 
-def tainted_records(store: Store, holds: Callable[[dict[str, Any], bytes], bool]) -> list[Tainted]:
-    """Return the records of all ledgers and the like that hold a secret.
+def tainted_records(
+    store: Store, holds: Callable[[dict[str, Any], bytes], bool]
+) -> list[TaintedRecord]:
+    """Return the records of all record streams that hold a secret.
 
     Args:
-        store: where.
-        holds: tells of the parts of a record, and of all texts in the rest of it.
+        store: the store.
+        holds: returns whether the parts of a record, or the texts in the rest of it, hold it.
 
     Raises:
-        IntegrityError: one is damaged, so nobody can tell.
+        IntegrityError: a record is damaged, so its content is unknown.
         StorageError: the medium failed.
     """
-    found = []
+    tainted = []
     for prefix in RECORD_STREAMS:
         for name in store.backend.streams(prefix):
             for seq, record in _stream(store, name).read():
-                said = "\n".join(_texts(_members(record)))
-                if holds(record["parts"], said.encode()):
-                    found.append(Tainted(name, seq, record))
-    return found
+                texts = "\n".join(_texts(_members(record)))
+                if holds(record["parts"], texts.encode()):
+                    tainted.append(TaintedRecord(name, seq, record))
+    return tainted
 
 
-def replace_records(store: Store, tainted: list[Tainted], blot: Callable[[str], str]) -> None:
-    """Put records without the secret in the place of those that hold it.
+def replace_records(
+    store: Store, tainted: list[TaintedRecord], redact: Callable[[str], str]
+) -> None:
+    """Replace records that hold the secret by redacted ones.
 
     Args:
-        store: where.
-        tainted: what holds it.
-        blot: returns a name without the secret; what is empty, as what stands for the secret.
+        store: the store.
+        tainted: the records that hold it.
+        redact: returns a text without the secret; the placeholder for an empty text.
 
     Raises:
         StorageError: the medium failed.
@@ -71,8 +75,8 @@ def replace_records(store: Store, tainted: list[Tainted], blot: Callable[[str], 
     for name, seq, record in tainted:
         if name.startswith(PREFIX):
             plain = {key: value for key, value in record.items() if key not in STREAM_MEMBERS}
-            plain.update(_blotted(_members(record), blot))
-            plain.update({key: blot("") for key in _WORDS if plain.get(key)})
+            plain.update(_redacted(_members(record), redact))
+            plain.update({key: redact("") for key in _FREE_TEXT if plain.get(key)})
             plain["instead"] = effective_seq(seq, record)
             _stream(store, name).append(plain, {}, after=None)
         store.backend.remove(name, [seq])
@@ -85,7 +89,7 @@ def _stream(store: Store, name: str) -> RecordStream:
 
 
 def _members(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what a record says that somebody chose, beside its parts."""
+    """Return the members of a record that a user may have chosen, without its parts."""
     return {
         key: value
         for key, value in record.items()
@@ -102,11 +106,11 @@ def _texts(tree: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
-def _blotted(tree: Any, blot: Callable[[str], str]) -> Any:
+def _redacted(tree: Any, redact: Callable[[str], str]) -> Any:
     if isinstance(tree, str):
-        return blot(tree) if tree else tree
+        return redact(tree) if tree else tree
     if isinstance(tree, list):
-        return [_blotted(item, blot) for item in tree]
+        return [_redacted(item, redact) for item in tree]
     if isinstance(tree, dict):
-        return {key: _blotted(item, blot) for key, item in tree.items()}
+        return {key: _redacted(item, redact) for key, item in tree.items()}
     return tree

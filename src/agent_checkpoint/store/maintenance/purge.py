@@ -1,8 +1,8 @@
-"""Taking a leaked secret out of a store. Owns finding it and leaving tombstones.
+"""Purges a leaked secret from a store. Owns finding it, and replacing heads that hold it.
 
-What holds the secret is removed, not rewritten: names are hashes of content. A key whose present
-holds it goes on with a copy in which the secret is blotted out. Copies of the store, archives and
-live agents are beyond reach.
+Objects and checkpoints with the secret are removed, not rewritten: names are hashes of content. A
+key whose head holds it continues with a redacted copy. Copies of the store, archives and live
+agents are out of reach.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from agent_checkpoint.store.reachability import RefGraph, mark, reachable
 from agent_checkpoint.store.sealed_streams import ForeignEntry
 from agent_checkpoint.store.store import Store
 
-BLOT = "[purged]"
+REDACTED = "[purged]"
 SHORTEST = 6
 _TRIES = 5
 
@@ -51,7 +51,7 @@ _NAME = re.compile(rb"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class PurgeReport:
-    """What `purge` removed, or would have: ids of checkpoints, and by what heads were replaced."""
+    """What `purge` removed, or would remove: ids of checkpoints, and the new head by key."""
 
     checkpoints: Sequence[str]
     objects: int
@@ -59,26 +59,26 @@ class PurgeReport:
 
 
 def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
-    """Remove every checkpoint that holds the secret, and every trace of it from the store's files.
+    """Remove every checkpoint that holds the secret, and scrub it from the files of the store.
 
     Args:
-        store: where.
-        secret: a text or bytes of at least six bytes.
-        dry_run: only tell what would be removed.
+        store: the store.
+        secret: text or bytes, at least six bytes long.
+        dry_run: only report what would be removed.
 
     Raises:
-        InvalidInputError: the secret is too short to look for, or is in the name of a key.
+        InvalidInputError: the secret is too short, or is in the name of a key.
         ConflictError: a key is being imported.
-        IntegrityError: something is damaged, so nobody can tell what is in it.
-        StorageError: the medium failed, or others use it so that it cannot be scrubbed.
+        IntegrityError: an entry or object is damaged, so its content is unknown.
+        StorageError: the medium failed, or other processes prevent scrubbing it.
     """
     needles = _needles(secret)
     store.format.check(writing=not dry_run)
     _refuse_names(store, needles)
     if not dry_run:
-        remove_dead_imports(store)  # they are out of sight
+        remove_dead_imports(store)  # readers do not see their entries
     if store.imports():
-        raise ConflictError("A key is being imported: purge when that is done.")
+        raise ConflictError("An import is running. Purge after it has finished.")
     replaced: dict[str, str] = {}
     for attempt in range(_TRIES):
         found = _Search(store, needles)
@@ -89,7 +89,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
             _replace_heads(store, found, needles, replaced)
             break
         except (ConflictError, LostObjectError):
-            # A key has moved on since it was searched: what is its head now may hold it, too.
+            # A key has a new head since the search, which may hold the secret, too.
             if attempt == _TRIES - 1:
                 raise
     if found.checkpoints:
@@ -98,7 +98,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
         store.remove(item.key, [item.seq])
     replace_records(store, tainted, lambda text: _without(text, needles))
     gc(store, ignore_clock=True)
-    # Also if nothing was found: an earlier purge may have been killed before this.
+    # Even if nothing was found: an earlier purge may have been killed before this step.
     if isinstance(store.backend, SupportsScrub):
         store.backend.scrub()
     return PurgeReport([item.id for item in found.checkpoints], len(found.objects), replaced)
@@ -107,9 +107,9 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
 def _replace_heads(
     store: Store, found: _Search, needles: Sequence[bytes], done: dict[str, str]
 ) -> None:
-    """Let keys go on with copies of their heads in which the secret is blotted out."""
+    """Append a redacted copy to each key whose head holds the secret."""
     for key, head in found.heads.items():
-        # A workspace is objects all through: one that holds the secret is left out as a whole.
+        # A workspace consists of objects: one with the secret is omitted as a whole.
         reader = store.reader(head)
         reader.fetch(head.parts.values())
         sound = {
@@ -117,13 +117,13 @@ def _replace_heads(
             for name, tree in head.parts.items()
             if not found.is_tainted(resolve_tree(tree, reader))
         }
-        fresh = _blotted(store, head._replace(parts=sound), needles) if sound else None
+        fresh = _redacted(store, head._replace(parts=sound), needles) if sound else None
         if fresh is not None:
             done[key] = store.write(fresh, parents=(head.id,), after=head.seq).id
 
 
 class _Search:
-    """What holds the secret: objects, checkpoints, and those of them that are the head of a key."""
+    """Finds the objects, checkpoints and heads of keys that hold the secret."""
 
     def __init__(self, store: Store, needles: Sequence[bytes]) -> None:
         self.objects: set[str] = set()
@@ -141,49 +141,49 @@ class _Search:
             for entry in store.entries(key):
                 self._examine_joints(entry.data)
         for key in keys:
-            for place, entry in enumerate(store.entries(key)):
-                # What others wrote is searched as well, but not made the user's own by a new head.
+            for position, entry in enumerate(store.entries(key)):
+                # Foreign entries are searched too, but a redacted head would make them trusted.
                 checkpoint = read_checkpoint(key, entry.seq, bytes(entry.data))
                 if self._is_held_by(checkpoint, entry.data):
                     self.checkpoints.append(checkpoint)
-                    if place == 0 and not isinstance(entry.data, ForeignEntry):
+                    if position == 0 and not isinstance(entry.data, ForeignEntry):
                         self.heads[key] = checkpoint
 
     def is_tainted(self, tree: Any) -> bool:
-        """Tell whether a part, in full, refers to an object that holds the secret."""
+        """Return whether a resolved part refers to an object that holds the secret."""
         return not self.objects.isdisjoint(reachable(object_names([tree]), self._seen))
 
-    def is_held_by_record(self, parts: dict[str, Any], said: bytes) -> bool:
-        """Tell whether a record of a ledger holds the secret. Raises IntegrityError."""
+    def is_held_by_record(self, parts: dict[str, Any], texts: bytes) -> bool:
+        """Return whether the record of a stream holds the secret. Raises IntegrityError."""
         roots = set(object_names(parts.values()))
         mark(self._store.backend, roots, self._seen)
         needed = reachable(roots, self._seen)
         self._examine(needed - self._examined)
         self._examine_joints(write_json(parts))
-        words = b"\n".join(_words_in(parts.values())) + b"\n" + said
-        return _holds(words, self._needles) or bool(self.objects & needed)
+        user_text = b"\n".join(_texts_in(parts.values())) + b"\n" + texts
+        return _holds(user_text, self._needles) or bool(self.objects & needed)
 
     def _is_held_by(self, checkpoint: Checkpoint, entry: bytes) -> bool:
         roots = set(object_names(checkpoint.parts.values()))
         try:
             mark(self._store.backend, roots, self._seen)
             needed = reachable(roots, self._seen)
-            if needed - self._examined:  # it was saved while we looked
+            if needed - self._examined:  # saved during the search
                 self._examine(needed - self._examined)
                 self._examine_joints(entry)
             if needed & self._lost:
                 raise missing_objects(needed & self._lost)
         except LostObjectError as error:
             if self._store.read(checkpoint.key, checkpoint.seq) is None:
-                return False  # it was pruned and collected while we looked
-            raise _unknowable(error) from None
-        return _holds(_said(checkpoint), self._needles) or bool(self.objects & needed)
+                return False  # pruned and garbage collected during the search
+            raise _unsearchable(error) from None
+        return _holds(_user_text(checkpoint), self._needles) or bool(self.objects & needed)
 
     def _examine(self, names: Iterable[str]) -> None:
         """Find the objects that hold the secret, or a piece of it."""
-        found = list(names)
-        self._examined.update(found)
-        for name, item in self._sound(found):
+        examined = list(names)
+        self._examined.update(examined)
+        for name, item in self._readable(examined):
             if _holds(item.payload, self._needles):
                 self.objects.add(name)
             if item.kind == CHUNKS:
@@ -191,51 +191,49 @@ class _Search:
             self._examine_joints(item.payload)
 
     def _examine_joints(self, data: bytes) -> None:
-        """Find the secret where two pieces of a text meet: it is cut anywhere, also within it."""
+        """Find the secret across the boundary of two pieces of a text."""
         self._examine_pairs(_neighbours(data))
 
     def _examine_pairs(self, pairs: set[tuple[str, str]]) -> None:
         longest = max(map(len, self._needles))
         for pair in pairs - self._joints:
             self._joints.add(pair)
-            pieces = [item.payload for _, item in self._sound(pair)]
+            pieces = [item.payload for _, item in self._readable(pair)]
             if len(pieces) == len(pair) and _holds(
                 pieces[0][-longest:] + pieces[1][:longest], self._needles
             ):
                 self.objects.update(pair)
 
-    def _sound(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
-        """Iterate over objects; one that is gone may not have been needed any more."""
+    def _readable(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
+        """Iterate over objects; note a missing one, which may have become unreachable."""
         for name in names:
             try:
                 yield from fetch_objects(self._store.backend, [name])
             except LostObjectError:
                 self._lost.add(name)
             except (IntegrityError, FormatError) as error:
-                raise _unknowable(error) from None
+                raise _unsearchable(error) from None
 
 
 def _needles(secret: str | bytes) -> list[bytes]:
-    """Return the forms in which a secret may stand in the store: as it is, as JSON, as base64."""
+    """Return the encodings of a secret to search for: raw, JSON, base64."""
     if not isinstance(secret, (str, bytes)):
         raise InvalidInputError(f"A secret is text or bytes, not {type(secret).__name__}.")
     plain = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
     if len(plain) < SHORTEST:
-        raise InvalidInputError(
-            f"A secret of less than {SHORTEST} bytes would be found everywhere."
-        )
-    found = [plain]
-    with suppress(UnicodeDecodeError):  # then no text has it
+        raise InvalidInputError(f"A secret of less than {SHORTEST} bytes would match everywhere.")
+    needles = [plain]
+    with suppress(UnicodeDecodeError):  # then no text can hold it
         text = plain.decode()
-        found.append(write_json(text)[1:-1])
-        # As it stands in a text that UTF-8 cannot carry.
+        needles.append(write_json(text)[1:-1])
+        # The form inside a text that is not valid UTF-8.
         escaped = text.encode("unicode_escape")
-        found += [escaped, write_json(escaped.decode())[1:-1]]
+        needles += [escaped, write_json(escaped.decode())[1:-1]]
     for shift, start in ((0, 0), (1, 2), (2, 3)):
-        # Three bytes are four letters: what depends on the neighbours is left out.
+        # Three bytes are four base64 letters; letters that depend on neighbours are omitted.
         coded = base64.b64encode(b"\0" * shift + plain)
-        found.append(coded[start : len(coded) - (0, 3, 2)[(shift + len(plain)) % 3]])
-    return list(dict.fromkeys(found))
+        needles.append(coded[start : len(coded) - (0, 3, 2)[(shift + len(plain)) % 3]])
+    return list(dict.fromkeys(needles))
 
 
 def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
@@ -243,20 +241,20 @@ def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
 
 
 def _without(text: str, needles: Sequence[bytes]) -> str:
-    """Return a text without the secret, in whatever form it stands there."""
-    left = text.replace(needles[0].decode("utf-8", "replace"), BLOT)
-    return left if left and not _holds(left.encode(), needles) else BLOT
+    """Return a text without the secret, in any of its encodings."""
+    left = text.replace(needles[0].decode("utf-8", "replace"), REDACTED)
+    return left if left and not _holds(left.encode(), needles) else REDACTED
 
 
-def _said(checkpoint: Checkpoint) -> bytes:
-    """Return all that a user put into an entry, without our own tags, names and numbers."""
-    words = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
-    words += checkpoint.claim or ()
-    return b"\n".join([*(word.encode() for word in words), *_words_in(checkpoint.parts.values())])
+def _user_text(checkpoint: Checkpoint) -> bytes:
+    """Return all user content of an entry, without internal tags, names and numbers."""
+    texts = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
+    texts += checkpoint.claim or ()
+    return b"\n".join([*(text.encode() for text in texts), *_texts_in(checkpoint.parts.values())])
 
 
-def _words_in(trees: Iterable[Any]) -> Iterator[bytes]:
-    """Iterate over all texts in trees that are not our own."""
+def _texts_in(trees: Iterable[Any]) -> Iterator[bytes]:
+    """Iterate over all user content in trees, without internal tags."""
     stack: list[Any] = list(trees)
     while stack:
         tree = stack.pop()
@@ -273,13 +271,13 @@ def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
     named = [name for name in store.backend.streams() if _holds(name.encode(), needles)]
     if named:
         raise InvalidInputError(
-            f"The secret is in the name of a key ({len(named)} in all), which stays, so that no "
-            "number is used twice: export what is needed, and start a new store."
+            f"The secret is in the name of a key ({len(named)} in total). Names of keys cannot be "
+            "purged, so that no number is used twice. Export what you need, and create a new store."
         )
 
 
 def _neighbours(data: bytes) -> set[tuple[str, str]]:
-    """Return the names of pieces that follow on each other, as a JSON text lists them."""
+    """Return the pairs of adjacent pieces in the tags of a JSON text."""
     pairs: set[tuple[str, str]] = set()
     for match in _PIECES.finditer(data):
         names = [name.decode() for name in _NAME.findall(match[1])]
@@ -287,19 +285,19 @@ def _neighbours(data: bytes) -> set[tuple[str, str]]:
     return pairs
 
 
-def _unknowable(error: Exception) -> IntegrityError:
-    return IntegrityError(f"{error} Nobody can tell what is in it: purge what is sound first.")
+def _unsearchable(error: Exception) -> IntegrityError:
+    return IntegrityError(f"{error} Its content cannot be searched: repair or delete it first.")
 
 
-def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
-    """Return the head with the secret blotted out; None where it stands in more than texts."""
+def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
+    """Return a redacted copy of the head; None if the secret is in more than texts."""
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     text = needles[0].decode("utf-8", "replace")
     before = {name: resolve_tree(tree, reader) for name, tree in head.parts.items()}
     parts = {name: _replace(inline_tree(tree), text) for name, tree in before.items()}
-    label = None if head.label is None else head.label.replace(text, BLOT)
-    tags = tuple(tag.replace(text, BLOT) for tag in head.tags)
+    label = None if head.label is None else head.label.replace(text, REDACTED)
+    tags = tuple(tag.replace(text, REDACTED) for tag in head.tags)
     kept = with_references(parts, store.backend)
     draft = Draft(
         head.key,
@@ -311,21 +309,21 @@ def _blotted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft 
         token=head.token,
         claim=head.claim,
     )
-    left = _said(head._replace(label=label, tags=tags, parts=parts))
+    left = _user_text(head._replace(label=label, tags=tags, parts=parts))
     is_whole = _members(parts) == _members(before)
     return draft if is_whole and not _holds(left, needles) else None
 
 
 def _members(tree: Any) -> int:
-    """Return how many members all objects in a tree have: two names must not become one."""
+    """Return the number of members in a tree: a redaction must not merge two names."""
     if isinstance(tree, list):
         return sum(map(_members, tree))
     return sum(1 + _members(item) for item in tree.values()) if isinstance(tree, dict) else 0
 
 
 def _name(key: str, text: str) -> str:
-    """Return the name of a member without the secret; a tag is not the user's, and stays."""
-    return key if _is_tag(key) else key.replace(text, BLOT)
+    """Return a redacted member name; tags are internal, and stay."""
+    return key if _is_tag(key) else key.replace(text, REDACTED)
 
 
 def _is_tag(key: str) -> bool:
@@ -334,7 +332,7 @@ def _is_tag(key: str) -> bool:
 
 def _replace(tree: Any, text: str) -> Any:
     if isinstance(tree, str):
-        return tree.replace(text, BLOT)
+        return tree.replace(text, REDACTED)
     if isinstance(tree, list):
         return [_replace(item, text) for item in tree]
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""Which checkpoints of a key to keep. Owns the policies; removes nothing itself.
+"""Retention policies: which checkpoints of a key to keep. Removes nothing itself.
 
     KeepLatest(20) | KeepBest(3, "score") | KeepEvery(10)
 
@@ -45,13 +45,15 @@ class KeepBest(Policy):
 
     def __init__(self, n: int, metric: str, *, mode: str = "max") -> None:
         if mode not in ("max", "min"):
-            raise InvalidInputError(f"KeepBest has mode 'max' or 'min', not {short_repr(mode)}.")
+            raise InvalidInputError(
+                f"The mode of KeepBest is 'max' or 'min', not {short_repr(mode)}."
+            )
         self.n = _count(n)
         self.metric = _text(metric)
         self.mode = mode
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
-        """Return the numbers of the best `n`; of equals, the newer."""
+        """Return the numbers of the best `n`; the newer one of equals."""
         scored = [item for item in newest_first if self.metric in item.metrics]
         ranked = sorted(
             scored, key=lambda item: item.metrics[self.metric], reverse=self.mode == "max"
@@ -60,7 +62,7 @@ class KeepBest(Policy):
 
 
 class KeepEvery(Policy):
-    """Keep every `n`th: those whose number is a multiple, so that pruning again changes nothing."""
+    """Keep those whose number is a multiple of `n`, so that pruning twice changes nothing."""
 
     def __init__(self, n: int) -> None:
         self.n = _count(n)
@@ -81,7 +83,7 @@ class KeepNewerThan(Policy):
         self.seconds = seconds
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
-        """Return the numbers of those that are young enough by the clock."""
+        """Return the numbers of those that are younger than the age."""
         oldest = time.time() - self.seconds
         return {item.seq for item in newest_first if item.ts_ns / 1e9 >= oldest}
 
@@ -111,11 +113,13 @@ class _Any(Policy):
 
 def _text(name: str) -> str:
     if not isinstance(name, str):
-        raise InvalidInputError(f"Metrics and tags are named by text, not by {short_repr(name)}.")
+        raise InvalidInputError(f"The name of a metric or tag is text, not {short_repr(name)}.")
     return name
 
 
 def _count(n: int) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise InvalidInputError(f"A policy counts from 1, not {short_repr(n)}.")
+        raise InvalidInputError(
+            f"The number of a policy is an integer from 1, not {short_repr(n)}."
+        )
     return n

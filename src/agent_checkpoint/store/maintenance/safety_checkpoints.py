@@ -1,4 +1,4 @@
-"""Safety checkpoints: the present, saved before something replaces it. Owns how many are kept."""
+"""Safety checkpoints: saved before an operation replaces the state. Owns how many are kept."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from agent_checkpoint.store.store import Store
 SAFETY = "safety"
 """The kind of such a checkpoint."""
 ROLLBACK_KINDS = frozenset({"rollback", "restore", "adopt"})
-"""Kinds of checkpoints by which a session went elsewhere; the one before is a safety one."""
+"""Kinds of checkpoints that replace the state; a safety checkpoint precedes each."""
 _KEPT = 10
-_LOOKED_THROUGH = 1000
+_MAX_SCANNED = 1000
 
 
 def prune_safety_checkpoints(store: Store, key: str) -> None:
-    """Remove the safety checkpoints of a key but the newest ten. Raises StorageError."""
-    found = []
-    for entry in islice(store.entries(key), _LOOKED_THROUGH):
+    """Remove all but the ten newest safety checkpoints of a key. Raises StorageError."""
+    seqs = []
+    for entry in islice(store.entries(key), _MAX_SCANNED):
         try:
             if read_checkpoint(key, entry.seq, entry.data).kind == SAFETY:
-                found.append(entry.seq)
+                seqs.append(entry.seq)
         except UNUSABLE:
-            continue  # not ours to judge, and never removed unread
-    if len(found) > _KEPT:
-        store.remove(key, found[_KEPT:])
+            continue  # an unreadable entry is never removed automatically
+    if len(seqs) > _KEPT:
+        store.remove(key, seqs[_KEPT:])

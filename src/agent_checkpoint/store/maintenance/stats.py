@@ -1,7 +1,4 @@
-"""Looking after a store: what it takes, and what to keep of a key.
-
-Owns no format; changes nothing but by removing what nobody wants kept.
-"""
+"""Statistics: how much space a store and its keys take. Changes nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +26,12 @@ _MOST = 1 << 62
 
 
 def stats(store: Store) -> dict[str, Any]:
-    """Return what there is and what it takes, in all and per key.
+    """Return counts and sizes, in total and per key.
 
-    `logical_bytes` is what the checkpoints have: each state as text, and all files of its
-    workspaces. `stored_bytes` is what they take as they are, `dedupe_ratio` the one by the other.
-    Objects that several keys share count for each of them, and once in all; `own_bytes` of a key is
-    without these. `unshared_bytes` is what it would take if each checkpoint were stored by itself,
-    with all its files.
+    `logical_bytes`: every state as text, and all files of its workspaces. `stored_bytes`: the
+    space taken. `dedupe_ratio`: logical by stored bytes. An object that several keys share counts
+    once per key, and once in the total. `own_bytes` of a key excludes shared objects.
+    `unshared_bytes`: the space if every checkpoint were stored by itself, with all its files.
 
     Raises:
         StorageError: the medium failed.
@@ -44,11 +40,11 @@ def stats(store: Store) -> dict[str, Any]:
     sizes = {info.id: info.size for info in store.backend.list_objects()}
     roots = {name for row in rows.values() for name in row.roots}
     seen: RefGraph = {}
-    files: dict[str, int] = {}  # what snapshots say of themselves
+    files: dict[str, int] = {}  # declared sizes of snapshots
 
     def readable(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
         for name, found in read_or_reason(source, names):
-            if not isinstance(found, str):  # else verify() tells
+            if not isinstance(found, str):  # else verify() reports it
                 files[name] = files_size(found)
                 yield name, found
 
@@ -82,17 +78,17 @@ def stats(store: Store) -> dict[str, Any]:
 
 @dataclass
 class _Row:
-    """What the entries of a key say."""
+    """Totals over the entries of a key."""
 
     checkpoints: int = 0
     entries: int = 0
     states: int = 0
     """Bytes of the states as text."""
     roots: Counter[str] = field(default_factory=Counter)
-    """The objects that they name, and how often."""
+    """The objects they refer to, and how often."""
 
     def sum_of(self, sizes: dict[str, int]) -> int:
-        """Return the sum of a figure of the objects, each as often as it is named."""
+        """Return the sum of the sizes of the root objects, each as often as it is referred to."""
         return sum(sizes.get(name, 0) * times for name, times in self.roots.items())
 
 
@@ -101,7 +97,7 @@ def _read_row(store: Store, key: str) -> _Row:
     for entry in store.entries(key):
         row.checkpoints += 1
         row.entries += len(entry.data)
-        with suppress(*UNUSABLE):  # verify() tells
+        with suppress(*UNUSABLE):  # verify() reports it
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
             row.roots.update(list(object_names(checkpoint.parts.values())))
             row.states += checkpoint.size
@@ -111,11 +107,11 @@ def _read_row(store: Store, key: str) -> _Row:
 def _sums(
     order: Iterable[str], seen: RefGraph, figure: Callable[[str, int], int]
 ) -> dict[str, int]:
-    """Return a figure of each object, made of its name and of the sum of those it refers to."""
+    """Return a figure per object, computed from its name and the sum of its children's."""
     sums: dict[str, int] = {}
     for name in order:
         below = sum(sums.get(ref, 0) for ref in seen.get(name) or ())
-        # A few crafted objects can stand for more than anybody could count.
+        # A few crafted objects can expand to a size beyond any bound.
         sums[name] = min(figure(name, below), _MOST)
     return sums
 
@@ -123,13 +119,13 @@ def _sums(
 def _own_sizes(
     rows: dict[str, _Row], order: list[str], seen: RefGraph, sizes: dict[str, int]
 ) -> Counter[str]:
-    """Return the size of the objects that one key alone needs, by key."""
-    owners: dict[str, str | None] = {}  # None: several
+    """Return the size of the objects that only one key needs, by key."""
+    owners: dict[str, str | None] = {}  # None: shared
     for key, row in rows.items():
         for name in row.roots:
             owners[name] = key if owners.get(name, key) == key else None
     own: Counter[str] = Counter()
-    for name in reversed(order):  # after all that refer to it
+    for name in reversed(order):  # parents first
         owner = owners[name]
         for ref in seen.get(name) or ():
             owners[ref] = owner if owners.get(ref, owner) == owner else None

@@ -1,4 +1,4 @@
-"""Reading every byte of a store. Owns telling which checkpoints are affected; changes nothing."""
+"""Verification: reads every byte of a store, and reports affected checkpoints. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
 RECORD_STREAMS = ("fx/", "meta/external/")
-"""Streams of records that refer to objects, beside the keys."""
+"""Prefixes of the streams, other than keys, whose records refer to objects."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One checkpoint that does not read back, and why.
+    """One damaged checkpoint, and the reason.
 
-    Where no checkpoint can be named it is a key, an object, or the store.
+    Where no checkpoint can be named, `checkpoint` is a key, an object, or the store.
     """
 
     checkpoint: str
@@ -32,7 +32,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` looked at and what it found."""
+    """What `verify` read, and the problems it found."""
 
     checkpoints: int
     objects: int
@@ -40,7 +40,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether everything reads back."""
+        """Whether there are no problems."""
         return not self.problems
 
 
@@ -69,7 +69,7 @@ class _Verifier:
                 self._checkpoint(key, entry)
         for stream in self._streams():
             self._records(stream)
-        self._rest()
+        self._unreachable()
         objects = len(self._refs) + len(self._broken)
         return VerifyReport(self.checkpoints, objects, tuple(self.problems))
 
@@ -100,41 +100,41 @@ class _Verifier:
         except UNUSABLE as error:
             self._problem(f"{key}@{entry.seq}", error)
             return
-        reason = self._trouble_below(roots)
+        reason = self._damage_below(roots)
         if reason is not None and self.store.read(key, entry.seq) is not None:
             self.problems.append(Problem(f"{key}@{entry.seq}", reason))
 
     def _streams(self) -> list[str]:
-        """Return the streams that are no key's and have records of our own."""
+        """Return the record streams, other than keys."""
         return [name for prefix in RECORD_STREAMS for name in self.store.backend.streams(prefix)]
 
     def _records(self, stream: str) -> None:
-        found, before = [], len(self.problems)
+        records, before = [], len(self.problems)
         for entry in read_entries(self.store.backend, stream):
             where = f"{stream}@{entry.seq}"
             try:
                 record = open_entry(entry.data, f"The record {where}")
-                reason = self._trouble_below(list(roots_of(record, where)))
+                reason = self._damage_below(list(roots_of(record, where)))
             except UNUSABLE as error:
                 self._problem(where, error)
                 continue
             if reason is not None:
                 self.problems.append(Problem(where, reason))
-            found.append((entry.seq, record))
+            records.append((entry.seq, record))
         if stream.startswith(PREFIX) and len(self.problems) == before:
             try:
-                check_records(stream[len(PREFIX) :], found)
+                check_records(stream[len(PREFIX) :], records)
             except IntegrityError as error:
                 self._problem(stream, error)
 
-    def _trouble_below(self, roots: list[str]) -> str | None:
-        """Return why something that can be reached from the roots cannot be read, if so."""
+    def _damage_below(self, roots: list[str]) -> str | None:
+        """Return why an object that is reachable from the roots is unreadable; None if none is."""
         reached: set[str] = set()
-        wanted = set(roots)
-        while wanted:
-            reached |= wanted
-            self._read(wanted)
-            wanted = {ref for name in wanted for ref in self._refs.get(name, ())} - reached
+        level = set(roots)
+        while level:
+            reached |= level
+            self._read(level)
+            level = {ref for name in level for ref in self._refs.get(name, ())} - reached
         broken = sorted(reached & self._broken.keys())
         self._blamed.update(broken)
         return self._broken[broken[0]] if broken else None
@@ -147,8 +147,8 @@ class _Verifier:
             else:
                 self._refs[name] = found.refs
 
-    def _rest(self) -> None:
-        """Look at the objects that no checkpoint needs."""
+    def _unreachable(self) -> None:
+        """Read the unreachable objects."""
         try:
             names = {info.id for info in self.store.backend.list_objects()}
         except IntegrityError as error:

@@ -12,7 +12,7 @@ from agent_checkpoint.store.ledger.ledger import PREFIX, Ledger
 from tests.unit.session.stores import BACKENDS, ledger_of, manager_on
 
 SECRET = "hunter2-4711"
-BLOT = "[purged]"
+REDACTED = "[purged]"
 IDENTITY = "0123456789abcdef" * 4
 
 
@@ -87,17 +87,17 @@ def purged(manager: CheckpointManager, what: str, parts: Any = None, **changes: 
 def test_a_secret_in_any_member(memory: CheckpointManager, what: str, name: str) -> None:
     value = f"before {SECRET} after"
     found = purged(memory, what, **{name: value})
-    assert found[name] == (BLOT if name in SAID else f"before {BLOT} after")
+    assert found[name] == (REDACTED if name in SAID else f"before {REDACTED} after")
     for other, was in RECORDS[what].items():
         if other != name:
-            assert found[other] == (BLOT if other in SAID else was)
+            assert found[other] == (REDACTED if other in SAID else was)
     assert found["parts"] == {}
 
 
 @pytest.mark.parametrize("what", ["started", "asked"])
 def test_a_secret_in_the_arguments(manager: CheckpointManager, what: str) -> None:
     found = purged(manager, what, parts={"arguments": encode({"to": SECRET})})
-    assert found["words"] == BLOT  # which may have had a part of it
+    assert found["words"] == REDACTED  # which may have had a part of it
     assert found["parts"] == {}
     assert {name: found[name] for name in CALL if name != "words"} == {
         name: CALL[name] for name in CALL if name != "words"
@@ -106,7 +106,7 @@ def test_a_secret_in_the_arguments(manager: CheckpointManager, what: str) -> Non
 
 @pytest.mark.parametrize("name", ["identity", "also", "digest", "effect"])
 def test_names_that_are_not_ours_are_no_exception(memory: CheckpointManager, name: str) -> None:
-    assert purged(memory, "started", **{name: f"my {SECRET}"})[name] == f"my {BLOT}"
+    assert purged(memory, "started", **{name: f"my {SECRET}"})[name] == f"my {REDACTED}"
 
 
 def test_a_list_of_names(memory: CheckpointManager) -> None:
@@ -119,7 +119,7 @@ def test_a_list_of_names(memory: CheckpointManager) -> None:
     found.refresh()
     assert {item.id: item.status for item in found.requests.values()} == {
         "sound": "void",
-        f"my {BLOT}": "void",
+        f"my {REDACTED}": "void",
     }
 
 
@@ -145,7 +145,7 @@ def test_a_secret_that_json_writes_otherwise(memory: CheckpointManager) -> None:
     secret = 'pass"word\n\\1'
     ledger.append("started", parts={}, **{**RECORDS["started"], "task": f"use {secret}!"})
     memory.purge(secret)
-    assert ledger.stream.read()[0][1]["task"] == f"use {BLOT}!"
+    assert ledger.stream.read()[0][1]["task"] == f"use {REDACTED}!"
 
 
 # -- what it means -------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ def test_what_was_made_is_not_made_again(manager: CheckpointManager) -> None:
     manager.purge(SECRET)
     with Session("work", store=manager) as session:
         (effect,) = session.effects
-        assert (effect.status, effect.words, effect.tool) == ("committed", BLOT, "mail")
+        assert (effect.status, effect.words, effect.tool) == ("committed", REDACTED, "mail")
         (request,) = ledger_of(session).requests.values()
-        assert (request.status, request.by) == ("used", f"Eve {BLOT}")
+        assert (request.status, request.by) == ("used", f"Eve {REDACTED}")
         mail("ann", SECRET)
     assert len(done) == 1
