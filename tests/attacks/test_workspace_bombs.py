@@ -193,12 +193,12 @@ def test_few_objects_that_stand_for_many(bomb, tmp_path):
 
 
 def test_the_bound_is_one_of_all_that_there_is_to_go_through(ws, forger, monkeypatch):
-    monkeypatch.setattr(tree_limits, "_LOOK_CLOSER", 10_000)
+    monkeypatch.setattr(tree_limits, "_CHECK_AFTER", 10_000)
     tree = forger.record(level(forger, forger.directory(forger.file(b"f", b"x")), 100))
     for most, is_refused in ((100_000, False), (50_000, True)):
-        monkeypatch.setattr(tree_limits, "MOST", most)
+        monkeypatch.setattr(tree_limits, "MAX_TREE_BYTES", most)
         if is_refused:
-            with pytest.raises(IntegrityError, match="more entries"):
+            with pytest.raises(IntegrityError, match="limit of entries"):
                 ws.restore(tree, dry_run=True)
         else:
             assert len(ws.restore(tree, dry_run=True).write) == 200

@@ -1,4 +1,4 @@
-"""What differs between two trees. Owns the walk over both; looks only where ids differ."""
+"""Compares two trees. Owns the walk over both; descends only where ids differ."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 
 
 class Side(NamedTuple):
-    """One of the trees: a folder as it was seen, or the object of a directory in a store."""
+    """One side of a comparison: a scanned directory, or a directory object in a store."""
 
     place: Folder | str | None
     get: Get
 
     def items(self) -> list[Item]:
-        """Return the entries of the directory; none if there is no directory. Raises as `get`."""
+        """Return the entries; none if there is no directory. Raises as `get` does."""
         if self.place is None:
             return []
         if isinstance(self.place, Folder):
@@ -25,7 +25,7 @@ class Side(NamedTuple):
         return read_directory(self.place, self.get)
 
     def below(self, item: Item | None) -> Side:
-        """Return the side of an entry: a directory, or nothing."""
+        """Return the side of an entry of this directory; an empty side if it is no directory."""
         if item is None or item.type != FOLDER:
             return Side(None, self.get)
         if isinstance(self.place, Folder):
@@ -34,7 +34,7 @@ class Side(NamedTuple):
 
 
 class Change(NamedTuple):
-    """An entry that is not the same on both sides; where there is none, it is None."""
+    """An entry that differs between the sides; None where it does not exist."""
 
     path: bytes
     before: Item | None
@@ -44,43 +44,43 @@ class Change(NamedTuple):
 
     @property
     def name(self) -> bytes:
-        """The last part of the path."""
+        """The last component of the path."""
         return self.path.rpartition(b"/")[2]
 
 
 def is_same(before: Item | None, after: Item | None) -> bool:
-    """Tell whether two entries are equal, however they are stored."""
+    """Tell whether two entries are equal, in whichever objects they are stored."""
     if before is None or after is None:
         return before is after
     return before._replace(ref="") == after._replace(ref="")
 
 
 def differences(
-    before: Side, after: Side, wanted: Callable[[bytes, bool], bool] = lambda path, is_folder: True
+    before: Side, after: Side, selects: Callable[[bytes, bool], bool] = lambda path, is_folder: True
 ) -> Iterator[Change]:
-    """Iterate over what differs, a directory before what is in it.
+    """Iterate over the entries that differ, a directory before its entries.
 
     Args:
         before: one tree.
         after: the other.
-        wanted: whether to look at a path at all, and whether what is there is a directory.
+        selects: whether to compare a path; gets the path and whether it is a directory.
 
     Raises:
-        IntegrityError: an object is missing or damaged, or there is no end of entries.
+        IntegrityError: an object is missing or damaged, or a tree exceeds the limit of entries.
         StorageError: the medium failed.
     """
-    bound = TreeSizeLimit(*((side.place, side.get) for side in (before, after)))
+    limit = TreeSizeLimit(*((side.place, side.get) for side in (before, after)))
     stack = [(b"", before, after)]
     while stack:
         path, old, new = stack.pop()
         olds = {item.name: item for item in old.items()}
         news = {item.name: item for item in new.items()}
-        bound.count(len(path), len(olds) + len(news))
+        limit.count(len(path), len(olds) + len(news))
         deeper = []
         for name in sorted(olds.keys() | news.keys()):
             a, b = olds.get(name), news.get(name)
             kinds = [item.type for item in (a, b) if item is not None]
-            if is_same(a, b) or not wanted(path + name, FOLDER in kinds):
+            if is_same(a, b) or not selects(path + name, FOLDER in kinds):
                 continue
             are_folders = a is not None and b is not None and kinds == [FOLDER, FOLDER]
             if not are_folders or (a and a.mode) != (b and b.mode):

@@ -1,7 +1,7 @@
-"""A snapshot of a workspace: the record of a tree. Owns the record's form; knows no disk.
+"""Snapshots of a workspace: the record of a tree. Owns its format; never uses the disk.
 
-"r"     JSON: id of the tree, files, bytes, the rules that were in force, notes of what was
-left out or torn; refers to the root directory
+"r"     JSON: id of the tree, files, bytes, the ignore rules, notes on paths that were left
+out or torn; refers to the root directory
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent_checkpoint.workspace.tree.tree_format import Get, Put, Stored
 
 
 class PathNote(NamedTuple):
-    """What has to be said of a path: it was left out, or is captured with a flaw."""
+    """A note on a path that was left out, or was captured incompletely."""
 
     path: str
     kind: str
@@ -28,7 +28,7 @@ class PathNote(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """A directory tree as it was at one moment. Equal content means equal `id`, and vice versa."""
+    """A directory tree at one moment. Trees with equal content have equal `id`, and vice versa."""
 
     id: str
     ref: str
@@ -37,12 +37,12 @@ class Tree(NamedTuple):
     files: int
     bytes: int
     ignore: tuple[str, ...]
-    """The rules by which paths were left out."""
+    """The ignore patterns in effect."""
     gitignore: bool
     notes: tuple[PathNote, ...]
-    """Paths that are unreadable, torn, special, or captured without a bit of their mode."""
+    """Paths that are unreadable, torn, special, or captured without a mode bit."""
     source: ObjectSource
-    """The store that has it; no part of what it is."""
+    """The store that holds it; not compared."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Tree) and self[:-1] == other[:-1]
@@ -59,11 +59,11 @@ class Tree(NamedTuple):
 
     @property
     def incomplete(self) -> bool:
-        """Whether something could not be read, or not in one piece."""
+        """Whether a file could not be read, or changed while it was read."""
         return any(Note(note.kind).is_loss for note in self.notes)
 
     def get(self, names: Sequence[str]) -> Sequence[Object]:
-        """Return objects of the tree's store, each checked against its name.
+        """Return objects of the tree's store, each verified against its name.
 
         Raises:
             IntegrityError: one is missing or damaged.
@@ -73,16 +73,16 @@ class Tree(NamedTuple):
 
 
 def tree_of(state: Tree | ObjectRef) -> Tree:
-    """Return the tree itself where its name stands for it. Raises IntegrityError, StorageError."""
+    """Return a tree; reads it if given by reference. Raises IntegrityError, StorageError."""
     return read_record(state.name, state.source) if isinstance(state, ObjectRef) else state
 
 
 def objects_from(source: ObjectSource) -> Get:
-    """Return how to get objects of a store, in order."""
+    """Return a function that reads objects of a store, in the order of their names."""
 
     def get(names: Sequence[str]) -> list[Object]:
-        found = dict(fetch_objects(source, dict.fromkeys(names)))
-        return [found[name] for name in names]
+        objects = dict(fetch_objects(source, dict.fromkeys(names)))
+        return [objects[name] for name in names]
 
     return get
 
@@ -90,7 +90,7 @@ def objects_from(source: ObjectSource) -> Get:
 def put_record(
     root: Folder, put: Put, source: ObjectSource, *, ignore: tuple[str, ...], gitignore: bool
 ) -> Tree:
-    """Put the record of a tree and return the tree."""
+    """Write the record of a tree; return the tree."""
     notes = tuple(
         sorted(PathNote(os.fsdecode(path), note.kind, note.text) for path, note in root.all_notes())
     )
@@ -113,18 +113,18 @@ def read_record(name: str, source: ObjectSource) -> Tree:
     """Return the tree that a record describes.
 
     Raises:
-        IntegrityError: the object is missing or damaged, or is no such record.
+        IntegrityError: the object is missing or damaged, or is not a snapshot record.
         StorageError: the medium failed.
     """
-    (found,) = objects_from(source)([name])
-    if found.kind != RECORD or len(found.refs) != 1:
-        raise IntegrityError(f"The object {name} is no snapshot of a workspace.")
+    (stored,) = objects_from(source)([name])
+    if stored.kind != RECORD or len(stored.refs) != 1:
+        raise IntegrityError(f"The object {name} is not a snapshot of a workspace.")
     try:
-        record: dict[str, Any] = json.loads(found.payload)
+        record: dict[str, Any] = json.loads(stored.payload)
         return Tree(
             id=str(record["id"]),
             ref=name,
-            root=Stored(str(record["id"]), found.refs[0]),
+            root=Stored(str(record["id"]), stored.refs[0]),
             files=int(record["files"]),
             bytes=int(record["bytes"]),
             ignore=tuple(map(str, record["ignore"])),
@@ -137,7 +137,7 @@ def read_record(name: str, source: ObjectSource) -> Tree:
 
 
 def _read_note(row: Any) -> PathNote:
-    """Return a note. Raises TypeError, or ValueError if no file can have its path."""
+    """Return a note. Raises TypeError, or ValueError if its path is no valid file name."""
     note = PathNote(*map(str, row))
     os.fsencode(note.path)
     return note

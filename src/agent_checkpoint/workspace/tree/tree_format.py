@@ -1,20 +1,20 @@
-"""Directories as objects. Owns their form, their ids, and what may be in one; knows no disk.
+"""The format of directories as objects. Owns their bytes, ids and limits; never uses the disk.
 
-A directory's id is the hash of what is in it: names, types, permission bits and content ids, and
-nothing of how that is stored. Equal trees have equal ids, whatever cut their files into chunks.
+The id of a directory is the hash of its entries: names, types, permission bits and content ids. It
+does not depend on how they are stored: equal trees have equal ids, however files are chunked.
 
     entry   type (1 byte), mode (2), length of the name (1), size (8), the name, then
             f  nothing: the reference is the content id
             c  content id (32); refers to the list of the file's chunks
             d  id of the directory (32); refers to its object; its size is 0
-            l  the link's text, as long as its size says
-    "d"     a directory, or a part of a wide one: entries sorted by name, and a reference each in
-            the same order, but for links
+            l  the link's target, of as many bytes as its size
+    "d"     a directory, or a part of a wide one: entries sorted by name, and one reference each in
+            the same order, except for links
     "w"     a wide directory: refers to its parts in order
     "c"     a file in chunks: size (8), content id (32); refers to the chunks in order
 
-Numbers are little-endian. A wide directory is cut by its names alone, so the cuts of equal
-directories are equal.
+Numbers are little-endian. A wide directory is split by its names alone, so equal directories are
+split equally.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ FILE, FOLDER, LINK = b"f", b"d", b"l"
 _IN_CHUNKS = b"c"
 
 WIDE_FROM = 512
-"""A directory with so many entries is cut into parts."""
-_PART = 128
-_LARGEST_PART = 1024
+"""Directories with at least this many entries are split into parts."""
+_AVERAGE_PART_ENTRIES = 128
+_MAX_PART_ENTRIES = 1024
 _PARTS_AT_ONCE = 8
 MODE_BITS = 0o777
-_LONGEST_NAME = 255
-_LONGEST_TARGET = 4095
+_MAX_NAME_BYTES = 255
+_MAX_TARGET_BYTES = 4095
 
 _HEAD = struct.Struct("<cHBQ")
 _CHUNK_LIST = struct.Struct(f"<Q{ID_BYTES}s")
@@ -60,8 +60,8 @@ Get = Callable[[Sequence[str]], Sequence[Object]]
 class Item(NamedTuple):
     """One entry of a directory.
 
-    `id` says what it is: the content id of a file, the id of a directory. `ref` is the object that
-    holds it, which for a file that is stored whole is the same.
+    `id` is the content id of a file or the id of a directory. `ref` is the object that holds it;
+    for a file stored in one object both are equal.
     """
 
     name: bytes
@@ -74,14 +74,14 @@ class Item(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A directory that has its objects: its id, and the name of the topmost."""
+    """A directory whose objects are written: its id, and the name of its topmost object."""
 
     id: str
     ref: str
 
 
 class Chunks(NamedTuple):
-    """A file that is stored in chunks."""
+    """The chunk list of a file."""
 
     size: int
     id: str
@@ -89,7 +89,7 @@ class Chunks(NamedTuple):
 
 
 class ContentHash:
-    """The id of a file's content: the name of the object that would hold all of it."""
+    """Computes the content id of a file: the name of a single object with all its bytes."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256(BLOB + b"\0")
@@ -99,12 +99,12 @@ class ContentHash:
         self._digest.update(data)
 
     def id(self) -> str:
-        """Return the id of all bytes so far."""
+        """Return the id of all bytes added so far."""
         return self._digest.hexdigest()
 
 
 def put_directory(items: Sequence[Item], put: Put) -> Stored:
-    """Put a directory's objects; its items are sorted by name."""
+    """Write the objects of a directory; its items must be sorted by name."""
     parts = [_put_part(part, put) for part in _parts(items)]
     if len(parts) == 1:
         return parts[0]
@@ -116,46 +116,44 @@ def read_directory(name: str, get: Get) -> list[Item]:
     """Return the items of a directory, sorted by name.
 
     Raises:
-        IntegrityError: the objects are no directory, or have an entry that no directory may have.
+        IntegrityError: the objects are not a directory, or an entry is invalid.
     """
     (found,) = get([name])
     items: list[Item] = []
     for part in _get_parts(found, get) if found.kind == WIDE else [found]:
         if part.kind != DIRECTORY:
-            raise IntegrityError(f"The object {name} is no directory.")
+            raise IntegrityError(f"The object {name} is not a directory.")
         start = max(len(items) - 1, 0)
         items += _read_part(part, name)
-        for place in range(start + 1, len(items)):
-            if items[place - 1].name >= items[place].name:
-                raise IntegrityError(f"The directory {name} has names twice or out of order.")
+        for index in range(start + 1, len(items)):
+            if items[index - 1].name >= items[index].name:
+                raise IntegrityError(f"The directory {name} has duplicate or unsorted names.")
     return items
 
 
 def put_chunks(chunks: Chunks, put: Put) -> str:
-    """Put the list of a file's chunks; return its name."""
+    """Write the chunk list of a file; return its name."""
     payload = _CHUNK_LIST.pack(chunks.size, bytes.fromhex(chunks.id))
     return put(CHUNKS, payload, [TerminalRef(name) for name in chunks.names])
 
 
 def read_chunks(name: str, get: Get) -> Chunks:
-    """Return the list of a file's chunks. Raises IntegrityError."""
+    """Read the chunk list of a file. Raises IntegrityError."""
     (found,) = get([name])
     if found.kind != CHUNKS or len(found.payload) != _CHUNK_LIST.size:
-        raise IntegrityError(f"The object {name} is no list of chunks.")
+        raise IntegrityError(f"The object {name} is not a chunk list.")
     size, content = _CHUNK_LIST.unpack(found.payload)
     return Chunks(size, content.hex(), found.refs)
 
 
 def check_name(name: bytes) -> bytes:
-    """Return the name of an entry if a directory may have it.
+    """Return the name of an entry if it is valid.
 
     Raises:
-        IntegrityError: it is empty, too long, `.` or `..`, or has a slash or NUL in it.
+        IntegrityError: it is empty, too long, `.` or `..`, or contains a slash or NUL.
     """
-    if not 0 < len(name) <= _LONGEST_NAME or name in (b".", b"..") or b"/" in name or 0 in name:
-        raise IntegrityError(
-            f"A tree has an entry {short_repr(name)}, which no directory can have."
-        )
+    if not 0 < len(name) <= _MAX_NAME_BYTES or name in (b".", b"..") or b"/" in name or 0 in name:
+        raise IntegrityError(f"A tree has an entry {short_repr(name)}, which is not a valid name.")
     return name
 
 
@@ -164,16 +162,16 @@ def _parts(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
         yield items
         return
     start = 0
-    for place, item in enumerate(items, 1):
-        if zlib.crc32(item.name) % _PART == 0 or place - start == _LARGEST_PART:
-            yield items[start:place]
-            start = place
+    for end, item in enumerate(items, 1):
+        if zlib.crc32(item.name) % _AVERAGE_PART_ENTRIES == 0 or end - start == _MAX_PART_ENTRIES:
+            yield items[start:end]
+            start = end
     if start < len(items):
         yield items[start:]
 
 
 def _get_parts(found: Object, get: Get) -> Iterator[Object]:
-    """Iterate over the parts of a wide directory, of which few are in memory at a time."""
+    """Iterate over the parts of a wide directory; only a few are in memory at a time."""
     for start in range(0, len(found.refs), _PARTS_AT_ONCE):
         yield from get(found.refs[start : start + _PARTS_AT_ONCE])
 
@@ -204,13 +202,13 @@ def _read_part(part: Object, where: str) -> list[Item]:
     data, at, refs = part.payload, 0, iter(part.refs)
     items: list[Item] = []
     try:
-        while at < len(data) and len(items) <= _LARGEST_PART:
+        while at < len(data) and len(items) <= _MAX_PART_ENTRIES:
             item, at = _read_item(data, at, refs)
             items.append(item)
     except (StopIteration, struct.error):
-        raise IntegrityError(f"The directory {where} is cut.") from None
-    if at != len(data) or next(refs, None) is not None or len(items) > _LARGEST_PART:
-        raise IntegrityError(f"The directory {where} has not the form of one.")
+        raise IntegrityError(f"The directory {where} is truncated.") from None
+    if at != len(data) or next(refs, None) is not None or len(items) > _MAX_PART_ENTRIES:
+        raise IntegrityError(f"The directory {where} is malformed.")
     return items
 
 
@@ -221,7 +219,7 @@ def _read_item(data: bytes, at: int, refs: Iterator[str]) -> tuple[Item, int]:
     at += length
     if len(name) != length or mode & ~MODE_BITS:
         raise IntegrityError(
-            f"A tree has an entry {short_repr(name)} that is cut, or of an odd mode."
+            f"A tree has an entry {short_repr(name)} that is truncated or has an invalid mode."
         )
     if kind == FILE:
         ref = next(refs)
@@ -229,12 +227,12 @@ def _read_item(data: bytes, at: int, refs: Iterator[str]) -> tuple[Item, int]:
     if kind in (_IN_CHUNKS, FOLDER):
         end = at + ID_BYTES
         if end > len(data) or (kind == FOLDER and size):
-            raise IntegrityError(f"A tree has an entry {short_repr(name)} that is cut.")
+            raise IntegrityError(f"A tree has an entry {short_repr(name)} that is truncated.")
         kind = FOLDER if kind == FOLDER else FILE
         return Item(name, kind, mode, size, data[at:end].hex(), next(refs)), end
     if kind == LINK:
         target = data[at : at + size]
-        if not 0 < size <= _LONGEST_TARGET or len(target) != size or 0 in target:
-            raise IntegrityError(f"A tree has a link {short_repr(name)} to nothing that can be.")
+        if not 0 < size <= _MAX_TARGET_BYTES or len(target) != size or 0 in target:
+            raise IntegrityError(f"A tree has a link {short_repr(name)} with an invalid target.")
         return Item(name, LINK, mode, size, target=target), at + size
     raise IntegrityError(f"A tree has an entry {short_repr(name)} of an unknown type.")

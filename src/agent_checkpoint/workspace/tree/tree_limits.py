@@ -1,7 +1,7 @@
-"""How much a tree in a store stands for. Owns the most that is gone through.
+"""Decode limit of stored trees: protection against decompression bombs. Owns the limit.
 
-A directory that many others name is stored once, so few objects can stand for any number of
-entries. What they come to is told from the objects alone, each looked at once.
+A directory object that many others refer to is stored once, so a few objects can expand to any
+number of entries. The expanded size is computed from the objects alone, each read once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import NamedTuple
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, read_directory
 
-MOST = 2 << 30
-"""What a tree may come to, in bytes: about seven million entries with paths as they usually are."""
-_LOOK_CLOSER = 8 << 20
-_ENTRY = 256
-"""What an entry counts beside its path."""
+MAX_TREE_BYTES = 2 << 30
+"""The largest expanded size of a tree, in bytes: about seven million entries of usual length."""
+_CHECK_AFTER = 8 << 20
+"""Walks below this size are not checked: computing the size reads every directory once."""
+_ENTRY_BYTES = 256
+"""The size that an entry counts in addition to its path."""
 
 
 class _ExpandedSize(NamedTuple):
@@ -24,28 +25,28 @@ class _ExpandedSize(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return self.entries * _ENTRY + self.paths
+        return self.entries * _ENTRY_BYTES + self.paths
 
 
 class TreeSizeLimit:
-    """Goes along with a walk over trees, and ends it if they come to more than they may."""
+    """Counts the entries of a walk over trees, and stops it if a tree exceeds the limit."""
 
     def __init__(self, *trees: tuple[object, Get]) -> None:
-        """Take the trees, each by the name of its object; those that are on a disk are bounded."""
-        self._trees = [(place, get) for place, get in trees if isinstance(place, str)]
-        self._left = _LOOK_CLOSER
+        """Take the trees, each as the name of its object; directories on disk need no limit."""
+        self._trees = [(name, get) for name, get in trees if isinstance(name, str)]
+        self._until_check = _CHECK_AFTER
 
     def count(self, path: int, entries: int) -> None:
-        """Count the entries of a directory whose path has so many bytes.
+        """Count the entries of a directory whose path has `path` bytes.
 
         Raises:
-            IntegrityError: a tree comes to more than it may, or is damaged.
+            IntegrityError: a tree exceeds the limit, or is damaged.
         """
-        self._left -= entries * (_ENTRY + path)
-        if self._left < 0:
+        self._until_check -= entries * (_ENTRY_BYTES + path)
+        if self._until_check < 0:
             for name, get in self._trees:
-                if _expanded_size(name, get).bytes > MOST:
-                    raise IntegrityError("The tree has more entries than it may have.")
+                if _expanded_size(name, get).bytes > MAX_TREE_BYTES:
+                    raise IntegrityError("The tree exceeds the limit of entries.")
             self._trees = []
 
 

@@ -1,4 +1,4 @@
-"""Files of a tree, read where they are stored. Owns finding and reading them; knows no disk."""
+"""Reads files of a tree from its store. Owns finding and reading them; never uses the disk."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from agent_checkpoint.workspace.tree.tree_format import (
 )
 from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 
-_AT_ONCE = 8
+_CHUNKS_AT_ONCE = 8
 
 
 class TreeReader:
-    """Looks for entries of one tree; a directory is read once."""
+    """Finds entries of one tree by path; reads each directory once."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -32,25 +32,25 @@ class TreeReader:
         """Return the entry at a path; None for the root.
 
         Raises:
-            NotFoundError: there is none.
+            NotFoundError: there is no such entry.
             IntegrityError: the tree is damaged.
         """
-        found: Item | None = None
-        place = self.tree.root.ref
+        item: Item | None = None
+        directory = self.tree.root.ref
         for name in os.fsencode(path).split(b"/") if path else []:
-            if found is not None and found.type != FOLDER:
+            if item is not None and item.type != FOLDER:
                 raise _missing(path)
-            found = self._items(place).get(name)
-            if found is None:
+            item = self._items(directory).get(name)
+            if item is None:
                 raise _missing(path)
-            place = found.ref
-        return found
+            directory = item.ref
+        return item
 
-    def _items(self, place: str) -> dict[bytes, Item]:
-        if place not in self._directories:
-            items = read_directory(place, self.tree.get)
-            self._directories[place] = {item.name: item for item in items}
-        return self._directories[place]
+    def _items(self, ref: str) -> dict[bytes, Item]:
+        if ref not in self._directories:
+            items = read_directory(ref, self.tree.get)
+            self._directories[ref] = {item.name: item for item in items}
+        return self._directories[ref]
 
 
 def find(tree: Tree, path: str) -> Item | None:
@@ -59,19 +59,19 @@ def find(tree: Tree, path: str) -> Item | None:
 
 
 def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:
-    """Iterate over all that is below a path, in order, a directory before what is in it.
+    """Iterate over all entries below a path, in order, a directory before its entries.
 
     Raises:
         NotFoundError: there is no such path.
-        IntegrityError: the tree is damaged, or there is no end of entries.
+        IntegrityError: the tree is damaged, or exceeds the limit of entries.
     """
     top = find(tree, path)
     if top is not None and top.type != FOLDER:
         yield path, top
         return
     ref = tree.root.ref if top is None else top.ref
-    bound = TreeSizeLimit((ref, tree.get))
-    stack = [(f"{path}/" if path else "", iter(_below(ref, tree, bound, 0)))]
+    limit = TreeSizeLimit((ref, tree.get))
+    stack = [(f"{path}/" if path else "", iter(_below(ref, tree, limit, 0)))]
     while stack:
         above, items = stack[-1]
         item = next(items, None)
@@ -81,28 +81,30 @@ def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:
         whole = above + os.fsdecode(item.name)
         yield whole, item
         if item.type == FOLDER:
-            stack.append((f"{whole}/", iter(_below(item.ref, tree, bound, len(whole)))))
+            stack.append((f"{whole}/", iter(_below(item.ref, tree, limit, len(whole)))))
 
 
 def pieces(tree: Tree, item: Item) -> Iterator[bytes]:
-    """Iterate over the bytes of a file, some at a time. Raises IntegrityError, StorageError."""
+    """Iterate over the content of a file in pieces. Raises IntegrityError, StorageError."""
     if item.type != FILE:
         return
     names: tuple[str, ...] = (item.ref,)
     if item.id != item.ref:
         names = read_chunks(item.ref, tree.get).names
     left = item.size
-    for start in range(0, len(names), _AT_ONCE):
-        for found in tree.get(names[start : start + _AT_ONCE]):
-            left -= len(found.payload)
-            if found.kind != BLOB or left < 0:  # few chunks can stand for any number of bytes
-                raise IntegrityError("A file is not what its directory says.")
-            yield found.payload
+    for start in range(0, len(names), _CHUNKS_AT_ONCE):
+        for blob in tree.get(names[start : start + _CHUNKS_AT_ONCE]):
+            left -= len(blob.payload)
+            if blob.kind != BLOB or left < 0:  # a few chunks can expand to any number of bytes
+                raise IntegrityError(
+                    "A file has more bytes than its directory entry states, or other objects."
+                )
+            yield blob.payload
 
 
-def _below(ref: str, tree: Tree, bound: TreeSizeLimit, length: int) -> list[Item]:
+def _below(ref: str, tree: Tree, limit: TreeSizeLimit, length: int) -> list[Item]:
     items = read_directory(ref, tree.get)
-    bound.count(length, len(items))
+    limit.count(length, len(items))
     return items
 
 

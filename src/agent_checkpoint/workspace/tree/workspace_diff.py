@@ -1,4 +1,4 @@
-"""What changed between two trees, for people to read. Owns the words and the unified text."""
+"""The differences of two trees, as lists of paths and as a unified diff. Owns the diff text."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Get,
 
 _LARGEST_TEXT = 1 << 20
 _MOST_LINES = 20_000
-"""A longer text is summarised: to compare it line by line would take minutes."""
+"""Longer texts are summarized: comparing them line by line would take minutes."""
 _PROBE = 8000
 
 
 @dataclass
 class WorkspaceDiff:
-    """Paths that are not the same in two trees. A directory is named only if it is empty.
+    """The paths that differ between two trees. A directory is listed only if it is empty.
 
-    As text, `str(diff)`, it is a unified diff.
+    `str(diff)` is a unified diff.
     """
 
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     changed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """What of each path is other now: `type`, `content`, `mode`."""
+    """Which aspects of each path differ: `type`, `content`, `mode`."""
     renamed: dict[str, str] = field(default_factory=dict)
-    """Files that are elsewhere now, with the same content: from, to."""
+    """Files that moved with the same content: old path, new path."""
     _changes: list[Change] = field(default_factory=list, repr=False, compare=False)
     _gets: tuple[Get, Get] | None = field(default=None, repr=False, compare=False)
 
@@ -41,10 +41,10 @@ class WorkspaceDiff:
         return self.text()
 
     def text(self, context: int = 3) -> str:
-        """Return the unified diff; what is binary or large is summarised.
+        """Return the unified diff; binary and large files are summarized.
 
         Args:
-            context: how many lines to show around a change.
+            context: how many unchanged lines to show around a change.
 
         Raises:
             IntegrityError: a content is missing or damaged.
@@ -53,7 +53,7 @@ class WorkspaceDiff:
         return "".join(line + "\n" for line in self._lines(context))
 
     def only(self, wanted: Callable[[str], bool]) -> WorkspaceDiff:
-        """Return the same of some paths alone; of a rename, either end will do."""
+        """Return the diff restricted to some paths; a rename is kept if either path is."""
         return WorkspaceDiff(
             added=[path for path in self.added if wanted(path)],
             removed=[path for path in self.removed if wanted(path)],
@@ -80,11 +80,11 @@ class WorkspaceDiff:
             path = os.fsdecode(change.path)
             if path in self.renamed or path in targets or self._gets is None:
                 continue
-            yield from _Texts(change, self._gets, context).lines()
+            yield from _FileDiff(change, self._gets, context).lines()
 
 
-class _Texts:
-    """The contents of one path on both sides, as lines of a diff."""
+class _FileDiff:
+    """The unified diff of one path."""
 
     def __init__(self, change: Change, gets: tuple[Get, Get], context: int) -> None:
         self._change = change
@@ -92,7 +92,7 @@ class _Texts:
         self._context = context
 
     def lines(self) -> Iterator[str]:
-        """Iterate over the lines of the diff, without their ends."""
+        """Iterate over the lines of the diff, without line ends."""
         before, after = self._change.before, self._change.after
         path = _quoted(os.fsdecode(self._change.path))
         old = f"a/{path}" if before is not None else "/dev/null"
@@ -108,34 +108,34 @@ class _Texts:
             yield f"{old} and {new} differ: {_size(before)}, {_size(after)}"
             return
         with block_forks():
-            from difflib import unified_diff  # slow to import, and wanted only here
+            from difflib import unified_diff  # slow to import, and needed only here
 
         for line in unified_diff(texts[0], texts[1], old, new, n=self._context, lineterm="\n"):
             yield from _ended(line)
 
 
 def compare(before: Side, after: Side) -> WorkspaceDiff:
-    """Return what changed from one tree to another.
+    """Return the differences from one tree to another.
 
     Raises:
         IntegrityError: an object is missing or damaged.
         StorageError: the medium failed.
     """
-    found = list(differences(before, after))
-    filled = {change.path.rpartition(b"/")[0] for change in found}
-    changes = [change for change in found if _is_told(change, filled)]
+    all_changes = list(differences(before, after))
+    nonempty = {change.path.rpartition(b"/")[0] for change in all_changes}
+    changes = [change for change in all_changes if _is_listed(change, nonempty)]
     diff = WorkspaceDiff(_changes=changes, _gets=(before.get, after.get))
-    gone: dict[str, list[str]] = {}
+    removed: dict[str, list[str]] = {}
     for change in changes:
         path, old, new = os.fsdecode(change.path), change.before, change.after
         if old is not None and new is not None:
-            diff.changed[path] = _what(old, new)
+            diff.changed[path] = _aspects(old, new)
         elif old is not None and old.type == FILE and old.size:
-            gone.setdefault(old.id, []).append(path)
+            removed.setdefault(old.id, []).append(path)
     for change in changes:
         path, old, new = os.fsdecode(change.path), change.before, change.after
-        if old is None and new is not None and new.type == FILE and gone.get(new.id):
-            diff.renamed[gone[new.id].pop(0)] = path
+        if old is None and new is not None and new.type == FILE and removed.get(new.id):
+            diff.renamed[removed[new.id].pop(0)] = path
         elif old is None and new is not None:
             diff.added.append(_shown(path, new))
     for change in changes:
@@ -145,14 +145,14 @@ def compare(before: Side, after: Side) -> WorkspaceDiff:
     return diff
 
 
-def _is_told(change: Change, filled: set[bytes]) -> bool:
-    """Tell whether a path is worth a line: not a directory that comes or goes with its files."""
+def _is_listed(change: Change, nonempty: set[bytes]) -> bool:
+    """Tell whether a path is listed: not a directory that comes or goes with its files."""
     sides = [item for item in (change.before, change.after) if item is not None]
     is_folder_alone = len(sides) == 1 and sides[0].type == FOLDER
-    return not (is_folder_alone and change.path in filled)
+    return not (is_folder_alone and change.path in nonempty)
 
 
-def _what(before: Item, after: Item) -> tuple[str, ...]:
+def _aspects(before: Item, after: Item) -> tuple[str, ...]:
     if before.type != after.type:
         return ("type",)
     is_other = (before.id, before.target) != (after.id, after.target) and before.type != FOLDER
@@ -168,7 +168,7 @@ def _shown(path: str, item: Item) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path on one line, whatever is in it."""
+    """Return a path escaped to printable ASCII, on one line."""
     return path if path.isprintable() and path.isascii() else ascii(path)[1:-1]
 
 
@@ -179,19 +179,19 @@ def _size(item: Item | None) -> str:
 
 
 def _lines_of(item: Item | None, get: Get) -> list[str] | None:
-    """Return the lines of a text, with their ends; None if it is binary, large or no text."""
+    """Return the lines of a file, with line ends; None if it is binary, large or no file."""
     if item is None:
         return []
     if item.type == LINK:
         return [f"link to {os.fsdecode(item.target)}"]
     if item.type != FILE or item.size > _LARGEST_TEXT or item.id != item.ref:
         return None
-    (found,) = get([item.ref])
-    if len(found.payload) != item.size:
-        raise IntegrityError(f"The object {item.ref} is not the file it should be.")
-    if b"\0" in found.payload[:_PROBE]:
+    (blob,) = get([item.ref])
+    if len(blob.payload) != item.size:
+        raise IntegrityError(f"The object {item.ref} does not match its entry.")
+    if b"\0" in blob.payload[:_PROBE]:
         return None
-    lines = found.payload.decode("utf-8", "surrogateescape").splitlines(keepends=True)
+    lines = blob.payload.decode("utf-8", "surrogateescape").splitlines(keepends=True)
     return lines if len(lines) <= _MOST_LINES else None
 
 
