@@ -1,8 +1,8 @@
-"""What forks can be made of here, and what they leave. Owns the probes and the records of forks.
+"""Fork drivers: probes of what works here, and the records of forks for cleanup.
 
-A driver is taken for working only after it has worked, on the file system that it is meant for.
-Each fork has a private directory, and a record that is written before anything else is made: what
-a killed process leaves can be found and taken away. Knows no tree, no store and no workspace.
+A driver counts as available only after a probe on the target file system succeeded. Each fork has a
+private directory and a record, which is written first, so that the directories and mounts of a
+killed process can be found and removed. Knows nothing of trees, stores and workspaces.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from agent_checkpoint.workspace.fork.tree_copy import can_reflink
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 _TORN_AFTER = 60.0
-"""Seconds after which a record that cannot be read is taken for one that was never written."""
-_LONGEST_PROBE = 20.0
+"""Seconds after which an unreadable record counts as one whose writer was killed."""
+_PROBE_SECONDS = 20.0
 
 _PROBE = f".{NAME}-probe-"
 _PROBE_COMMAND = (
@@ -48,85 +48,85 @@ _PROBE_COMMAND = (
 _PROBE_CHANGES = OverlayChanges({b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"})
 
 
-class _Tried(NamedTuple):
+class _DriverSupport(NamedTuple):
     view: bool
     mount: bool
     reflink: bool
 
 
-_tried: dict[tuple[int, int], _Tried] = {}
-"""What was found out, by device and user."""
+_support: dict[tuple[int, int], _DriverSupport] = {}
+"""Probe results by device and user."""
 
 
 def best_driver(place: Path) -> str:
-    """Return the best driver for forks whose private directories are in an existing directory.
+    """Return the best driver for forks whose private directories are in `place`.
 
-    "overlay": mounts that everybody sees; "reflink": copies that share blocks; else "copy". What
-    was found is remembered for the file system.
+    "overlay": mounts visible to all processes; "reflink": copies that share blocks; else "copy".
+    The result is cached per file system.
 
     Raises:
-        WorkspaceError: the directory is not there, or cannot be written to.
+        WorkspaceError: the directory does not exist, or is not writable.
     """
-    tried = _try(place)
-    return "overlay" if tried.view and tried.mount else "reflink" if tried.reflink else "copy"
+    support = _probe_drivers(place)
+    return "overlay" if support.view and support.mount else "reflink" if support.reflink else "copy"
 
 
 def can_view(place: Path) -> bool:
-    """Tell whether processes can have private views whose upper directories are in a directory.
+    """Tell whether overlays in private mount namespaces work, with upper directories in `place`.
 
     Raises:
-        WorkspaceError: the directory is not there, or cannot be written to.
+        WorkspaceError: the directory does not exist, or is not writable.
     """
-    return _try(place).view
+    return _probe_drivers(place).view
 
 
 class ForkPaths(NamedTuple):
-    """The places of one fork."""
+    """The paths of one fork."""
 
     record: Path
     private: Path
-    """The directory of the fork's own, for what is neither the user's nor another fork's."""
+    """The fork's own directory, for its upper and work directories or its copy."""
     target: Path | None
-    """Where it is mounted for all to see, if it is."""
+    """Its mount point, if it is visible to all processes."""
     made_target: bool
 
     @property
     def upper(self) -> Path:
-        """Where its changes go."""
+        """The upper directory, which gets its changes."""
         return self.private / "upper"
 
     @property
     def work(self) -> Path:
-        """What the kernel needs beside them."""
+        """The work directory of the overlay."""
         return self.private / "work"
 
     @property
     def files(self) -> Path:
-        """Where a copy is made; it may stay there, or be moved to where it is wanted."""
+        """The directory where a copy is made, before it is moved to its target."""
         return self.private / "files"
 
     @property
     def mount_name(self) -> str:
-        """What the mount table shall call its mount."""
+        """The source name of its mount in the mount table."""
         return f"{NAME}-fork-{self.record.stem}"
 
     @property
     def view_name(self) -> str:
-        """What the mount table shall call its views."""
+        """The source name of its private mounts in the mount table."""
         return f"{VIEW}-{self.record.stem}"
 
 
 def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkPaths:
-    """Write down that this process makes a fork, and make its private directory.
+    """Write the record of a fork owned by this process, and create its private directory.
 
     Args:
-        records: the directory of the records, made if it is missing.
-        beside: the directory for the private one, made if it is missing.
-        target: where the fork will be mounted for all to see; made if it is missing.
+        records: the directory of the records; created if missing.
+        beside: the parent of the private directory; created if missing.
+        target: the mount point, if it is visible to all processes; created if missing.
 
     Raises:
         UnsafeWorkspaceError: the target is not an empty directory.
-        WorkspaceError: something cannot be written.
+        WorkspaceError: a file or directory cannot be written.
     """
     token = secrets.token_hex(8)
     private = Path(os.path.realpath(beside)) / f"{NAME}-fork-{token}"
@@ -146,7 +146,7 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkP
         fd = os.open(fork.record, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, text.encode())
-            os.fsync(fd)  # a power cut must not leave directories that nobody knows
+            os.fsync(fd)  # a power loss must not leave directories without a record
         finally:
             os.close(fd)
         make_directory(private.parent)
@@ -160,28 +160,28 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkP
         with suppress(WorkspaceError, OSError):
             end_fork(fork)
         if isinstance(error, OSError):
-            raise _failure(f"make the fork {str(private)!r}", error) from error
+            raise _failure(f"create the fork {str(private)!r}", error) from error
         raise
     return fork
 
 
 def end_fork(fork: ForkPaths) -> None:
-    """Take a fork away: processes in its views, its mount, private directory, target and record.
+    """Remove a fork: processes in its namespace, mount, private directory, target and record.
 
-    A target that was there before, or that holds something, stays.
+    A target that existed before, or is not empty, stays.
 
     Raises:
-        WorkspaceError: something is in the way, or this is a process of its view. The record stays.
+        WorkspaceError: a part cannot be removed, or this process is in the fork. The record stays.
     """
     if is_in_view(fork.view_name):
-        raise WorkspaceError(f"This process sees the fork {str(fork.private)!r}: end it outside.")
+        raise WorkspaceError(f"This process is in the fork {str(fork.private)!r}: end it outside.")
     try:
         end_view(fork.view_name)
         if fork.target is not None:
             unmount(fork.target, name=fork.mount_name)
         remove_tree(fork.private)
         if fork.target is not None and fork.made_target:
-            with suppress(OSError):  # what somebody put there is theirs
+            with suppress(OSError):  # not empty: user data stays
                 os.rmdir(fork.target)
         with suppress(FileNotFoundError):
             os.unlink(fork.record)
@@ -190,22 +190,22 @@ def end_fork(fork: ForkPaths) -> None:
 
 
 def clean_up(records: Path) -> list[str]:
-    """Take away what forks of dead processes left: views, mounts, directories and records.
+    """Remove the processes, mounts, directories and records of forks whose owner is dead.
 
-    Only what carries the token of its record is touched, so that no record, whoever wrote it, can
-    do harm. Forks of a process that may be alive are left alone, as is one seen from inside.
+    Only paths that carry the token of their record are removed, so that a forged record does no
+    harm. Forks whose owner may be alive are left alone, as is the fork that this process is in.
 
-    Returns what could not be taken away, in words.
+    Returns messages about what could not be removed.
     """
-    troubles: list[str] = []
+    problems: list[str] = []
     try:
         fd = os.open(records, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:
-        return troubles
+        return problems
     except OSError as error:
         return [str(_failure(f"read {str(records)!r}", error))]
     try:
-        holders = acquire_lock(fd, fcntl.LOCK_EX, LOCK_TIMEOUT)  # two would stumble over each other
+        holders = acquire_lock(fd, fcntl.LOCK_EX, LOCK_TIMEOUT)  # one cleanup at a time
         if holders is not None:
             return [f"{str(records)!r} is locked by {holders}: nothing was cleaned up."]
         for name in sorted(os.listdir(fd)):
@@ -214,33 +214,35 @@ def clean_up(records: Path) -> list[str]:
                 try:
                     _clean_up(Path(os.path.realpath(records)) / name)
                 except (OSError, ValueError, RecursionError, WorkspaceError) as error:
-                    troubles.append(str(error))
+                    problems.append(str(error))
     finally:
         os.close(fd)
-    return troubles
+    return problems
 
 
-def _try(place: Path) -> _Tried:
+def _probe_drivers(place: Path) -> _DriverSupport:
     try:
         key = (os.stat(place).st_dev, os.geteuid())
-        if key not in _tried:
-            for name in os.listdir(place):  # of who was killed while trying
-                if name.startswith(_PROBE) and _age(place / name) > _LONGEST_PROBE:
+        if key not in _support:
+            for name in os.listdir(place):  # of a process killed during its probe
+                if name.startswith(_PROBE) and _age(place / name) > _PROBE_SECONDS:
                     remove_tree(place / name)
             probe = Path(tempfile.mkdtemp(prefix=_PROBE, dir=place))
             try:
-                _tried[key] = _Tried(_try_view(probe), _may_mount(probe), can_reflink(probe))
+                _support[key] = _DriverSupport(
+                    _probe_view(probe), _may_mount(probe), can_reflink(probe)
+                )
             finally:
                 remove_tree(probe)
-        return _tried[key]
+        return _support[key]
     except OSError as error:
-        raise _failure(f"make forks in {str(place)!r}", error) from error
+        raise _failure(f"create forks in {str(place)!r}", error) from error
 
 
-def _try_view(probe: Path) -> bool:
-    """Read, write, remove and replace something in a view.
+def _probe_view(probe: Path) -> bool:
+    """Read, write, remove and replace files in a private mount namespace.
 
-    That shows that overlays work for who may mount, too, and a killed process leaves no mount.
+    This probes overlays for public mounts as well, and a killed process leaves no mount.
     """
     lower, upper = probe / "lower", probe / "upper"
     os.makedirs(lower / "folder")
@@ -254,18 +256,18 @@ def _try_view(probe: Path) -> bool:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=_LONGEST_PROBE,
+            timeout=_PROBE_SECONDS,
             check=True,
         )
-        is_apart = (lower / "file").read_text() == "base\n" and (lower / "folder/file").exists()
+        is_isolated = (lower / "file").read_text() == "base\n" and (lower / "folder/file").exists()
         is_right = (upper / "file").read_text() == "base\nmore\n"
-        return is_apart and is_right and changes(upper, lower) == _PROBE_CHANGES
+        return is_isolated and is_right and changes(upper, lower) == _PROBE_CHANGES
     except (OSError, subprocess.SubprocessError, WorkspaceError):
         return False
 
 
 def _may_mount(probe: Path) -> bool:
-    # The kernel asks whether we may before it sees that there is nothing to unmount.
+    # The kernel checks permission before it notices that there is nothing to unmount.
     try:
         call("umount2", os.fsencode(probe), 0)
     except (OSError, AttributeError) as error:
@@ -276,12 +278,12 @@ def _may_mount(probe: Path) -> bool:
 def _clean_up(record: Path) -> None:
     try:
         text = record.read_bytes()
-    except FileNotFoundError:  # its process has ended it
+    except FileNotFoundError:  # its owner has removed it
         return
     try:
         found = json.loads(text)
     except ValueError:
-        # Its writer was killed before it made anything else, unless it is writing now.
+        # Its writer was killed before it created anything else, unless it is writing now.
         if _age(record) > _TORN_AFTER:
             os.unlink(record)
         return
@@ -291,7 +293,7 @@ def _clean_up(record: Path) -> None:
         fork = ForkPaths(record, private, None if target is None else Path(target), made)
         is_ours = private.is_absolute() and private.name == f"{NAME}-fork-{record.stem}"
         is_left = is_ours and is_gone(found["owner"]) and not is_in_view(fork.view_name)
-    except (KeyError, TypeError, AttributeError):  # from a later version, or crafted
+    except (KeyError, TypeError, AttributeError):  # of a later version, or forged
         return
     if is_left:
         end_fork(fork)
@@ -302,16 +304,16 @@ def _age(path: Path) -> float:
 
 
 def this_process() -> dict[str, str]:
-    """Return what tells this process from all others, also of other machines and times."""
+    """Return an identity of this process that is unique across machines and reboots."""
     pid = str(os.getpid())
     boot = _text("/proc/sys/kernel/random/boot_id")
     with suppress(OSError):
-        boot += " " + os.readlink("/proc/self/ns/pid")  # in a container, numbers mean others
+        boot += " " + os.readlink("/proc/self/ns/pid")  # process ids are per container
     return {"host": socket.gethostname(), "boot": boot, "pid": pid, "started": _started(pid)}
 
 
 def is_gone(owner: dict[str, str]) -> bool:
-    """Tell whether a process has ended for sure: one of another machine may always be alive."""
+    """Tell whether a process has certainly ended; one on another machine may be alive."""
     mine = this_process()
     if owner["host"] != mine["host"]:
         return False
@@ -323,15 +325,15 @@ def is_gone(owner: dict[str, str]) -> bool:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError, ValueError):  # another user's, or crafted
+    except (OSError, OverflowError, ValueError):  # of another user, or forged
         return False
     return _started(owner["pid"]) != owner["started"]
 
 
 def _started(pid: str) -> str:
-    """Return when a process was started: a number may be used again. Empty where none can tell."""
+    """Return the start time of a process, since process ids are reused; empty if unknown."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    # One that is dead but not waited for holds nothing any more.
+    # A zombie holds no resources any more.
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 

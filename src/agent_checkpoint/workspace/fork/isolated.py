@@ -1,10 +1,10 @@
-"""Forks that one process sees, at the original path, and nobody else. Owns what both sides need.
+"""Forks in a mount namespace: visible to one process, at the original path. Owns both sides.
 
-    the one who explores        IsolatedForks: what the forks read through to, and a record for each
-    the process of a fork       enter: its view, and a workspace that knows what is in it
+    the exploring process       IsolatedForks: the lower directory, and a record for each fork
+    the process of a fork       ForkNamespace: its mount namespace and its workspace
 
-The records are of the one who explores: if that is killed, whoever opens a workspace next ends the
-processes and takes away what they have left.
+The exploring process owns the records. If it is killed, the next process that opens a workspace
+ends the processes of its forks and removes their directories.
 """
 
 from __future__ import annotations
@@ -26,43 +26,45 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 
 def private_forks_dir() -> Path:
-    """Return the directory for private directories of forks, made if it is missing.
+    """Return the directory for private directories of forks; create it if missing.
 
     Raises:
-        WorkspaceError: it cannot be made.
+        WorkspaceError: it cannot be created.
     """
-    place = data_home() / "branches"
+    path = data_home() / "branches"
     try:
-        make_directory(place)
+        make_directory(path)
     except OSError as error:
-        raise WorkspaceError(f"{place} cannot be made ({error.strerror}).") from error
-    return place
+        raise WorkspaceError(f"{path} cannot be created ({error.strerror}).") from error
+    return path
 
 
 class IsolatedForks:
-    """What the forks of one tree share, for as long as they are made and used."""
+    """Creates isolated forks of one tree; holds the lower directory that they share."""
 
     def __init__(self, origin: Workspace, tree: Tree) -> None:
         """Prepare forks of a workspace.
 
         Raises:
-            WorkspaceError: there can be no views here, or something cannot be written.
-            IntegrityError: a part of the tree is missing or damaged.
+            WorkspaceError: mount namespaces do not work here, or a file cannot be written.
+            IntegrityError: an object of the tree is missing or damaged.
         """
         self._beside = private_forks_dir()
         if not can_view(self._beside):
-            raise WorkspaceError("Processes cannot have views of their own here.")
+            raise WorkspaceError("Private mount namespaces do not work here.")
         for own in (getattr(origin.store.backend, "path", None), self._beside):
-            # In a view, each process would write to one of its own.
+            # In its namespace, each process would write to its own copy.
             if own is not None and origin.path in Path(os.path.realpath(own)).parents:
-                raise WorkspaceError(f"{own} is within the workspace.")
-        self._at = origin.path
+                raise WorkspaceError(
+                    f"{own} is inside the workspace: isolated forks would each get a copy of it."
+                )
+        self._path = origin.path
         self._records = self._beside.parent / "forks"
-        self._ground = open_lowerdir(origin, tree, self._beside.parent / "bases")
+        self._lowerdir = open_lowerdir(origin, tree, self._beside.parent / "bases")
         self._own: ForkPaths | None = None
         try:
             self._own = begin_fork(self._records, self._beside)
-            write_index(self._index, self._ground.folder)
+            write_index(self._index, self._lowerdir.folder)
         except OSError as error:
             self.close()
             raise WorkspaceError(f"{self._beside} cannot be written ({error}).") from error
@@ -77,63 +79,67 @@ class IsolatedForks:
         return self._own.private / "index"
 
     def fork(self) -> tuple[ForkPaths, dict[str, Any]]:
-        """Begin a fork: return its places, and what its process has to be told, as JSON.
+        """Begin a fork; return its paths, and the JSON arguments for `ForkNamespace`.
 
         Raises:
             WorkspaceError: something cannot be written.
         """
-        places = begin_fork(self._records, self._beside)
-        told = {
-            "at": str(self._at),
-            "lower": str(self._ground.lower),
-            "private": str(places.private),
-            "name": places.view_name,
+        paths = begin_fork(self._records, self._beside)
+        arguments = {
+            "at": str(self._path),
+            "lower": str(self._lowerdir.lower),
+            "private": str(paths.private),
+            "name": paths.view_name,
             "index": str(self._index),
-            "marks": [_mark(path) for path in (self._ground.lower, places.private)],
+            "marks": [_mark(path) for path in (self._lowerdir.lower, paths.private)],
         }
-        return places, told
+        return paths, arguments
 
     def close(self) -> None:
-        """Let go of what the forks shared. Twice is fine. Raises WorkspaceError."""
+        """Release the lower directory; may be called twice. Raises WorkspaceError."""
         own, self._own = self._own, None
         try:
             if own is not None:
                 end_fork(own)
         finally:
-            self._ground.release()
+            self._lowerdir.release()
 
 
-def is_same_machine(told: dict[str, Any]) -> bool:
-    """Tell whether this process sees the very directories of a fork: it may be another machine."""
+def is_same_machine(arguments: dict[str, Any]) -> bool:
+    """Tell whether this process sees the same directories: it may be on another machine."""
     try:
-        return bool([_mark(Path(told[name])) for name in ("lower", "private")] == told["marks"])
+        return bool(
+            [_mark(Path(arguments[name])) for name in ("lower", "private")] == arguments["marks"]
+        )
     except OSError:
         return False
 
 
 class ForkNamespace:
-    """A view that this process has entered."""
+    """The mount namespace of a fork, entered by this process."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        """Enter it; the process must have no threads yet.
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        """Enter it. The process must be single-threaded.
 
         Raises:
             WorkspaceError: the kernel refuses.
         """
-        self._told = told
-        lower, private = Path(told["lower"]), Path(told["private"])
+        self._arguments = arguments
+        lower, private = Path(arguments["lower"]), Path(arguments["private"])
         self._upper = private / "upper"
-        # Open before it is covered: what it holds is needed to tell what is new.
+        # Opened before the mount covers it: change detection compares with it.
         self._lower = os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        at = Path(told["at"])
-        enter_private_view(lower, self._upper, private / "work", at, name=told["name"])
+        at = Path(arguments["at"])
+        enter_private_view(lower, self._upper, private / "work", at, name=arguments["name"])
 
     def open(self, store: Store, options: dict[str, Any]) -> Workspace:
-        """Open the workspace that is seen. Raises as `Workspace` does."""
+        """Open the workspace in this namespace. Raises as `Workspace` does."""
         options = {**options, "watch": False, "force": True}
-        workspace = Workspace(self._told["at"], store, **options)
+        workspace = Workspace(self._arguments["at"], store, **options)
         lower = Path(f"/proc/self/fd/{self._lower}")
-        workspace._know(read_index(Path(self._told["index"])), upper_changes(self._upper, lower))
+        workspace._know(
+            read_index(Path(self._arguments["index"])), upper_changes(self._upper, lower)
+        )
         return workspace
 
 

@@ -1,4 +1,4 @@
-"""What forks of a tree read through to: the held directory itself, or the tree written out.
+"""The lower directory of forks: the held workspace itself, or a materialized copy of its tree.
 
 Owns the choice between them; mounts nothing.
 """
@@ -18,31 +18,31 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 
 class Lowerdir(NamedTuple):
-    """A directory that does not change, for as long as it is used."""
+    """A lower directory. It must not change while forks use it."""
 
     lower: Path
     folder: Folder
-    """What was seen in it."""
+    """Its scanned state."""
     base: MaterializedTree | None
-    """What has to be released, if it was written out."""
+    """The materialized tree to release; None if it is the workspace itself."""
 
     def release(self) -> None:
-        """Let go of it. Twice is fine. Raises OSError."""
+        """Release it; may be called twice. Raises OSError."""
         if self.base is not None:
             self.base.release()
 
 
 def open_lowerdir(origin: Workspace, tree: Tree, bases: Path) -> Lowerdir:
-    """Return what forks of a tree of a workspace can read through to.
+    """Return the lower directory for forks of a tree.
 
     Args:
-        origin: the workspace; if it is held and is the tree, it is the ground itself.
-        tree: what the forks begin as.
-        bases: the directory for trees that are written out.
+        origin: the workspace. If it is held and equals the tree, it is the lower directory.
+        tree: the initial state of the forks.
+        bases: the directory of materialized trees.
 
     Raises:
         IntegrityError: a part of the tree is missing or damaged.
-        WorkspaceError: it cannot be written.
+        WorkspaceError: the tree cannot be written.
     """
     held, known = origin._held, origin._known
     is_live = held is not None and held.id == tree.id and not mounts_below(origin.path)
@@ -53,7 +53,7 @@ def open_lowerdir(origin: Workspace, tree: Tree, bases: Path) -> Lowerdir:
 
 
 def upper_changes(upper: Path, lower: Path) -> Layer:
-    """Return what tells the changes of a fork: the upper directory of a mount over a lower one."""
+    """Return the source of changed paths of a fork: the upper directory of its mount."""
 
     def read() -> Touched:
         found = changes(upper, lower)
@@ -63,6 +63,6 @@ def upper_changes(upper: Path, lower: Path) -> Layer:
 
 
 def _look(origin: Workspace, path: Path) -> Folder:
-    """Look at a base, for forks to know what is in it."""
+    """Scan a materialized tree, so that forks need not."""
     with Workspace(path, origin.store, watch=False, limit=None, force=True) as base:
         return base._look()

@@ -1,10 +1,10 @@
-"""Trees written out for forks to read through to. Owns their directories.
+"""Trees materialized as directories: the lower directories of forks. Owns these directories.
 
     <home>/bases/<tree>/files       the tree; never changed
-    <home>/bases/<tree>/index       what was seen of it, so that no fork has to look at all of it
+    <home>/bases/<tree>/index       its stat index, so that no fork has to scan it
     <home>/bases/<tree>/lock        held by every fork that uses it
 
-There is one for a tree, however many forks it has; it goes with the last of them.
+All forks of a tree share one; the last of them removes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class MaterializedTree:
-    """A tree that is written out, for as long as it is used."""
+    """A materialized tree in use."""
 
     def __init__(self, place: Path, lock: int, folder: Folder) -> None:
         self.files = place / "files"
@@ -43,7 +43,7 @@ class MaterializedTree:
         self._lock = lock
 
     def release(self) -> None:
-        """Let go of it; the last who does removes it. Twice is fine."""
+        """Release it, and remove it if no other fork uses it. May be called twice."""
         if self._lock >= 0:
             lock, self._lock = self._lock, -1
             try:
@@ -53,12 +53,12 @@ class MaterializedTree:
 
 
 def open_materialized(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> MaterializedTree:
-    """Return the base of a tree, made if there is none.
+    """Return the materialized copy of a tree; write it if there is none.
 
     Args:
-        bases: the directory of bases.
-        tree: what it shows.
-        look: looks at a directory that holds the tree.
+        bases: the directory of materialized trees.
+        tree: the tree.
+        look: scans a directory that holds the tree.
 
     Raises:
         IntegrityError: a part of the tree is missing or damaged.
@@ -72,9 +72,9 @@ def open_materialized(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -
                 _check_own(place)
                 lock = os.open(place / "lock", _LOCK, 0o600)
             except FileNotFoundError:
-                continue  # it was removed just now
+                continue  # its last user removed it meanwhile
             try:
-                _take(lock, fcntl.LOCK_SH, place)  # whoever makes it has it alone
+                _take(lock, fcntl.LOCK_SH, place)  # its writer holds the lock exclusively
                 if _is_in_place(lock, place / "lock"):
                     break
             except BaseException:
@@ -82,12 +82,12 @@ def open_materialized(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -
                 raise
             os.close(lock)
     except OSError as error:
-        raise WorkspaceError(f"{place} cannot be made ({error.strerror or error}).") from error
+        raise WorkspaceError(f"{place} cannot be created ({error.strerror or error}).") from error
     try:
         folder = read_index(place / "index")
         if folder is None:
             _take(lock, fcntl.LOCK_EX, place)
-            folder = read_index(place / "index") or _make(place, tree, look)
+            folder = read_index(place / "index") or _write_tree(place, tree, look)
             fcntl.flock(lock, fcntl.LOCK_SH)
         return MaterializedTree(place, lock, folder)
     except BaseException:
@@ -96,7 +96,7 @@ def open_materialized(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -
 
 
 def remove_unused_trees(bases: Path) -> None:
-    """Remove the bases that no fork uses. Raises OSError."""
+    """Remove materialized trees that no fork uses. Raises OSError."""
     for place in bases.iterdir() if bases.is_dir() else ():
         _check_own(place)
         lock = os.open(place / "lock", _LOCK, 0o600)
@@ -107,15 +107,15 @@ def remove_unused_trees(bases: Path) -> None:
 
 
 def _check_own(place: Path) -> None:
-    """Refuse a base that another user has made or may write. Raises OSError."""
+    """Refuse a directory that another user has created or may write. Raises OSError."""
     why = other_writer(place, os.lstat(place))
     if why is not None:
         raise OSError(why)
 
 
-def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
+def _write_tree(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
     draft = place / f"draft-{secrets.token_hex(4)}"
-    for old in place.glob("draft-*"):  # of one who was killed
+    for old in place.glob("draft-*"):  # of a killed process
         remove_tree(old)
     if (place / "files").exists():
         remove_tree(place / "files")
@@ -123,7 +123,7 @@ def _make(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
     os.rename(draft, place / "files")
     folder = look(place / "files")
     if folder.stored.id != tree.id:
-        raise WorkspaceError(f"{place} is not the tree {tree.id} that was written there.")
+        raise WorkspaceError(f"{place} does not match the tree {tree.id} after writing it.")
     write_index(place / "index", folder)
     return folder
 
@@ -155,7 +155,7 @@ def _is_in_place(fd: int, path: Path) -> bool:
 
 
 def materialize(tree: Tree, target: Path) -> None:
-    """Write a tree to a directory that is made for it.
+    """Write a tree to a new directory.
 
     Raises:
         IntegrityError: a part of the tree is missing or damaged.
@@ -165,13 +165,13 @@ def materialize(tree: Tree, target: Path) -> None:
     fd = open_root(target)
     try:
         plan = Planner(Side(None, tree.get), tree, exclude=Rules.of(())).plan()
-        work = PlanExecutor(fd, plan)
-        work.run(Journal(os.fspath(target), tree.ref, tree.ref, None, (), ""))
+        executor = PlanExecutor(fd, plan)
+        executor.run(Journal(os.fspath(target), tree.ref, tree.ref, None, (), ""))
     except OSError as error:
         raise WorkspaceError(f"{target} cannot be written ({error.strerror}).") from error
     finally:
         os.close(fd)
-    troubles = {**work.left, **work.failed}
-    if troubles:
-        path, why = next(iter(troubles.items()))
-        raise WorkspaceError(f"{target} cannot be written: {path}: {why}.")
+    problems = {**executor.left, **executor.failed}
+    if problems:
+        path, reason = next(iter(problems.items()))
+        raise WorkspaceError(f"{target} cannot be written: {path}: {reason}.")

@@ -1,15 +1,15 @@
-"""Private views: a fork's files at the original path, for one process and what it starts.
+"""Private overlay mounts: a fork at the original path, for one process and its children.
 
-Owns the namespaces; knows no fork. Root needs a mount namespace only. Anyone else gets a user
-namespace with it, in which they are who they were, without any new right. A view ends with its
-last process, however that ends: nothing is left mounted.
+Owns the mount and user namespaces; knows nothing of forks. Root needs a mount namespace only. Other
+users also get a user namespace, with the same user id and no additional rights. The mount, called a
+view, disappears with its last process, however that ends.
 
-As a program it starts a command in a view:
+As a program it runs a command in a view:
 
     python -m agent_checkpoint.workspace.fork.namespace_view \
         LOWER UPPER WORK AT NAME PARENT -- COMMAND…
 
-where PARENT is the process to end with, or 0. It ends with 125 if there can be no view.
+where PARENT is the process to end with, or 0. Its exit status is 125 if the mount fails.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
 )
 
 VIEW = f"{NAME}-view"
-"""How the names of views begin in the mount table: whoever sees one was started in it."""
+"""The prefix of view names in the mount table: only processes in a view see its mount."""
 NO_VIEW = 125
-"""How the program ends if there can be no view; 126 and 127 are about the command, as ever."""
+"""The exit status if the mount fails; 126 and 127 are about the command, as in a shell."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
-_LONGEST_END = 5.0
+_KILL_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# Isolated, and by its place: a file of the workspace could else take the place of a module of ours,
-# and another installed version that of this one.
+# Isolated mode, and the package by its path: else a file of the workspace could shadow one of our
+# modules, or another installed version could be loaded.
 _START = """
 import importlib.util, sys
 name = "agent_checkpoint"
@@ -57,37 +57,37 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 
 
 def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: str = VIEW) -> None:
-    """Let this process, and what it starts from now on, see an overlay at a directory.
+    """Mount an overlay that only this process and its future children see.
 
-    Called in a process of its own, before that has threads. Files and directories that are open
-    already stay those outside the view, but for the current directory.
+    The process must be single-threaded. Files and directories that are open already stay those
+    outside the view, except the current directory.
 
     Args:
-        lower: what is seen, as a rule the directory `at` itself.
-        upper: where changes go; see `mount_overlay`.
+        lower: the lower directory, usually `at` itself.
+        upper: the upper directory; see `mount_overlay`.
         work: see `mount_overlay`.
-        at: where it is seen.
-        name: what the mount table shall call it; it begins with VIEW.
+        at: the mount point.
+        name: its source in the mount table; begins with VIEW.
 
     Raises:
-        UnsafeWorkspaceError: one of the directories is in another one.
+        UnsafeWorkspaceError: one of the directories contains another one.
         WorkspaceError: this process has threads, or the kernel refuses. The process should end.
     """
     if not sys.platform.startswith("linux"):
         raise WorkspaceError("Private views exist on Linux only.")
     if len(os.listdir("/proc/self/task")) > 1:
         raise WorkspaceError("A process that has threads cannot enter a view.")
-    with _refusals():
+    with _wrap_errors():
         here = _current_directory()
         has_gained = _unshare()
-        # What is mounted outside may appear here, but nothing goes the other way.
+        # Mounts outside propagate into the namespace, but not the other way.
         call("mount", b"none", b"/", None, _MS_REC | _MS_SLAVE, None)
     mount_overlay(lower, upper, work, at, name=name)
-    with _refusals():
+    with _wrap_errors():
         if has_gained:
             _drop_capabilities()
-        # By its path, which may now lead into the view: else what is named relative to it would be
-        # written outside.
+        # Re-enter by path, which may now lead into the view: else relative paths would be written
+        # outside.
         try:
             os.chdir(here or at)
         except OSError:
@@ -104,16 +104,16 @@ def view_command(
     name: str = VIEW,
     ends_with: int = 0,
 ) -> list[str]:
-    """Return the command that runs a command in a view, for `subprocess` or any other starter.
+    """Return the command line that runs a command in a view.
 
     Args:
         lower: as in `enter_private_view`, like the next three.
         upper: see above.
         work: see above.
         at: see above.
-        command: the program and its arguments; it is looked for in the view.
-        name: what the mount table shall call it; it begins with VIEW.
-        ends_with: the process that starts it, if the command shall be killed when the *thread*
+        command: the program and its arguments; it is resolved in the view.
+        name: its source in the mount table; begins with VIEW.
+        ends_with: the process that starts it, if the command is to be killed when the *thread*
             that started it ends.
     """
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
@@ -121,16 +121,16 @@ def view_command(
 
 
 def own_program(module: str) -> list[str]:
-    """Return the command that runs the `main` of a module of this very package, and its arguments.
+    """Return the command line that runs `main` of a module of this installed package.
 
-    It loads nothing from where it is run.
+    It imports nothing from the current directory.
     """
     package = Path(__file__).resolve().parents[2] / "__init__.py"
     return [sys.executable, "-I", "-c", _START, str(package), module]
 
 
 def is_in_view(name: str, process: str = "self") -> bool:
-    """Tell whether a process is in a view of that name."""
+    """Tell whether a process is in the view of that name."""
     return any(is_called(mount, name) for mount in mounts(process))
 
 
@@ -138,13 +138,13 @@ def end_view(name: str) -> None:
     """Kill the processes in the views of a name, and wait for their end.
 
     Raises:
-        UnsafeWorkspaceError: it is not the name of a view: everybody may see such a mount.
-        WorkspaceError: one does not end.
+        UnsafeWorkspaceError: it is not the name of a view: all processes may see that mount.
+        WorkspaceError: a process does not end.
     """
     if not name.startswith(VIEW):
         raise UnsafeWorkspaceError(f"{name!r} is not the name of a view.")
-    end = time.monotonic() + _LONGEST_END
-    while pids := _processes_in(name):  # until none is left: they may start others meanwhile
+    end = time.monotonic() + _KILL_SECONDS
+    while pids := _processes_in(name):  # repeated: they may start others meanwhile
         if time.monotonic() > end:
             raise WorkspaceError(f"Process {pids[0]} is in a view and does not end.")
         for pid in pids:
@@ -154,30 +154,30 @@ def end_view(name: str) -> None:
 
 
 def main() -> int:
-    """Enter the view that the arguments tell, and become the command. Returns the exit status."""
+    """Enter the view given by the arguments, then exec the command. Returns the exit status."""
     *places, name, parent, dashes = sys.argv[1:8] if len(sys.argv) > 8 else [""] * 7
     command = sys.argv[8:]
     if dashes != "--" or not parent.isdigit():
-        return _say("usage: view LOWER UPPER WORK AT NAME PARENT -- COMMAND…", NO_VIEW)
+        return _fail("usage: view LOWER UPPER WORK AT NAME PARENT -- COMMAND…", NO_VIEW)
     lower, upper, work, at = map(Path, places)
     try:
         enter_private_view(lower, upper, work, at, name=name)
         if int(parent):
             end_with(int(parent))
     except (WorkspaceError, OSError) as error:
-        return _say(str(error), NO_VIEW)
-    # Python ignores these two, and what it starts would too.
+        return _fail(str(error), NO_VIEW)
+    # Python ignores these two signals, and child processes would inherit that.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)  # noqa: S606 - what it is for
     except OSError as error:
         status = 127 if isinstance(error, FileNotFoundError) else 126
-        return _say(f"cannot run {command[0]}: {error.strerror}", status)
+        return _fail(f"cannot run {command[0]}: {error.strerror}", status)
 
 
 def _unshare() -> bool:
-    """Enter a new mount namespace; tell whether it gave rights that were not there before."""
+    """Enter a new mount namespace; tell whether this gave the process capabilities."""
     try:
         call("unshare", _CLONE_NEWNS)
     except OSError as error:
@@ -187,8 +187,8 @@ def _unshare() -> bool:
         return False
     user, group = os.geteuid(), os.getegid()
     call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
-    # The same numbers inside as outside: programs see who they are and whose the files are.
-    # The kernel wants the first before a group may be mapped by who is not root.
+    # The same ids inside as outside, for file ownership. The kernel requires `setgroups` first
+    # before an unprivileged process may map a group.
     for file, text in (
         ("setgroups", b"deny"),
         ("uid_map", b"%d %d 1" % (user, user)),
@@ -206,8 +206,8 @@ def _current_directory() -> str:
 
 
 def _drop_capabilities() -> None:
-    # The maker of a user namespace is all-powerful in it, and could open what its own files' modes
-    # forbid: a program would work in the fork that fails outside.
+    # The creator of a user namespace has all capabilities in it and bypasses file modes: a program
+    # could work in the fork that fails outside.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     call("capset", bytes(header), bytes(24))
 
@@ -218,7 +218,7 @@ def _processes_in(name: str) -> list[str]:
     found = []
     here = os.readlink("/proc/self/ns/mnt")
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        # Most processes see what we see, and to ask that first is fast.
+        # Most processes share our mount namespace, and this check is fast.
         with suppress(PermissionError):
             if _mount_namespace(pid) == here:
                 continue
@@ -235,7 +235,7 @@ def _mount_namespace(pid: str) -> str:
 
 
 def _kill(name: str, pid: str) -> None:
-    # By a descriptor, and with another look: a number may be another process by now.
+    # By pidfd, and checked again: the process id may have been reused.
     fd = os.pidfd_open(int(pid))
     try:
         if is_in_view(name, pid):
@@ -245,9 +245,9 @@ def _kill(name: str, pid: str) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Have this process killed when the *thread* that started it ends, where the kernel can.
+    """Kill this process when the *thread* that started it ends, where the kernel supports it.
 
-    Said before a view is entered, it is forgotten there.
+    To be called after entering a view, which clears this setting.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -257,14 +257,16 @@ def end_with(parent: int) -> None:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _wrap_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WorkspaceError(f"Cannot have a private view: {error.strerror or error}.") from error
+        raise WorkspaceError(
+            f"Cannot create a private mount namespace: {error.strerror or error}."
+        ) from error
 
 
-def _say(text: str, status: int) -> int:
+def _fail(text: str, status: int) -> int:
     sys.stderr.write(f"agent-checkpoint view: {text}\n")
     return status
 

@@ -1,8 +1,8 @@
-"""Overlay mounts. Owns mounting, unmounting, reading what one changed and removing what it leaves.
+"""Overlay mounts. Owns mounting, unmounting, reading the changes and removing the directories.
 
-A mount shows the lower directory. What is written through it lands in the upper one, and a removed
-name leaves a whiteout there: the upper directory is the whole difference. So that it stays so,
-directories are not redirected (`mv` copies them instead) and files are copied up whole.
+Writes through a mount go to the upper directory, and a removed name leaves a whiteout there: the
+upper directory is the complete difference. To keep it complete, directories are not redirected
+(`mv` copies them instead), and files are copied up with their content.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.fork.tree_copy import DIRECTORY, DirectoryOpener
 
 NAME = "agent-checkpoint"
-"""What the mount table calls our mounts, or how it begins: no other mount is ever taken away."""
+"""The source name of our mounts in the mount table, or its prefix: no other is ever unmounted."""
 
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
@@ -32,27 +32,27 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class OverlayChanges(NamedTuple):
-    """What an upper directory says, by the path of a directory; b"" is the root."""
+    """The changes in an upper directory, by the path of a directory; b"" is the root."""
 
     names: dict[bytes, set[bytes]]
-    """Names that were written, removed or changed. A directory that is named has its own set."""
+    """Names that were written, removed or changed. A directory among them has its own set."""
     whole: set[bytes]
-    """Directories that show nothing of the lower directory: all that they hold is in `names`."""
+    """Opaque or new directories: `names` has all their entries."""
 
 
 def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: str = NAME) -> None:
-    """Show the lower directory at the target; what is written there goes to the upper one.
+    """Mount an overlay of the lower directory at the target.
 
-    The lower directory must not change while the mount lives, and mounts below it are not seen.
-    The upper one is made if it is missing, as accessible as the lower one. It belongs to one mount
-    at a time: the kernel does not check.
+    The lower directory must not change while it is mounted, and mounts below it are not visible.
+    The upper one is created if missing, with the owner and mode of the lower one. It must belong to
+    one mount at a time: the kernel does not check that.
 
     Args:
-        lower: what is shown.
-        upper: what was changed. It may come from an earlier mount of the same lower directory.
-        work: a directory on the same file system as the upper one, made if it is missing.
+        lower: the lower directory.
+        upper: the upper directory. It may come from an earlier mount of the same lower directory.
+        work: a directory on the same file system as the upper one; created if missing.
         target: an existing directory, perhaps the lower one itself.
-        name: what the mount table shall call it; it begins with NAME.
+        name: its source in the mount table; begins with NAME.
 
     Raises:
         UnsafeWorkspaceError: one of the directories is in another one.
@@ -60,10 +60,10 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
     """
     if not sys.platform.startswith("linux"):
         raise WorkspaceError("Overlay mounts exist on Linux only.")
-    _check_apart(lower, upper, work)
+    _check_disjoint(lower, upper, work)
     try:
-        _make_like(lower, upper)
-        # A new one each time: the kernel refuses one that a volatile mount has used.
+        _create_like(lower, upper)
+        # New for each mount: the kernel refuses a work directory of an earlier volatile mount.
         fresh = work / os.urandom(4).hex()
         for place in (work, fresh):
             with suppress(FileExistsError):
@@ -73,8 +73,8 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
             for path in (lower, upper, fresh, target):
                 fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 opened.callback(os.close, fd)
-                # Not the path itself: a comma, a colon or a backslash would have to be escaped,
-                # in ways that differ between kernels, and all options must fit into one page.
+                # Not the path itself: commas, colons and backslashes need escapes that differ
+                # between kernels, and all options must fit into one page.
                 places.append(f"/proc/self/fd/{fd}")
             _mount(places, name, _xattr_option(upper))
     except OSError as error:
@@ -82,9 +82,9 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
 
 
 def unmount(target: Path, *, name: str = NAME) -> bool:
-    """Take our mount away from a directory, and tell whether nobody uses its files any more.
+    """Unmount our mount at a directory; return False if a process still uses it.
 
-    Where no mount of ours is, nothing is done.
+    Does nothing if no mount of ours is there.
 
     Raises:
         WorkspaceError: the kernel refuses.
@@ -98,8 +98,8 @@ def unmount(target: Path, *, name: str = NAME) -> bool:
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
-                # Somebody works in there, or has a file open. It goes out of sight at once and
-                # ends with its last user: a forgotten shell must not keep a fork alive.
+                # A process has a file or its current directory there. A lazy unmount detaches
+                # it now: a forgotten shell must not keep a fork alive.
                 is_free = False
                 call("umount2", place, _MNT_DETACH | _UMOUNT_NOFOLLOW)
     except OSError as error:
@@ -108,7 +108,7 @@ def unmount(target: Path, *, name: str = NAME) -> bool:
 
 
 def is_mounted(target: Path, *, name: str = NAME) -> bool:
-    """Tell whether the mount at a directory is of that name; any of ours will do for NAME."""
+    """Tell whether the mount at a directory has that name; NAME matches all of ours."""
     place = os.path.realpath(os.fsencode(target))
     found = None
     for mount in mounts():
@@ -120,29 +120,29 @@ def is_mounted(target: Path, *, name: str = NAME) -> bool:
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Return where something is mounted in a directory: an overlay of it would not show that."""
+    """Return the mount points in a directory: an overlay of it would not show them."""
     prefix = os.path.join(os.path.realpath(os.fsencode(directory)), b"")
     return [Path(os.fsdecode(mount.place)) for mount in mounts() if mount.place.startswith(prefix)]
 
 
 def is_called(mount: Mount, name: str) -> bool:
-    """Tell whether a mount is an overlay of that name."""
+    """Tell whether a mount is an overlay with that name."""
     return mount.kind == b"overlay" and mount.source == os.fsencode(name)
 
 
 def mounts(process: str = "self") -> Iterator[Mount]:
-    """Iterate over the mounts that a process sees, in their order; none where nobody tells."""
+    """Iterate over the mount table of a process, in order; empty without /proc."""
     with suppress(OSError):
         yield from mount_table(Path(f"/proc/{process}/mountinfo"))
 
 
 def changes(upper: Path, lower: Path | None = None) -> OverlayChanges:
-    """Read what was changed from the upper directory of a mount, mounted or not.
+    """Read the changes from an upper directory, mounted or not.
 
-    With the lower directory given, the directories that it lacks are among the whole ones too.
+    With the lower directory given, directories that it lacks are in `whole` as well.
 
     Raises:
-        WorkspaceError: the upper directory cannot be read: only a full scan tells.
+        WorkspaceError: the upper directory cannot be read: a full scan is needed.
     """
     found = OverlayChanges({}, set())
     path = b""
@@ -160,10 +160,10 @@ def changes(upper: Path, lower: Path | None = None) -> OverlayChanges:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all that is in it, whatever the modes; no link is followed.
+    """Remove a directory tree, also read-only directories, without following links.
 
     Raises:
-        OSError: something is in the way, such as a mount.
+        OSError: an entry cannot be removed, for example a mount point.
     """
     try:
         root = os.open(path, DIRECTORY)
@@ -234,8 +234,8 @@ def _reach(directory: Path) -> Iterator[DirectoryOpener]:
 
 
 def call(function: str, *arguments: bytes | int | None) -> None:
-    """Call a function of the C library that returns 0 if it worked. Raises OSError."""
-    # An int would be passed with 32 bits, where some of these take 64.
+    """Call a function of the C library that returns 0 on success. Raises OSError."""
+    # ctypes passes an int with 32 bits; some of these functions take 64.
     passed = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
     if getattr(_libc, function)(*passed) != 0:
         number = ctypes.get_errno()
@@ -245,8 +245,8 @@ def call(function: str, *arguments: bytes | int | None) -> None:
 def _mount(places: list[str], name: str, xattr_option: str) -> None:
     lower, upper, work, target = places
     options = f"lowerdir={lower},upperdir={upper},workdir={work},{_OPTIONS}{xattr_option}"
-    # Volatile first: nothing is synced. A fork that a power cut ends is thrown away, not mounted
-    # again, and else each first change of a file would wait for the disk.
+    # Volatile first: no syncs. After a power loss a fork is discarded, not mounted again, and
+    # without it each first change of a file would wait for the disk.
     for more in (",volatile", ""):
         try:
             data, flags = (options + more).encode(), _MS_NOSUID | _MS_NODEV
@@ -258,7 +258,7 @@ def _mount(places: list[str], name: str, xattr_option: str) -> None:
 
 
 def _xattr_option(upper: Path) -> str:
-    # In a user namespace only attributes of the second kind may be set.
+    # In a user namespace only `user.` attributes may be set.
     for kind, option in (("trusted", ""), ("user", ",userxattr")):
         with suppress(PermissionError):
             os.setxattr(upper, f"{kind}.{NAME}", b"")
@@ -267,8 +267,8 @@ def _xattr_option(upper: Path) -> str:
     raise OSError(errno.EPERM, "extended attributes cannot be set")
 
 
-def _make_like(lower: Path, upper: Path) -> None:
-    # The root of the mount is the upper directory, as to whom it belongs and who may enter it.
+def _create_like(lower: Path, upper: Path) -> None:
+    # The root of the mount has the owner and mode of the upper directory.
     found = os.stat(lower)
     with suppress(FileExistsError):
         os.mkdir(upper, 0o700)
@@ -278,13 +278,14 @@ def _make_like(lower: Path, upper: Path) -> None:
         os.chmod(upper, found.st_mode & 0o777)
 
 
-def _check_apart(*directories: Path) -> None:
+def _check_disjoint(*directories: Path) -> None:
     places = [os.path.join(os.path.realpath(path), "") for path in directories]
     for number, place in enumerate(places):
         for other in places[:number]:
             if place.startswith(other) or other.startswith(place):
                 raise UnsafeWorkspaceError(
-                    f"{place!r} and {other!r} cannot be layers of one mount: one is in the other."
+                    f"{place!r} and {other!r} cannot be directories of one overlay: one contains "
+                    "the other."
                 )
 
 
@@ -293,9 +294,9 @@ def _failure(action: str, path: Path, error: OSError) -> WorkspaceError:
 
 
 def _remove(root: int, name: str) -> list[str]:
-    """Remove an entry; if it is a directory, after moving those in it up to the root.
+    """Remove an entry; subdirectories of a directory are first moved up to the root.
 
-    So no directory is too deep to be reached, and only two are open at a time.
+    So no directory is too deep, and only two are open at a time.
     """
     try:
         _unlock(root, name)
@@ -311,7 +312,7 @@ def _remove(root: int, name: str) -> list[str]:
             found = list(entries)
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
-                _unlock(fd, entry.name)  # it could not be moved, either
+                _unlock(fd, entry.name)  # moving it needs access as well
                 moved.append(os.urandom(8).hex())
                 os.rename(entry.name, moved[-1], src_dir_fd=fd, dst_dir_fd=root)
             else:
@@ -323,7 +324,7 @@ def _remove(root: int, name: str) -> list[str]:
 
 
 def _unlock(parent: int, name: str) -> None:
-    """Let us into a directory of our own, whatever its mode: the kernel makes some of mode 0."""
+    """Make a directory accessible: the kernel creates some with mode 0."""
     if not sys.platform.startswith("linux"):
         os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
         return

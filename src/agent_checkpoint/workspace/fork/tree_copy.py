@@ -1,8 +1,8 @@
-"""Copies of directory trees. Owns the walk and how bytes get from file to file; knows no fork.
+"""Copies directory trees, with reflinks where possible. Owns the walk; knows nothing of forks.
 
-A copy has what a fork needs: content, permission bits, links as links, empty directories, and the
-times of changes, because `make` and Python's caches go by them. It lacks what is never restored
-either: setuid bits, devices, sockets, fifos, hard links and extended attributes.
+A copy has content, permission bits, symbolic links, empty directories and modification times, on
+which `make` and Python's caches rely. As in a restore, it has no setuid bits, devices, sockets,
+fifos, hard links or extended attributes.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not to wait for a writer if a fifo takes the place of the file.
+# Non-blocking: a fifo may replace the file meanwhile.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _FICLONE = 0x40049409
 _NO_REFLINKS = {errno.EOPNOTSUPP, errno.EXDEV, errno.ENOTTY, errno.ENOSYS}
 _SMALL = 1 << 18
-"""Up to here a read and a write are faster than asking the kernel to copy."""
+"""Up to this size read and write are faster than `copy_file_range`."""
 _PIECE = 1 << 22
-_MOST_WAITING = 4
-"""Large files that wait for the second thread; the next one the first thread copies itself."""
-_MOST_OPEN = 64
+_MAX_QUEUED = 4
+"""Large files queued for the second thread; beyond that the first thread copies them itself."""
+_MAX_OPEN = 64
 
 LeaveOut = Callable[[bytes, bytes], bool]
 
 
 def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) -> list[bytes]:
-    """Copy a directory to a path where nothing is, and return the specials that were left out.
+    """Copy a directory to a new path; return the special files that were left out.
 
-    Files share their blocks with the copy where the file system can do that. What vanishes while
-    it is copied is left out.
+    Files are reflinked where the file system supports it. Files that vanish during the copy are
+    left out.
 
     Args:
-        source: the directory; no link in it is followed.
-        target: the new directory. It may be in the source, and is then not part of the copy.
-        leave_out: asked of every directory (b"" is the root) and name in it.
+        source: the directory; links in it are not followed.
+        target: the new directory. If it is in the source, it is not copied itself.
+        leave_out: whether to skip an entry; gets the directory (b"" is the root) and the name.
 
     Raises:
-        WorkspaceError: something cannot be read or written. What was copied is left there.
+        WorkspaceError: an entry cannot be read or written. The partial copy stays.
     """
     with ExitStack() as opened:
         place = source
@@ -64,7 +64,7 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
             os.mkdir(target, 0o700)
             target_fd = os.open(target, DIRECTORY)
             opened.callback(os.close, target_fd)
-            copy = _Copy(source, target_fd, leave_out)
+            copy = _TreeCopy(source, target_fd, leave_out)
         except OSError as error:
             raise _failure(place, b"", error) from error
         here, there = (opened.enter_context(DirectoryOpener(fd)) for fd in (source_fd, target_fd))
@@ -72,11 +72,11 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
 
 
 def can_reflink(directory: Path) -> bool:
-    """Tell whether files in a directory can share their blocks, by doing it with a small one."""
+    """Tell whether the file system of a directory supports reflinks, by making one."""
     with block_forks():
         from tempfile import TemporaryFile  # slow to load: the program in view.py has no use for it
 
-    data = b"x" * 4096  # less might stand in the inode itself
+    data = b"x" * 4096  # less may be stored in the inode itself
     try:
         with TemporaryFile(dir=directory) as file, TemporaryFile(dir=directory) as new:
             file.write(data)
@@ -88,14 +88,14 @@ def can_reflink(directory: Path) -> bool:
 
 
 class DirectoryOpener:
-    """Opens directories below a root by their path, name by name, and never through a link.
+    """Opens directories below a root by path, component by component, without following links.
 
-    The directories on the way stay open, since the next path is mostly near. Those far down do
-    not, so that no tree is too deep for the number of files that may be open.
+    Parent directories stay open, since the next path is usually nearby; below a depth they do not,
+    to stay within the limit of open files.
     """
 
     def __init__(self, root: int) -> None:
-        """Start at an open directory, which stays the caller's."""
+        """Start at an open directory, which the caller closes."""
         self._root = root
         self._names: list[bytes] = []
         self._fds: list[int] = []
@@ -111,7 +111,7 @@ class DirectoryOpener:
         """Return a directory by its path below the root; it stays open until the next call.
 
         Raises:
-            OSError: it is not there, or something on the way is not a directory.
+            OSError: it does not exist, or a component is not a directory.
         """
         names = path.split(b"/") if path else []
         same = 0
@@ -123,7 +123,7 @@ class DirectoryOpener:
         fd = self._fds[-1] if self._fds else self._root
         for name in names[same:]:
             fd = os.open(name, DIRECTORY, dir_fd=fd)
-            if len(self._fds) < _MOST_OPEN:
+            if len(self._fds) < _MAX_OPEN:
                 self._fds.append(fd)
                 self._names.append(name)
             else:
@@ -143,11 +143,11 @@ class DirectoryOpener:
             self._deep = -1
 
 
-class _Copy:
-    """One copy under way.
+class _TreeCopy:
+    """One copy operation.
 
-    Small files are for one thread: they are many short calls, and Python's lock would cost a second
-    one more than it gains. Large ones are for a second thread, as far as it keeps up.
+    One thread copies small files: these are many short calls, for which the interpreter lock makes
+    a second thread slower. Large files go to a second thread, as far as it keeps up.
     """
 
     def __init__(self, place: Path, target: int, leave_out: LeaveOut | None) -> None:
@@ -157,28 +157,28 @@ class _Copy:
         self._itself = (found.st_dev, found.st_ino)
         self._owner = (found.st_uid, found.st_gid)
         self._granted = _granted_bits(target)
-        # Who is not root cannot give files away, and has the copies as their own.
+        # Only root can change owners; other users own their copies.
         self._keeps_owners = os.geteuid() == 0
         self._cannot_reflink: set[int] = set()
         self._specials: list[bytes] = []
         self._at = b""
-        self._helper: ThreadPoolExecutor | None = None
-        self._helped: list[Future[None]] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._queued: list[Future[None]] = []
 
     def run(self, source: DirectoryOpener, target: DirectoryOpener) -> list[bytes]:
-        # A directory comes a second time, with its stat, when all below it is there: one that may
-        # not be written to must be filled before, and while it is at hand that takes no search.
+        # Each directory is visited again, with its stat, after its entries: a read-only mode can be
+        # set only then, and its descriptor is still open.
         waiting: list[tuple[bytes, os.stat_result | None]] = [(b"", None)]
         try:
             while waiting:
                 path, found = waiting.pop()
                 self._at = path
                 if found is not None:
-                    self._dress(target.open(path), found)
+                    self._set_metadata(target.open(path), found)
                     continue
                 try:
                     here = source.open(path)
-                except FileNotFoundError:  # it was there when its parent was listed
+                except FileNotFoundError:  # removed since its parent was listed
                     continue
                 there = target.open(path)
                 waiting.append((path, os.fstat(here)))
@@ -186,9 +186,9 @@ class _Copy:
         except OSError as error:
             raise _failure(self._place, self._at, error) from error
         finally:
-            if self._helper is not None:
-                self._helper.shutdown()
-        for file in self._helped:
+            if self._thread is not None:
+                self._thread.shutdown()
+        for file in self._queued:
             file.result()
         return sorted(self._specials)
 
@@ -223,19 +223,19 @@ class _Copy:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.ESTALE, "it changed while it was copied")
+                raise OSError(errno.ESTALE, "it changed during the copy")
             new = os.open(name, _NEW, found.st_mode & 0o777, dir_fd=there)
             try:
                 size = found.st_size
-                if not size or self._share(fd, new, found.st_dev):
-                    self._dress(new, found)
+                if not size or self._try_reflink(fd, new, found.st_dev):
+                    self._set_metadata(new, found)
                 elif size > _SMALL:
-                    self._hand_over(fd, new, found)
+                    self._queue_large(fd, new, found)
                 else:
                     data = os.read(fd, size + 1)
                     if os.write(new, data) != size:
-                        _copy_range(fd, new, 0, sys.maxsize)  # a full disk, or it has grown
-                    self._dress(new, found)
+                        _copy_range(fd, new, 0, sys.maxsize)  # a short write, or the file has grown
+                    self._set_metadata(new, found)
             finally:
                 os.close(new)
         finally:
@@ -253,41 +253,41 @@ class _Copy:
         times = (found.st_atime_ns, found.st_mtime_ns)
         os.utime(name, ns=times, dir_fd=there, follow_symlinks=False)
 
-    def _share(self, fd: int, new: int, device: int) -> bool:
+    def _try_reflink(self, fd: int, new: int, device: int) -> bool:
         if device in self._cannot_reflink:
             return False
         try:
             _reflink(fd, new)
         except OSError as error:
-            if error.errno in _NO_REFLINKS:  # any other is about this file alone
+            if error.errno in _NO_REFLINKS:  # other errors are about this file only
                 self._cannot_reflink.add(device)
             return False
         return True
 
-    def _hand_over(self, fd: int, new: int, found: os.stat_result) -> None:
-        if self._helper is None:
+    def _queue_large(self, fd: int, new: int, found: os.stat_result) -> None:
+        if self._thread is None:
             with block_forks():
                 from concurrent.futures import ThreadPoolExecutor  # slow to load as well
 
-            self._helper = ThreadPoolExecutor(1, "agent-checkpoint-copy")
+            self._thread = ThreadPoolExecutor(1, "agent-checkpoint-copy")
         job = (self._at, os.dup(fd), os.dup(new), found)
-        self._helped = [file for file in self._helped if not file.done() or file.exception()]
-        if len(self._helped) < _MOST_WAITING:
-            self._helped.append(self._helper.submit(self._copy_large, *job))
+        self._queued = [file for file in self._queued if not file.done() or file.exception()]
+        if len(self._queued) < _MAX_QUEUED:
+            self._queued.append(self._thread.submit(self._copy_large, *job))
         else:
             self._copy_large(*job)
 
     def _copy_large(self, path: bytes, fd: int, new: int, found: os.stat_result) -> None:
         try:
             _fill(fd, new, found)
-            self._dress(new, found)
+            self._set_metadata(new, found)
         except OSError as error:
             raise _failure(self._place, path, error) from error
         finally:
             os.close(fd)
             os.close(new)
 
-    def _dress(self, fd: int, found: os.stat_result) -> None:
+    def _set_metadata(self, fd: int, found: os.stat_result) -> None:
         if self._is_foreign(found):
             os.chown(fd, found.st_uid, found.st_gid)
         if stat.S_ISDIR(found.st_mode) or found.st_mode & 0o777 & ~self._granted:
@@ -299,7 +299,7 @@ class _Copy:
 
 
 def _granted_bits(directory: int) -> int:
-    """Return the permission bits that a new file may have: umask and default ACLs take some."""
+    """Return the permission bits that umask and default ACLs leave to a new file."""
     os.mkdir("granted", 0o777, dir_fd=directory)
     try:
         return os.stat("granted", dir_fd=directory).st_mode & 0o777
@@ -324,7 +324,7 @@ def _fill(fd: int, new: int, found: os.stat_result) -> None:
         except OSError as error:
             if error.errno != errno.ENXIO:
                 raise
-            break  # only a hole is left
+            break  # the rest is a hole
         end = os.lseek(fd, start, os.SEEK_HOLE)
         _copy_range(fd, new, start, end)
     os.truncate(new, found.st_size)
@@ -340,11 +340,11 @@ def _copy_range(fd: int, new: int, start: int, end: int) -> None:
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
                     raise
-                by_kernel = False  # between some file systems it cannot
+                by_kernel = False  # unsupported between some file systems
                 continue
         else:
             done = os.pwrite(new, os.pread(fd, length, start), start)
-        if not done:  # the end, or it has become shorter
+        if not done:  # end of file, perhaps truncated meanwhile
             return
         start += done
 

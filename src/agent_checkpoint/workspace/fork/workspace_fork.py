@@ -1,4 +1,4 @@
-"""Forks: workspaces of their own that begin as another one. Owns making and removing them."""
+"""Forks: isolated workspaces that start as another one. Owns creating and removing them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DRIVERS = ("auto", "overlay", "reflink", "copy")
 
 
 class Fork(Workspace):
-    """A workspace that began as another one, and is isolated from it."""
+    """A workspace that started as another one, and is isolated from it."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Fork(Workspace):
         places: ForkPaths | None = None,
         base: MaterializedTree | None = None,
     ) -> None:
-        """Open a fork that was made; `Workspace.fork` makes one."""
+        """Open a fork that exists; `Workspace.fork` creates one."""
         super().__init__(path, store, **options)
         self.driver = driver
         self.tree = tree
-        """What it began as."""
+        """Its initial state."""
         self._places = places
         self._base = base
         self._is_open = True
@@ -60,26 +60,26 @@ class Fork(Workspace):
         self._end: Callable[[], object] = self.close
 
     def belongs_to(self, end: Callable[[], object]) -> None:
-        """Have something else called when it has to end: who owns it saves more than files."""
+        """Register the owner's way to end the fork: an owner saves more than files."""
         self._end = end
 
     def end(self) -> None:
-        """Have it closed by who owns it. Raises as `close` does."""
+        """Let the owner close it. Raises as `close` does."""
         self._end()
 
     def on_close(self, call: Callable[[], object]) -> None:
-        """Have something called once the fork is gone."""
+        """Register a callback for when the fork is removed."""
         self._on_close = call
 
     def close(self, *, save: bool = True) -> None:
-        """Save the last state, then remove the fork with all that belongs to it. Twice is fine.
+        """Save the final state, then remove the fork and its directories. May be called twice.
 
         Args:
-            save: whether to save it; what is not saved is lost.
+            save: whether to save the final state; unsaved changes are lost.
 
         Raises:
-            WorkspaceError: the state cannot be saved, or something cannot be removed.
-            StorageError: the store failed; the fork is left as it is.
+            WorkspaceError: the state cannot be saved, or a directory cannot be removed.
+            StorageError: the store failed; the fork stays.
         """
         with self._lock:
             if not self._is_open:
@@ -107,34 +107,38 @@ class Fork(Workspace):
 def make_fork(
     origin: Workspace, path: str | os.PathLike[str], tree: Tree | None, driver: str
 ) -> Fork:
-    """Make a fork of a workspace, as it is or as it was. Takes and raises what `fork` does."""
+    """Fork a workspace, from its current state or a tree. Raises as `Workspace.fork` does."""
     if driver not in DRIVERS:
         raise InvalidInputError(
             f"Unknown driver {short_repr(driver)}: use one of {', '.join(DRIVERS)}."
         )
     target = Path(os.path.realpath(path))
     if target == origin.path or origin.path in target.parents or target in origin.path.parents:
-        raise UnsafeWorkspaceError(f"A fork at {target} and {origin.path} would be in each other.")
+        raise UnsafeWorkspaceError(
+            f"The fork {target} and the workspace {origin.path} must not contain each other."
+        )
     if os.path.lexists(target) and (not target.is_dir() or any(target.iterdir())):
-        raise UnsafeWorkspaceError(f"{target} exists already: a fork needs a new directory.")
+        raise UnsafeWorkspaceError(
+            f"{target} exists already: a fork needs a new or empty directory."
+        )
     home = data_home()
     clean_up_all()
-    making = _Making(origin, target, tree, home)
+    builder = _ForkBuilder(origin, target, tree, home)
     if driver != "auto":
-        return making.by(driver)
+        return builder.build(driver)
     best = best_driver(target.parent)
     try:
-        return making.by(best)
+        return builder.build(best)
     except WorkspaceError:
         if best == "copy":
             raise
-        return making.by("copy")
+        return builder.build("copy")
 
 
 def clean_up_all() -> None:
-    """Take away what forks of killed processes have left: mounts, then what they showed.
+    """Remove the mounts and directories of forks whose processes were killed.
 
-    What cannot be taken away now is tried again the next time.
+    Failures are ignored: the next call retries them.
     """
     home = data_home()
     clean_up(home / "forks")
@@ -142,8 +146,8 @@ def clean_up_all() -> None:
         remove_unused_trees(home / "bases")
 
 
-class _Making:
-    """One fork that is to be made."""
+class _ForkBuilder:
+    """Creates one fork."""
 
     def __init__(self, origin: Workspace, target: Path, tree: Tree | None, home: Path) -> None:
         self._origin = origin
@@ -152,52 +156,52 @@ class _Making:
         self._tree = tree or origin._held or origin.snapshot()
         self._was_given = tree is not None
 
-    def by(self, driver: str) -> Fork:
-        """Make it with a driver. Raises WorkspaceError."""
+    def build(self, driver: str) -> Fork:
+        """Create it with a driver. Raises WorkspaceError."""
         if driver == "overlay":
             return self._overlay()
         if driver == "reflink" and not can_reflink(self._target.parent):
-            raise WorkspaceError(f"The file system of {self._target} cannot share blocks.")
+            raise WorkspaceError(f"The file system of {self._target} does not support reflinks.")
         return self._copy(driver)
 
     def _overlay(self) -> Fork:
-        ground = open_lowerdir(self._origin, self._tree, self._home / "bases")
+        lowerdir = open_lowerdir(self._origin, self._tree, self._home / "bases")
         try:
             places = begin_fork(self._home / "forks", self._target.parent, self._target)
         except BaseException:
-            ground.release()
+            lowerdir.release()
             raise
-        lower = ground.lower
+        lower = lowerdir.lower
         try:
             mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
-            fork = self._open("overlay", places=places, base=ground.base)
-            fork._know(ground.folder, upper_changes(places.upper, lower))
+            fork = self._open("overlay", places=places, base=lowerdir.base)
+            fork._know(lowerdir.folder, upper_changes(places.upper, lower))
         except BaseException:
             end_fork(places)
-            ground.release()
+            lowerdir.release()
             raise
         return fork
 
     def _copy(self, driver: str) -> Fork:
-        is_present = self._is_present()
+        is_current = self._is_current()
         places = begin_fork(self._home / "forks", self._target.parent)
         try:
-            if is_present:
+            if is_current:
                 copy_tree(self._origin.path, places.files, leave_out=self._leaves_out)
             else:
                 materialize(self._tree, places.files)
-            os.rename(places.files, self._target)  # it is there as a whole, or not at all
+            os.rename(places.files, self._target)  # atomic: the fork is complete or absent
         except OSError as error:
-            raise WorkspaceError(f"{self._target} cannot be made ({error.strerror}).") from error
+            raise WorkspaceError(f"{self._target} cannot be created ({error.strerror}).") from error
         finally:
             end_fork(places)
         fork = self._open(driver)
-        if is_present:
+        if is_current:
             fork._know(self._origin._known, None)
         return fork
 
-    def _is_present(self) -> bool:
-        """Tell whether the tree is what the original is now: then its files can be copied."""
+    def _is_current(self) -> bool:
+        """Tell whether the workspace equals the tree: then its files can be copied."""
         if not self._was_given:
             return True
         held = self._origin._held
@@ -205,7 +209,7 @@ class _Making:
         return present == self._tree.id
 
     def _leaves_out(self, directory: bytes, name: bytes) -> bool:
-        """Tell whether something is ours, and no part of the workspace."""
+        """Tell whether an entry is internal, not a part of the workspace."""
         store = getattr(self._origin.store.backend, "path", None)
         here = self._origin.path / os.fsdecode(directory) / os.fsdecode(name)
         return (name == STAGING and not directory) or here == store

@@ -38,7 +38,7 @@ LINUX = sys.platform.startswith("linux")
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch):
-    monkeypatch.setattr(drivers, "_tried", {})
+    monkeypatch.setattr(drivers, "_support", {})
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_an_overlay_is_no_place_for_the_changes_of_another(mountable):
 def test_without_mounts_blocks_are_shared_if_they_can_be(tmp_path, monkeypatch, kind):
     with loop_disk(kind, tmp_path, 400) as disk:
         assert best_driver(disk) == "overlay"
-        monkeypatch.setattr(drivers, "_tried", {})
+        monkeypatch.setattr(drivers, "_support", {})
         monkeypatch.setattr(drivers, "_may_mount", lambda probe: False)
         assert best_driver(disk) == "reflink"
 
@@ -104,7 +104,7 @@ from agent_checkpoint.workspace.fork import drivers
 from agent_checkpoint.workspace.fork.namespace_view import enter_private_view
 import tempfile, subprocess, random, shutil
 %s
-print(drivers.best_driver(Path(sys.argv[1])), drivers._try(Path(sys.argv[1])).mount)
+print(drivers.best_driver(Path(sys.argv[1])), drivers._probe_drivers(Path(sys.argv[1])).mount)
 """
 
 
@@ -134,7 +134,7 @@ def test_who_is_root_only_in_a_namespace_gets_copies(tmp_path):
 
 def test_what_was_found_out_is_remembered(tmp_path, monkeypatch):
     first = best_driver(tmp_path), can_view(tmp_path)
-    monkeypatch.setattr(drivers, "_try_view", None)
+    monkeypatch.setattr(drivers, "_probe_view", None)
     (tmp_path / "other").mkdir()
     assert (best_driver(tmp_path / "other"), can_view(tmp_path)) == first
 
@@ -154,7 +154,7 @@ def test_a_probe_that_fails_means_no(tmp_path, monkeypatch, name):
     elif name == "shell":
         monkeypatch.setattr(drivers, "_PROBE_COMMAND", "exit 1")
     else:
-        monkeypatch.setattr(drivers, "_LONGEST_PROBE", 0.001)
+        monkeypatch.setattr(drivers, "_PROBE_SECONDS", 0.001)
     assert not can_view(tmp_path)
     assert best_driver(tmp_path) in ("reflink", "copy")
     assert os.listdir(tmp_path) == []
@@ -167,7 +167,7 @@ def test_a_view_that_tells_wrongly_what_changed_is_not_used(tmp_path, monkeypatc
 
 
 def test_no_forks_are_made_where_nothing_is(tmp_path):
-    with pytest.raises(WorkspaceError, match=r"Cannot make forks in .*missing'"):
+    with pytest.raises(WorkspaceError, match=r"Cannot create forks in .*missing'"):
         best_driver(tmp_path / "missing")
 
 
@@ -197,7 +197,7 @@ def test_what_is_at_the_target_stays(tmp_path):
     for name in ("full", "file"):
         with pytest.raises(UnsafeWorkspaceError, match="not an empty directory"):
             begin_fork(tmp_path / "records", tmp_path / "private", tmp_path / name)
-    with pytest.raises(WorkspaceError, match="Cannot make the fork"):
+    with pytest.raises(WorkspaceError, match="Cannot create the fork"):
         begin_fork(tmp_path / "records", tmp_path / "private", tmp_path / "no/such/parent")
     end_fork(begin_fork(tmp_path / "records", tmp_path / "private", tmp_path / "empty"))
     fork = begin_fork(tmp_path / "records", tmp_path / "private", tmp_path / "made")
@@ -422,7 +422,7 @@ except WorkspaceError as error:
     lower = tmp_path / "lower"
     command = view_command(lower, fork.upper, fork.work, lower, command, name=fork.view_name)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("[]\nThis process sees the fork "), done.stderr
+    assert done.stdout.startswith("[]\nThis process is in the fork "), done.stderr
     assert fork.record.exists()
     assert fork.private.exists()
     assert clean_up(tmp_path / "records") == []

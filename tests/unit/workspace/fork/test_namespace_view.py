@@ -125,7 +125,7 @@ def place_for(is_nobody):
 def skip_if_refused(done):
     """Skip the test if a process could have no view; whatever else it died of is no reason."""
     last = done.stderr.strip().rpartition("\n")[2]
-    if "Cannot have a private view" in last or "Cannot mount an overlay" in last:
+    if "Cannot create a private mount namespace" in last or "Cannot mount an overlay" in last:
         pytest.skip(f"views are refused: {last}")
 
 
@@ -338,7 +338,7 @@ def test_without_a_view_nothing_is_run(own_place):
         view_command(*view, ["touch", str(ran)]), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == NO_VIEW
-    assert "one is in the other" in done.stderr
+    assert "one contains the other" in done.stderr
     program = [sys.executable, "-m", "agent_checkpoint.workspace.fork.namespace_view"]
     for arguments in ([], ["a", "b", "c", "d", "e", "0", "touch", str(ran)]):
         done = subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60)
@@ -411,6 +411,6 @@ def test_a_process_that_does_not_end_is_told(monkeypatch):
     monkeypatch.setattr(
         "agent_checkpoint.workspace.fork.namespace_view._kill", lambda name, pid: None
     )
-    monkeypatch.setattr("agent_checkpoint.workspace.fork.namespace_view._LONGEST_END", 0.05)
+    monkeypatch.setattr("agent_checkpoint.workspace.fork.namespace_view._KILL_SECONDS", 0.05)
     with pytest.raises(WorkspaceError, match="does not end"):
         end_view(f"{VIEW}-test")

@@ -157,7 +157,7 @@ def test_directories_that_are_in_each_other_are_refused(layers):
         (layers.lower, layers.upper, layers.upper / "work"),
         (layers.lower, layers.lower, layers.work),
     ]:
-        with pytest.raises(UnsafeWorkspaceError, match="one is in the other"):
+        with pytest.raises(UnsafeWorkspaceError, match="one contains the other"):
             mount_overlay(lower, upper, work, layers.target)
     assert os.listdir(layers.lower) == []
     assert not layers.upper.exists()

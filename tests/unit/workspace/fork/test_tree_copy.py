@@ -424,7 +424,7 @@ def test_a_directory_that_is_not_there_shares_nothing(tmp_path):
 
 
 def test_a_reach_keeps_few_directories_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(tree_copy, "_MOST_OPEN", 2)
+    monkeypatch.setattr(tree_copy, "_MAX_OPEN", 2)
     for path in ("a/b/c/d", "a/b/x/y", "q"):
         (tmp_path / path).mkdir(parents=True)
     root = os.open(tmp_path, os.O_RDONLY)
