@@ -84,12 +84,14 @@ def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
     try:
         yield fd
     finally:
-        if gate is _gate:  # else this is a child, which has closed it
-            _lock_files.discard(fd)
-            try:
-                # A program that another thread starts has the file until it runs.
+        try:
+            if gate is _gate:  # else this is a child, which has closed it
+                # Unlock first: an interrupt after this leaks a descriptor, but no lock. Closing is
+                # not enough: a program that another thread starts has the file until it runs.
                 fcntl.flock(fd, fcntl.LOCK_UN)
-            finally:
+        finally:
+            if gate is _gate:
+                _lock_files.discard(fd)
                 os.close(fd)
 
 
