@@ -6,9 +6,14 @@ VENV := .venv
 BENCH := .venv-bench
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
+# Many tests wait for a disk or another process: a worker more than there are cores.
+WORKERS = -n $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
+QUICK_TESTS := tests/meta/test_layout.py tests/meta/test_import.py tests/meta/test_public_names.py \
+  tests/unit/core tests/unit/manager tests/unit/store tests/unit/session tests/unit/workspace/tree \
+  tests/unit/workspace/ignore tests/unit/workspace/restore/test_plan.py tests/compat
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults check cov bench build matrix clean
+.PHONY: help demo quick test faults check cov bench build matrix clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -16,11 +21,15 @@ help:  ## List the targets
 demo: $(VENV)/.package  ## Show what the library does, on a small agent
 	$(BIN)/python -m agent_checkpoint.demo
 
-test: $(VENV)/.test  ## Run every test
-	$(BIN)/python -m pytest -n auto --dist worksteal
+quick: $(VENV)/.test  ## Run the unit tests, for every edit: less than a minute
+	$(BIN)/python -m pytest $(WORKERS) -q -m "not slow" $(QUICK_TESTS)
 
-faults: $(VENV)/.test  ## Break the stores at every point: kills, bad disks, lost power, damage
-	$(BIN)/python -m pytest -n auto tests/crash tests/web/test_fuzzed_forms.py --full-faults
+test: $(VENV)/.test  ## Run all tests but the slow ones: less than five minutes on two cores
+	$(BIN)/python -m pytest $(WORKERS) -m "not slow"
+
+faults: $(VENV)/.test  ## Run the slow tests, and break the stores at every point: kills, bad disks, lost power
+	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore=tests/crash
+	$(BIN)/python -m pytest $(WORKERS) tests/crash tests/web/test_fuzzed_forms.py --full-faults
 
 check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/ruff check
@@ -29,7 +38,7 @@ check: $(VENV)/.check  ## Lint, format check, types, layers
 	$(BIN)/mypy scripts/test-wheel
 	$(BIN)/lint-imports
 
-cov: $(VENV)/.test  ## Run every test and fail under 95 % branch coverage
+cov: $(VENV)/.test  ## Run every test, the slow ones too, and fail under 95 % branch coverage
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -n auto
 	$(BIN)/coverage combine --quiet

@@ -87,6 +87,7 @@ NAMES = {
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "chunks"])
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 @pytest.mark.parametrize("is_deep", [False, True], ids=["at the top", "deep"])
+@pytest.mark.slow
 def test_names_that_no_entry_can_have(ws, forger, name, kind, is_deep):
     bad = {
         "file": lambda: forger.file(name, b"evil"),

@@ -97,6 +97,7 @@ def test_reading_pruning_and_collecting_again_and_again(disk, name, fresh):
 
 @pytest.mark.parametrize("fresh", [True, False], ids=["opened when full", "open before"])
 @pytest.mark.parametrize("full", [False, True], ids=["room left", "no room left"])
+@pytest.mark.slow
 def test_without_an_inode(disk, name, fresh, full):
     manager = make(disk, name)
     for step in STEPS:

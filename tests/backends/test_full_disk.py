@@ -91,6 +91,7 @@ def test_deleting_objects(disk, kind, fresh):
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["open before", "opened when full"])
 @pytest.mark.parametrize("count", [1, ENTRIES])
+@pytest.mark.slow
 def test_removing_the_newest_entries(disk, kind, fresh, count):
     """Their numbers are not used again, although there is no room to write them down."""
     backend = on_full_disk(disk, kind, fresh)

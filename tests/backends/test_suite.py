@@ -122,6 +122,7 @@ class Windowing(MemoryBackend):
 
 
 @pytest.mark.parametrize("broken", [Reusing, Committing, Overwriting, Listing, Windowing])
+@pytest.mark.slow
 def test_the_machine_finds_a_broken_backend(broken):
     class Machine(BackendMachine):
         def make(self, place):

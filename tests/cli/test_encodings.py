@@ -77,6 +77,7 @@ def test_all_commands_are_tried() -> None:
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.slow
 def test_a_command_ends_properly_in_ascii(place: Path, name: str) -> None:
     for words in ARGUMENTS[name]:
         done = run(place, name, *words)

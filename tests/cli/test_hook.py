@@ -55,6 +55,7 @@ def test_every_recorded_event_has_a_label() -> None:
 
 @pytest.mark.parametrize("name", LABELS)
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "found out"])
+@pytest.mark.slow
 def test_an_event_becomes_a_checkpoint(
     name: str, is_told: bool, direct: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

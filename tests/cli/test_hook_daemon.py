@@ -184,6 +184,7 @@ def test_one_that_is_dying_and_has_its_lock_yet_is_waited_for(work: Scene) -> No
     assert len(work.servers()) == 1
 
 
+@pytest.mark.slow
 def test_killed_while_it_saves_the_hook_saves(work: Scene) -> None:
     work.tool(2)
     for number in range(3000):

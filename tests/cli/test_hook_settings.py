@@ -377,6 +377,7 @@ def test_the_plain_command_takes_events_too(work: Scene) -> None:
 
 
 @pytest.mark.parametrize("way", ["direct", "served"])
+@pytest.mark.slow
 def test_a_named_store_is_the_one_that_is_used(way: str, tmp_path: Path) -> None:
     with scene(tmp_path, way) as work:
         store = tmp_path / "a store"

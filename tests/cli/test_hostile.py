@@ -72,6 +72,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("typed", COMMANDS, ids=" ".join)
+@pytest.mark.slow
 def test_nothing_of_it_reaches_a_terminal(evil: Path, typed: "list[str]") -> None:
     (evil / "app.py").write_text(EVIL)
     ran = run(*typed, at=evil)

@@ -129,6 +129,7 @@ def test_the_id_does_not_depend_on_how_files_are_cut(
 
 @needs_any_name
 @pytest.mark.parametrize("store", HOLD_A_WORKSPACE)
+@pytest.mark.slow
 def test_a_golden_snapshot_is_restored_exactly(
     store: str, open_golden: Open, tmp_path: Path
 ) -> None:

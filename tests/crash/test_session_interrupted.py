@@ -13,6 +13,7 @@ STEP = {"memory": 17, "sqlite": 61}
 
 @pytest.mark.parametrize("scenario", interrupting.SCENARIOS)
 @pytest.mark.parametrize("backend", STEP)
+@pytest.mark.slow
 def test_an_interrupt_at_any_line(request, backend, scenario, tmp_path, record_property):
     url = "memory" if backend == "memory" else f"sqlite://{tmp_path}/store?durability=fast"
     step = 1 if request.config.getoption("--full-faults") else STEP[backend]

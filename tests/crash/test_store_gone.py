@@ -271,6 +271,7 @@ def test_a_copy_of_the_database_alone_is_not_taken_for_the_store(sqlite):
 
 
 @pytest.mark.parametrize("ends", ENDS)
+@pytest.mark.slow
 def test_a_log_that_is_removed_while_another_process_reads(sqlite, ends):
     """Until that one ends, nothing is acknowledged that goes with the log."""
     command = [sys.executable, "-c", READER, str(sqlite.path)]

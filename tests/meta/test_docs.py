@@ -79,6 +79,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
+@pytest.mark.slow
 def test_python_blocks_run_and_print_what_is_shown(page: Path, tmp_path: Path) -> None:
     todo = [block for block in blocks(page) if block.language == "python"]
     sources = json.dumps([(block.line, block.text) for block in todo])

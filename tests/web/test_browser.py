@@ -17,6 +17,7 @@ from tests.web.visitor import opened
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
 
 
+@pytest.mark.slow
 def test_looking_around(served: Served, manager: CheckpointManager) -> None:
     tab = served.tab(manager)
     page = tab.page
@@ -50,6 +51,7 @@ def test_values_of_a_state_are_opened_one_by_one(served: Served, tmp_path: Path)
         page.get_by_text("inner").last.wait_for()
 
 
+@pytest.mark.slow
 def test_the_keyboard_is_enough(served: Served, manager: CheckpointManager) -> None:
     page = served.tab(manager).page
     press = page.keyboard.press
@@ -164,6 +166,7 @@ def test_colours_can_be_told_apart(served: Served, manager: CheckpointManager) -
             assert ratio >= least, (theme, pair, ratio)
 
 
+@pytest.mark.slow
 def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         page = served.tab(manager).open("/approvals")
@@ -175,6 +178,7 @@ def test_from_a_refusal_one_gets_back_to_the_form(served: Served, example: Place
         assert len(Approvals(manager.store).pending()) == 1
 
 
+@pytest.mark.slow
 def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         tab = served.tab(manager)
@@ -211,6 +215,7 @@ def test_acting_with_a_preview_and_a_confirmation(served: Served, example: Place
         assert download.value.suggested_filename == f"{KEY}.ckpt"
 
 
+@pytest.mark.slow
 def test_search_results_come_in(served: Served, manager: CheckpointManager) -> None:
     page = served.tab(manager).open(f"/timeline?key={KEY}")
     page.keyboard.press("/")
@@ -249,6 +254,7 @@ def test_hostile_content_does_nothing(served: Served, hostile_store: Path) -> No
         page.get_by_role("alert").get_by_text("<script>window.owned=1</script>").wait_for()
 
 
+@pytest.mark.slow
 def test_ten_thousand_checkpoints(served: Served) -> None:
     with CheckpointManager() as manager:
         make_long(manager)

@@ -16,6 +16,7 @@ from tests.web.visitor import opened
 pytestmark = pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
 
 
+@pytest.mark.slow
 def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         tab = served.tab(manager)
@@ -40,6 +41,7 @@ def test_a_page_follows_the_agent_without_a_reload(served: Served, example: Plac
         tab.troubles = [text for text in tab.troubles if "ERR_" not in text]
 
 
+@pytest.mark.slow
 def test_any_number_of_tabs_is_live(served: Served, example: Place) -> None:
     with opened(example.store) as manager:
         tab = served.tab(manager)
@@ -55,6 +57,7 @@ def test_any_number_of_tabs_is_live(served: Served, example: Place) -> None:
                 page.locator(".row", has_text="for all tabs").wait_for()
 
 
+@pytest.mark.slow
 def test_a_server_that_was_restarted_is_told(served: Served, manager: CheckpointManager) -> None:
     first = listen(manager, host="127.0.0.1", port=0)
     thread = threading.Thread(target=first.run, daemon=True)
@@ -88,6 +91,7 @@ def test_the_file_that_a_browser_is_told_by(
         page.context.close()
 
 
+@pytest.mark.slow
 def test_what_was_chosen_stays_so_and_the_older_is_on_the_left(
     served: Served, example: Place
 ) -> None:
@@ -107,6 +111,7 @@ def test_what_was_chosen_stays_so_and_the_older_is_on_the_left(
         assert f"a*={quote(str(older), safe='')}&b*={quote(str(newer), safe='')}" in page.url
 
 
+@pytest.mark.slow
 def test_pages_to_answer_on_follow_but_never_take_away_what_is_typed(
     served: Served, example: Place
 ) -> None:

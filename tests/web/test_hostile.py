@@ -77,6 +77,7 @@ def crawl(visitor: Visitor, start: "list[str]", most: int = 400) -> "set[str]":
     return seen
 
 
+@pytest.mark.slow
 def test_every_page_of_a_hostile_store_is_inert(hostile: Visitor) -> None:
     seen = crawl(hostile, ["/", "/approvals"])
     kinds = {place.partition("?")[0] for place in seen}

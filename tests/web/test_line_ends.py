@@ -45,6 +45,7 @@ def manager() -> CheckpointManager:
 
 @open_in_browser
 @pytest.mark.parametrize("key", ALIKE)
+@pytest.mark.slow
 def test_forms_act_on_the_key_that_they_are_of(
     served: Served, manager: CheckpointManager, key: str
 ) -> None:
@@ -80,6 +81,7 @@ def test_forms_act_on_the_key_that_they_are_of(
 
 @open_in_browser
 @pytest.mark.parametrize("key", ALIKE[:3])
+@pytest.mark.slow
 def test_sessions_and_parts_are_the_ones_that_were_chosen(served: Served, key: str) -> None:
     with CheckpointManager() as manager:
         for name in ALIKE:
@@ -116,6 +118,7 @@ class Box:
 
 
 @open_in_browser
+@pytest.mark.slow
 def test_an_answer_is_given_to_the_session_that_asked(served: Served) -> None:
     with CheckpointManager() as manager:
         names = {key: asked(manager, key, n=1) for key in ALIKE[:3]}

@@ -104,6 +104,7 @@ def secrets_of(server: Server) -> "tuple[str, str]":
 
 @pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
 @pytest.mark.parametrize("options", [{}, {"host": "127.0.0.1"}])
+@pytest.mark.slow
 def test_a_tab_of_an_ended_run_gives_nobody_the_cookie_of_the_next(
     browser: Any, runs: Runs, options: "dict[str, str]"
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_tab_of_an_ended_run_gives_nobody_the_cookie_of_the_next(
 
 
 @pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+@pytest.mark.slow
 def test_nothing_of_another_server_is_put_into_a_page_of_an_ended_run(
     browser: Any, runs: Runs
 ) -> None:
@@ -155,6 +157,7 @@ def test_nothing_of_another_server_is_put_into_a_page_of_an_ended_run(
 
 
 @pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
+@pytest.mark.slow
 def test_no_form_is_sent_to_whoever_follows_an_ended_run(browser: Any, runs: Runs) -> None:
     asked(runs.manager, to="a secret")
     server = runs.begin(port=0)

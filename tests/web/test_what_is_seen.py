@@ -226,6 +226,7 @@ HEBREW = "\u05d0\u05d1\u05d2"
 
 
 @open_in_browser
+@pytest.mark.slow
 def test_a_card_keeps_its_place_when_one_above_becomes_void(served: Served) -> None:
     with CheckpointManager() as manager:
         first, second = (asked(manager, f"payer-{number}", n=number) for number in (1, 2))
@@ -315,6 +316,7 @@ def test_going_back_writes_nothing_into_the_card_of_another_call(served: Served)
 
 
 @open_in_browser
+@pytest.mark.slow
 def test_a_second_click_confirms_nothing(served: Served) -> None:
     """The button that confirms may be where the one was that asked for a preview."""
     with CheckpointManager() as manager:

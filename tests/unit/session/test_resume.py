@@ -559,6 +559,7 @@ def stop_at(monkeypatch, point):
 
 @pytest.mark.parametrize("on_drift", ["keep", "restore", "raise"])
 @pytest.mark.parametrize("point", STOPS)
+@pytest.mark.slow
 def test_a_rollback_that_was_stopped_is_finished(store, place, monkeypatch, point, on_drift):
     agent = Agent(1)
     session = Session("job", agent=agent, workspace=place, store=store)

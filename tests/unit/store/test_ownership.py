@@ -81,6 +81,7 @@ def made(name: str) -> Owner:
 
 
 @pytest.mark.parametrize("name", VALUES)
+@pytest.mark.slow
 def test_what_was_loaded_is_the_agents_own(manager: CheckpointManager, name: str) -> None:
     original = made(name)
     manager.save("key", original)
@@ -101,6 +102,7 @@ def test_what_was_loaded_is_the_agents_own(manager: CheckpointManager, name: str
 
 
 @pytest.mark.parametrize("name", VALUES)
+@pytest.mark.slow
 def test_a_state_without_an_agent_is_the_callers_own(manager: CheckpointManager, name: str) -> None:
     manager.save("key", {"value": made(name).value})
     for _ in range(3):
@@ -160,6 +162,7 @@ def test_a_migration_may_change_what_it_is_given(manager: CheckpointManager, n: 
         spoil(fresh.items)
 
 
+@pytest.mark.slow
 def test_a_rollback_gives_back_what_was(manager: CheckpointManager) -> None:
     for name in VALUES:
         agent = made(name)

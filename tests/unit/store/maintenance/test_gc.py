@@ -409,6 +409,7 @@ def test_an_export_of_a_key_that_is_deleted_meanwhile(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("leaks", [False, True])
+@pytest.mark.slow
 def test_a_purge_beside_somebody_who_prunes_and_collects(leaks: bool) -> None:
     """Whatever the moment: what is then the head is kept, or blotted out if it holds the secret."""
     then = state(3)

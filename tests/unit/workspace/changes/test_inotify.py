@@ -540,6 +540,7 @@ def change(random_: random.Random, root: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
+@pytest.mark.slow
 def test_what_is_told_is_enough_to_keep_a_copy(root: Path, seed: int) -> None:
     random_ = random.Random(seed)
     follower = Follower(root)
@@ -999,6 +1000,7 @@ else:
     )
 
 
+@pytest.mark.slow
 def test_very_many_watches_are_forgotten_one_by_one(tmp_path: Path) -> None:
     """Each must not cost a look at all others: that would take minutes."""
     watcher = Watcher()

@@ -55,6 +55,7 @@ REPLACEMENTS: "dict[str, Callable[[Path], object]]" = {
 @pytest.mark.parametrize("mode", [0o755, 0o555, 0o500, 0o000])
 @pytest.mark.parametrize("what", REPLACEMENTS)
 @pytest.mark.parametrize("name", ["file", "link", "a", "a/b", "empty"])
+@pytest.mark.slow
 def test_everything_turns_into_what_it_was(
     ws: Workspace, tree: Tree, name: str, what: str, mode: int
 ) -> None:

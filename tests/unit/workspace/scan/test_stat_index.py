@@ -372,6 +372,7 @@ def test_a_change_within_the_same_second_is_found(
 @pytest.mark.parametrize("watch", [True, False])
 @pytest.mark.parametrize("is_new", [True, False], ids=["a new workspace", "the same workspace"])
 @pytest.mark.parametrize("changes", [[], ["dir1/file1"], ["dir1/file1", "dir2/file2", "new"]])
+@pytest.mark.slow
 def test_all_is_written_again_if_it_was_collected(
     root: Path, manager: CheckpointManager, changes: "list[str]", is_new: bool, watch: bool
 ) -> None:

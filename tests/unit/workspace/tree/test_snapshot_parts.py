@@ -57,6 +57,7 @@ def edit(root: Path, text: str) -> None:
     (root / text).mkdir()
 
 
+@pytest.mark.slow
 def test_it_is_saved_and_loaded_with_an_agent(manager: CheckpointManager, ws: Workspace) -> None:
     make(ws.path, WIDE)
     agent, before = Agent(1), describe(ws.path)
@@ -279,6 +280,7 @@ def test_damage_is_found_and_named(manager: CheckpointManager, ws: Workspace) ->
 @pytest.mark.parametrize(
     "route", [*permutations(["file", "sqlite", "memory"]), ("pickle", "sqlite")]
 )
+@pytest.mark.slow
 def test_an_archive_brings_it_from_store_to_store(
     tmp_path: Path, root: Path, route: "tuple[str, ...]"
 ) -> None:
