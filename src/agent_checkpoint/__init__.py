@@ -1,14 +1,14 @@
-"""Save, restore, roll back, fork and resume everything an AI agent is in the middle of.
+"""Save, restore, roll back, fork and resume everything an AI agent works on.
 
-The public names are listed once, below, with the module that owns each; a module is loaded when one
-of its names is first used, so that importing the package costs next to nothing.
+Lists the public names with the module that defines each. A module is imported when one of its names
+is first used, so that `import agent_checkpoint` stays fast.
 """
 
 from __future__ import annotations
 
 import sys
 
-TYPE_CHECKING = False  # type checkers take it for true; importing `typing` would cost 10 ms
+TYPE_CHECKING = False  # type checkers assume True; importing `typing` would take 10 ms
 if TYPE_CHECKING:
     from typing import Any
 
@@ -120,7 +120,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    if "threading" in sys.modules:  # else there is no other thread, which might fork meanwhile
+    if "threading" in sys.modules:  # otherwise no other thread can fork meanwhile
         from agent_checkpoint.backends.disk.fork_safety import block_forks
 
         with block_forks():

@@ -1,4 +1,4 @@
-"""`python -m agent_checkpoint`: the command, where its script is not on the path."""
+"""`python -m agent_checkpoint`: the command, for when its script is not on PATH."""
 
 import sys
 

@@ -1,21 +1,21 @@
-"""The one exception tree. Owns every error that the package raises; knows nothing else.
+"""The exception tree: every error that the package raises.
 
     CheckpointError
     ├ NotFoundError (KeyError)          no such key, checkpoint, object
-    │   └ MissingObjectsError           an append reuses objects that are gone: write them again
+    │   └ MissingObjectsError           an append requires objects that were deleted
     ├ InvalidInputError (ValueError)    bad key, bad id, unsafe path
-    ├ StateError                        cannot capture or load: names the path
+    ├ StateError                        cannot capture or load; names the path
     │   ├ StateMismatchError  ├ MigrationError  └ UntrustedDataError
-    ├ ConflictError                     the head moved; retry or fork
+    ├ ConflictError                     unexpected head; retry or fork
     ├ EffectError: EffectConflictError, EffectUnknownError, RollbackRefusedError,
     │              ApprovalDeniedError
     ├ WorkspaceError: UnsafeWorkspaceError, RestoreIncompleteError
-    ├ IntegrityError                    bytes do not match their name
+    ├ IntegrityError                    stored bytes do not match their hash
     ├ FormatError                       written by a newer version
     └ StorageError (.retryable)         wraps the driver's error with `from`
-    Suspended (BaseException)           waiting for an approval
+    Suspended (BaseException)           waits for an approval
 
-Sorted by what a handler would do about them, not by where they come from.
+Grouped by what a handler does about an error, not by the layer that raises it.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from collections.abc import Iterable
 
 
 class CheckpointError(Exception):
-    """Anything that this package refuses or fails to do."""
+    """Base class of all errors of this package."""
 
 
 class NotFoundError(CheckpointError, KeyError):
     """No such key, checkpoint or object."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument, which is unreadable for a sentence.
+        # KeyError formats its argument with repr(), which is unreadable for a sentence.
         return str(self.args[0]) if self.args else ""
 
 
 class MissingObjectsError(NotFoundError):
-    """An append reuses objects that are no longer stored; they must be written again."""
+    """An append requires objects that are no longer stored; `ids` must be written again."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self.ids = frozenset(ids)
@@ -48,7 +48,7 @@ class MissingObjectsError(NotFoundError):
 
 
 class InvalidInputError(CheckpointError, ValueError):
-    """A key, id, option or path that can never work."""
+    """A key, id, option or path is invalid."""
 
 
 class StateError(CheckpointError):
@@ -60,31 +60,31 @@ class StateMismatchError(StateError):
 
 
 class MigrationError(StateError):
-    """The state cannot be brought to the version of the code."""
+    """The state cannot be migrated to the version of the code."""
 
 
 class UntrustedDataError(StateError):
-    """A pickle without our seal, which could run code; or such an entry in a shared store."""
+    """A pickle, or an entry of a shared store, without a valid seal; a pickle could run code."""
 
 
 class ConflictError(CheckpointError):
-    """The stream moved on since the caller looked; retry or fork."""
+    """The head of a stream is not the expected one; retry or fork."""
 
 
 class EffectError(CheckpointError):
-    """Something about an effect on the outside world."""
+    """Base class of errors about external side effects."""
 
 
 class EffectConflictError(EffectError):
-    """The same effect key was used before with other arguments."""
+    """An idempotency key was already used with different arguments."""
 
 
 class EffectUnknownError(EffectError):
-    """Nobody knows whether the effect happened; a person decides."""
+    """The outcome of an external side effect is unknown; a person must record it."""
 
 
 class RollbackRefusedError(EffectError):
-    """A rollback would pass over effects that cannot be undone; `report` names them."""
+    """A rollback would skip side effects that cannot be undone; `report` lists them."""
 
     def __init__(self, message: str, report: object = None) -> None:
         super().__init__(message)
@@ -92,7 +92,7 @@ class RollbackRefusedError(EffectError):
 
 
 class ApprovalDeniedError(EffectError):
-    """Somebody refused a call; `reason` is what they said."""
+    """A tool call was denied; `reason` is the explanation of the approver."""
 
     def __init__(self, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -108,15 +108,15 @@ class WorkspaceError(CheckpointError):
 
 
 class UnsafeWorkspaceError(WorkspaceError):
-    """The directory or the tree is one that must not be touched."""
+    """The directory or the tree is unsafe to capture or restore."""
 
 
 class RestoreIncompleteError(WorkspaceError):
-    """A restore could not be finished; what is left is named."""
+    """A restore could not be finished; the message names the remaining paths."""
 
 
 class IntegrityError(CheckpointError):
-    """Stored bytes do not match their name or their hash."""
+    """Stored stored bytes do not match their hash or their hash."""
 
 
 class FormatError(CheckpointError):
@@ -124,9 +124,9 @@ class FormatError(CheckpointError):
 
 
 class StorageError(CheckpointError):
-    """The medium failed; the driver's own error is the cause.
+    """The storage medium failed; the error of the driver is the cause.
 
-    `no_room` tells that there is no room left for what was to be written.
+    `retryable`: a retry may succeed. `no_room`: the disk is full or a size limit is reached.
     """
 
     def __init__(self, message: str, *, retryable: bool = False, no_room: bool = False) -> None:
@@ -136,16 +136,16 @@ class StorageError(CheckpointError):
 
 
 UNUSABLE = (IntegrityError, FormatError, UntrustedDataError)
-"""What is raised for an entry that can be listed and deleted, but not used."""
+"""Raised for an entry that can be listed and deleted, but not loaded."""
 
 
 class Suspended(BaseException):
-    """The work waits for an approval; no `except Exception` swallows it."""
+    """A tool call waits for an approval. A BaseException, so `except Exception` lets it pass."""
 
     def __init__(self, approval_id: str, words: str = "A call") -> None:
         super().__init__(
-            f"{words} waits for the approval {approval_id}: answer it with "
-            f"session.approvals.approve({approval_id!r}) or deny, then open the session again."
+            f"{words} needs approval {approval_id}. Call "
+            f"session.approvals.approve({approval_id!r}) or deny(), then open the session again."
         )
         self.approval_id = approval_id
         self.words = words

@@ -1,7 +1,7 @@
-"""Which files and directories are this user's own. Owns that rule; knows nothing of their use.
+"""Ownership checks: which files and directories only this user can write.
 
-What another user owns, or may write, says what that user likes. Root owns the machine: there is no
-guarding against it, so what it owns counts as the user's own where only writing matters.
+The content of a file that another user can write is untrusted. Root can write everything anyway, so
+files of root count as trusted where only write access matters.
 """
 
 from __future__ import annotations
@@ -15,72 +15,72 @@ from agent_checkpoint.errors import InvalidInputError
 _ROOT = 0
 
 
-def other_owner(path: object, found: os.stat_result, *, or_root: bool = False) -> str | None:
-    """Return whose a file or directory is if it is not this user's; None if it is.
+def other_owner(path: object, status: os.stat_result, *, or_root: bool = False) -> str | None:
+    """Return a message if another user owns a file or directory; None if this user does.
 
     Args:
-        path: what it is called in the answer.
-        found: its status, from a descriptor where that is possible.
-        or_root: whether it may be root's as well.
+        path: its name in the message.
+        status: its stat result, from a descriptor where possible.
+        or_root: accept root as the owner.
     """
     user = os.geteuid()
-    if found.st_uid == user or (or_root and found.st_uid == _ROOT):
+    if status.st_uid == user or (or_root and status.st_uid == _ROOT):
         return None
-    return f"{path} is owned by uid {found.st_uid}, and you are uid {user}"
+    return f"{path} is owned by uid {status.st_uid}, but you are uid {user}"
 
 
-def other_writer(path: object, found: os.stat_result) -> str | None:
-    """Return who else may write a file or directory; None if only this user, and root, may.
+def other_writer(path: object, status: os.stat_result) -> str | None:
+    """Return a message if others can write a file or directory; None if only this user can.
 
     Args:
-        path: what it is called in the answer.
-        found: its status.
+        path: its name in the message.
+        status: its stat result.
     """
-    owner = other_owner(path, found, or_root=True)
+    owner = other_owner(path, status, or_root=True)
     if owner is not None:
         return owner
-    if found.st_mode & stat.S_IWOTH:
-        return f"all users may write {path} (chmod go-w {path} ends that)"
-    if found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
-        return f"the group {found.st_gid} may write {path} (chmod g-w {path} ends that)"
+    if status.st_mode & stat.S_IWOTH:
+        return f"all users can write {path} (fix: chmod go-w {path})"
+    if status.st_mode & stat.S_IWGRP and not _is_private_group(status.st_gid):
+        return f"group {status.st_gid} can write {path} (fix: chmod g-w {path})"
     return None
 
 
 def why_replaceable(path: Path) -> str | None:
-    """Return why others could put something else in the place of a path; None if they cannot.
+    """Return a message if other users can replace a path; None if they cannot.
 
     Raises:
-        OSError: the file system refuses to tell.
+        OSError: the file system failed.
     """
-    for above in path.parents:
+    for parent in path.parents:
         try:
-            mode = above.stat().st_mode
+            mode = parent.stat().st_mode
         except FileNotFoundError:
             continue
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return f"all users may write {above}, and so replace {path} (chmod o-w {above})"
+            return f"all users can write {parent}, and so replace {path} (fix: chmod o-w {parent})"
     return None
 
 
 def check_own(path: Path, *files: Path) -> None:
-    """Refuse a directory, and files in it, that are not this user's own. What is missing is fine.
+    """Refuse a directory, or files in it, that other users own or can write. Missing ones are fine.
 
     Raises:
-        InvalidInputError: another user owns one of them or may write it; it says who.
-        OSError: the file system refuses to tell.
+        InvalidInputError: another user owns or can write one of them.
+        OSError: the file system failed.
     """
     why = why_replaceable(path)
     if why is not None:
-        raise _not_used(path, why)
+        raise _untrusted(path, why)
     check_writers(path, *files)
 
 
 def check_writers(path: Path, *files: Path) -> None:
-    """Refuse them as `check_own` does, without looking at what is above again.
+    """Refuse them as `check_own` does, without checking the parent directories.
 
     Raises:
-        InvalidInputError: another user owns one of them or may write it; it says who.
-        OSError: the file system refuses to tell.
+        InvalidInputError: another user owns or can write one of them.
+        OSError: the file system failed.
     """
     for each in (path, *files):
         try:
@@ -88,20 +88,20 @@ def check_writers(path: Path, *files: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         if why is not None:
-            raise _not_used(path, why)
+            raise _untrusted(path, why)
 
 
-def _not_used(path: Path, why: str) -> InvalidInputError:
+def _untrusted(path: Path, why: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{path} is not used: {why}. Whoever can write there chooses what you load. If that is "
-        "meant, open it with shared=True, which takes only checkpoints sealed under your "
-        "secret; else name a directory of your own."
+        f"Refusing to use {path}: {why}. Other users could change what you load. For a shared "
+        "store pass shared=True, which loads only checkpoints sealed under your secret; otherwise "
+        "choose a directory of your own."
     )
 
 
 def _is_private_group(gid: int) -> bool:
-    """Tell whether a group has this user as its only member, as many systems make one a user."""
-    import grp  # both are slow to load, and seldom needed
+    """Return whether a group has only this user as a member, as many systems set up."""
+    import grp  # slow to import, and rarely needed
     import pwd
 
     try:

@@ -1,7 +1,7 @@
-"""Text for people: the command, the page and messages. Owns sizes, times, counts and escaping.
+"""Text for the command, the web page and messages: sizes, times, counts, escaping. Prints nothing.
 
-Keys, labels, paths and values come from a store, and whoever wrote it may be hostile: no character
-of them moves the cursor, changes a colour or reverses the direction of reading. Prints nothing.
+Keys, labels, paths and values come from a store whose writer may be hostile: no character of them
+may move the cursor, change a colour or reverse the direction of reading.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 _REORDERING = frozenset({"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"})
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""They count as printable, and nothing is seen of them."""
+"""Printable according to Unicode, but invisible."""
 _VARIANTS = ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef")
-"""What chooses the form of the character before, and often none at all."""
+"""Variation selectors, which are usually invisible."""
 DAY = 86_400
 LONGEST = 300
-"""Of one value in a line for people. JSON has all of it."""
+"""Characters of one value in a line of text output; JSON output is not truncated."""
 _NAMED = 3
 
 
 def escape_characters(text: str, kept: str, name: Callable[[str], str]) -> str:
-    """Return a text in which every character is seen for what it is.
+    """Return a text in which invisible and misleading characters are escaped.
 
     Args:
         text: any text.
-        kept: characters that stay, whatever they are.
-        name: writes out a character that would not be seen.
+        kept: characters that are never escaped.
+        name: returns the escape of a character.
     """
     bare = text
     for char in kept:
@@ -43,16 +43,18 @@ def escape_characters(text: str, kept: str, name: Callable[[str], str]) -> str:
 
 
 def is_visible(char: str, of: str = " ") -> bool:
-    """Tell whether a character is seen for what it is, after another one."""
+    """Return whether a character is visible and not misleading after the character `of`."""
     if not char.isprintable() or char in _BLANK:
         return False
     if any(low <= char <= high for low, high in _VARIANTS):
-        return char == "\ufe0f" and unicodedata.category(of) == "So"  # as of most emoji
+        return (
+            char == "\ufe0f" and unicodedata.category(of) == "So"
+        )  # selects the colour form of an emoji
     return unicodedata.bidirectional(char) not in _REORDERING
 
 
 def format_size(number: float) -> str:
-    """Return a number of bytes as people say it."""
+    """Return a number of bytes with a unit: `1.23 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
@@ -66,19 +68,19 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_paths(named: list[str]) -> str:
-    """Return some paths in a few words."""
+    """Return the first paths and the number of the others."""
     more = len(named) - _NAMED
     words = ", ".join(named[:_NAMED])
     return f"{words} and {more:,} more" if more > 0 else words
 
 
 def escape_text(text: str) -> str:
-    """Return text that shows as itself: control characters are written out, lines stay lines."""
+    """Return text with control characters escaped, except line breaks and tabs."""
     return escape_characters(text, "\n\t", _written)
 
 
 def one_line(value: object, limit: int | None = None) -> str:
-    """Return text of a store as one line, cut if a limit is given; the cut says how much it was."""
+    """Return text of a store as one escaped line, truncated to `limit` characters if given."""
     text = "" if value is None else str(value)
     length = len(text)
     if limit is not None and length > limit:
@@ -90,16 +92,16 @@ def one_line(value: object, limit: int | None = None) -> str:
 
 
 def json_text(data: Any, *, ascii_only: bool = False) -> str:
-    """Return data as JSON in which no character can do anything to a terminal."""
+    """Return data as JSON that is safe to print on a terminal."""
     import json
 
     text = json.dumps(data, indent=2, ensure_ascii=ascii_only, default=str)
-    # All that is written out stands within strings: JSON itself is made of printable characters.
+    # Only characters inside strings are escaped: JSON syntax is printable.
     return escape_characters(text, "\n", _in_json)
 
 
 def value_summary(value: Any, limit: int = LONGEST) -> str:
-    """Return a value of a state in one line, cut where it gets long; never builds all of it."""
+    """Return a value of a state on one line, truncated; never builds the full text."""
     pieces: list[str] = []
     left = _put(value, pieces, limit, 0)
     text = one_line("".join(pieces))
@@ -107,7 +109,7 @@ def value_summary(value: Any, limit: int = LONGEST) -> str:
 
 
 def _put(value: Any, pieces: list[str], left: int, depth: int) -> int:
-    """Add a value to the pieces; return how much room is left, less than nothing if it was cut."""
+    """Add a value to the pieces; return the room left, negative if the value was truncated."""
     import json
 
     if left < 0:
@@ -135,7 +137,7 @@ def _put(value: Any, pieces: list[str], left: int, depth: int) -> int:
 
 
 def display_width(text: str) -> int:
-    """Return how many columns a text takes on a terminal."""
+    """Return the width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
@@ -144,7 +146,7 @@ def display_width(text: str) -> int:
 
 
 def truncate_to_width(text: str, room: int) -> str:
-    """Return a text that takes so many columns at most."""
+    """Truncate a text to a width in terminal columns."""
     if display_width(text) <= room:
         return text
     while text and display_width(text) > room - 1:
@@ -164,7 +166,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_time(ts: float | None, now: float | None = None) -> str:
-    """Return a time as people say it: `5 min ago`, or a date."""
+    """Return a relative time, `5 min ago`, or a date."""
     if ts is None:
         return "?"
     ago = (time.time() if now is None else now) - ts
@@ -172,12 +174,12 @@ def format_time(ts: float | None, now: float | None = None) -> str:
         return format_age(ago)
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(ts))
-    except (OverflowError, ValueError, OSError):  # a crafted one
+    except (OverflowError, ValueError, OSError):  # a forged time
         return "?"
 
 
 def shell_quote(text: str) -> str:
-    """Return a word as a shell takes it, for commands that are shown to be typed."""
+    """Quote a word for a shell command in a hint or message."""
     if re.fullmatch(r"[\w@%+=:,./~-]+", text, re.ASCII) and not text.startswith("~"):
         return text
     if escape_characters(text, "", _in_shell) == text:

@@ -1,7 +1,7 @@
-"""The frozen nouns that every layer passes around.
+"""The frozen records that all layers share. Knows no storage and no codec.
 
-Owns their shape; knows no storage and no codec. They are named tuples and not dataclasses, because
-to load those takes a fifth of the time of a hook that captures a directory.
+They are named tuples because importing `dataclasses` would take a fifth of the run time of a hook
+that captures a directory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Union
 from agent_checkpoint.errors import InvalidInputError
 
 JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, JsonValue]"]
-"""What the codec makes of a Python value: plain JSON, ready to be written."""
+"""Plain JSON, as the codec returns it for a Python value."""
 
 MAX_KEY_BYTES = 1024
 
@@ -25,14 +25,14 @@ _NO_METRICS: Mapping[str, float] = {}
 
 
 class Entry(NamedTuple):
-    """One entry of a stream: its number, 1 for the first, and its bytes."""
+    """One entry of a stream: its sequence number, from 1, and its bytes."""
 
     seq: int
     data: bytes
 
 
 class ObjectInfo(NamedTuple):
-    """What a backend tells about a stored object without reading it; `ts` is in seconds."""
+    """Metadata of a stored object: id, size in bytes, and time of storage in seconds."""
 
     id: str
     size: int
@@ -40,7 +40,7 @@ class ObjectInfo(NamedTuple):
 
 
 class CheckpointId(NamedTuple):
-    """A checkpoint's id, taken apart: it says by itself where the checkpoint is."""
+    """A parsed checkpoint id, which contains all that is needed to locate the checkpoint."""
 
     key: str
     ts_ns: int
@@ -51,18 +51,18 @@ class CheckpointId(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The statement of a user that a key is the line of a directory."""
+    """A sealed statement of a user that a key belongs to a directory."""
 
     path: str
     """The directory, as text."""
     host: str
-    """Where it is; empty for a store that is on one machine."""
+    """The host of the directory; empty for a store on one machine."""
     seal: str
-    """Proves who said it."""
+    """The seal of the user who made the claim."""
 
 
 class Draft(NamedTuple):
-    """All of a checkpoint but its place: what is captured and still has to be written."""
+    """A captured checkpoint that is not written yet, and so has no sequence number."""
 
     key: str
     parts: Mapping[str, JsonValue]
@@ -71,11 +71,11 @@ class Draft(NamedTuple):
     tags: tuple[str, ...] = ()
     metrics: Mapping[str, float] = _NO_METRICS
     source: Checkpoint | None = None
-    """The checkpoint that the parts are taken from as they are stored, if they are not new."""
+    """The stored checkpoint that the parts are copied from, if any."""
     token: str | None = None
-    """The import that the content came with, if it comes from an archive."""
+    """The import that the content comes from, if any."""
     claim: Claim | None = None
-    """Whose line the key is, if it is that of a directory."""
+    """The claim of a directory to the key, if any."""
 
 
 class Checkpoint(NamedTuple):
@@ -91,23 +91,23 @@ class Checkpoint(NamedTuple):
     parents: tuple[str, ...]
     parts: Mapping[str, JsonValue]
     size: int = 0
-    """The bytes of the whole state as text, whatever of it is shared."""
+    """The size of the whole state as text, including shared objects."""
     token: str | None = None
-    """The import that the content came with: it is not this user's, however it got further."""
+    """The import that the content comes from; it stays untrusted in forks and exports too."""
     claim: Claim | None = None
-    """Whose line the key is, as its writer says; `store/claims.py` checks it."""
+    """The claim of a directory to the key, unverified; `store/claims.py` checks it."""
 
     @property
     def id(self) -> str:
-        """The self-locating name of this checkpoint."""
+        """The id of this checkpoint."""
         return str(CheckpointId(self.key, self.ts_ns, self.seq))
 
     def draft(self) -> Draft:
-        """Return what it was written from."""
+        """Return a draft with the same content."""
         return Draft(self.key, self.parts, self.kind, self.label, self.tags, self.metrics)
 
     def summary(self) -> dict[str, Any]:
-        """What `history` shows: everything but the state."""
+        """Return everything but the state, as `history` lists it."""
         return {
             "id": self.id,
             "ts": self.ts_ns / 1e9,
@@ -121,14 +121,14 @@ class Checkpoint(NamedTuple):
 
 
 def draft_from(source: Checkpoint, key: str, kind: str) -> Draft:
-    """Return the draft of a checkpoint with the content of another one of the same store."""
+    """Return a draft that copies the content of a checkpoint of the same store."""
     return Draft(
         key, source.parts, kind=kind, label=source.label, source=source, token=source.token
     )
 
 
 def parse_checkpoint_id(text: str) -> CheckpointId | None:
-    """Take an id apart, or return None if the text has not the form of one."""
+    """Parse a checkpoint id; None if the text is not one."""
     match = _ID.fullmatch(text)
     if match is None:
         return None
@@ -136,13 +136,14 @@ def parse_checkpoint_id(text: str) -> CheckpointId | None:
 
 
 def check_key(key: object) -> str:
-    """Return the key if it is one.
+    """Return a valid key.
 
     Raises:
-        InvalidInputError: it is not text, empty, longer than 1 kB in UTF-8, or has lone surrogates.
+        InvalidInputError: it is not a string, is empty, is longer than 1 KiB in UTF-8, or has lone
+            surrogates.
     """
     if not isinstance(key, str):
-        raise InvalidInputError(f"A key is text, not {type(key).__name__}.")
+        raise InvalidInputError(f"A key must be a string, not {type(key).__name__}.")
     if not key:
         raise InvalidInputError("A key must not be empty.")
     try:
@@ -153,21 +154,21 @@ def check_key(key: object) -> str:
         ) from None
     if size > MAX_KEY_BYTES:
         raise InvalidInputError(
-            f"The key {short_repr(key)} has {size} bytes; at most {MAX_KEY_BYTES} are allowed."
+            f"The key {short_repr(key)} has {size} bytes; the limit is {MAX_KEY_BYTES}."
         )
-    return str.__str__(key)  # a member of a str Enum is its text, whatever its str() says
+    return str.__str__(key)  # for a member of a str Enum: its value, which str() may not return
 
 
 def is_object_id(object_id: object) -> bool:
-    """Tell whether this is an object id: 64 lower-case hex digits."""
+    """Return whether this is an object id: 64 lower-case hex digits."""
     return isinstance(object_id, str) and _OBJECT_ID.fullmatch(object_id) is not None
 
 
 def check_object_id(object_id: str) -> str:
-    """Return the object id if it is one: 64 lower-case hex digits.
+    """Return a valid object id: 64 lower-case hex digits.
 
     Raises:
-        InvalidInputError: it is anything else.
+        InvalidInputError: it is not one.
     """
     if not is_object_id(object_id):
         raise InvalidInputError(f"{short_repr(object_id)} is not an object id (64 hex digits).")
@@ -175,23 +176,25 @@ def check_object_id(object_id: str) -> str:
 
 
 def is_stream(stream: object) -> bool:
-    """Tell whether this is a stream's name: `key/…`, `fx/…` or `meta/…`, in UTF-8."""
+    """Return whether this is a stream name: `key/…`, `fx/…` or `meta/…`, valid UTF-8."""
     return isinstance(stream, str) and _STREAM.fullmatch(stream) is not None
 
 
 def check_stream(stream: str) -> str:
-    """Return the stream's name if it is one: `key/…`, `fx/…` or `meta/…`, in UTF-8.
+    """Return a valid stream name: `key/…`, `fx/…` or `meta/…`, valid UTF-8.
 
     Raises:
-        InvalidInputError: it is anything else.
+        InvalidInputError: it is not one.
     """
     if not is_stream(stream):
-        raise InvalidInputError(f"{short_repr(stream)} is not a stream: key/…, fx/… or meta/….")
+        raise InvalidInputError(
+            f"{short_repr(stream)} is not a stream name: key/…, fx/… or meta/…."
+        )
     return stream
 
 
 def same_json(a: Any, b: Any) -> bool:
-    """Tell whether two JSON values are exactly alike: 1, 1.0 and true are three."""
+    """Return whether two JSON values are identical: 1, 1.0 and true all differ."""
     if isinstance(a, dict):
         return (
             isinstance(b, dict)
@@ -207,15 +210,15 @@ def same_json(a: Any, b: Any) -> bool:
 
 
 def short_repr(value: object, limit: int = 60) -> str:
-    """Quote a name for a message: one line, printable, cut short."""
+    """Return a repr for messages: one line, printable, truncated to `limit` characters."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else safe_repr(value)
     return text if len(text) <= limit else text[: limit - 2] + "…" + text[-1]
 
 
 def safe_repr(value: object) -> str:
-    """Return the repr of any value, also where repr() fails: a message must not fail by it."""
+    """Return the repr of any value, with a fallback where repr() raises."""
     try:
         return repr(value)
     except Exception:
-        # Python refuses the decimal digits of a huge int.
+        # Python refuses to convert a huge int to decimal digits.
         return hex(value) if isinstance(value, int) else f"<{type(value).__name__}>"

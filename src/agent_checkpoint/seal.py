@@ -1,7 +1,7 @@
-"""The seal of what only its own user may have written. Owns the secret and the HMAC.
+"""HMAC seals that prove which user wrote something, and the secret of the user.
 
-The secret lives outside every store: in `AGENT_CHECKPOINT_SECRET`, else in a file of the user's
-config directory that only the user can read, and that nobody else can have put there.
+The secret is outside every store: in `AGENT_CHECKPOINT_SECRET`, or in a file of the config
+directory that only its owner can read or replace.
 """
 
 from __future__ import annotations
@@ -20,89 +20,89 @@ from agent_checkpoint.file_ownership import other_owner, other_writer, why_repla
 
 ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
 _ADVICE = (
-    f"Set {ENVIRONMENT} to the secret it was saved under (if none was set there, the text of that "
-    "user's .config/agent-checkpoint/secret), or, if you trust its origin, load it with "
+    f"Set {ENVIRONMENT} to the secret that it was saved under (by default the content of that "
+    "user's .config/agent-checkpoint/secret), or, if you trust its origin, pass "
     "trust_pickle=True."
 )
-_PASSING = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
+_TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
 _DOMAIN = b"agent-checkpoint pickle 1\n"
 _ENTRY_DOMAIN = b"agent-checkpoint entry 1\n"
 
 
 def make_seal(data: bytes) -> str:
-    """Return the seal of a pickle under the user's secret, which is made if there is none.
+    """Return the seal of a pickle; creates the secret of the user if there is none.
 
     Raises:
-        StateError: the secret cannot be made or read.
+        StateError: the secret cannot be created or read.
     """
     return _seal(_secret(create=True) or b"", data)
 
 
 def check_seal(data: bytes, seal: object) -> None:
-    """Return if the pickle was sealed under the user's secret.
+    """Verify that a pickle was sealed with the secret of the user.
 
     Raises:
-        UntrustedDataError: the seal is missing, or was made under another secret.
+        UntrustedDataError: the seal is missing, or was made with another secret.
         StateError: the secret cannot be read.
     """
     secret = _secret(create=False)
     if secret is None:
         raise UntrustedDataError(
-            f"is a pickle, and there is no secret here to check its seal with. {_ADVICE}"
+            f"is a pickle, and there is no secret to verify its seal. {_ADVICE}"
         )
     if not isinstance(seal, str) or not hmac.compare_digest(
         seal.encode("utf-8", "replace"), _seal(secret, data).encode()
     ):
         raise UntrustedDataError(
-            "is a pickle that was not sealed under your secret: loading it could run code from "
-            f"elsewhere. {_ADVICE}"
+            "is a pickle that was not sealed under your secret: loading it could run foreign code. "
+            f"{_ADVICE}"
         )
 
 
 def entry_key(*, create: bool) -> bytes | None:
-    """Return the key that entries of shared stores are sealed with; None if there is no secret.
+    """Return the key that seals entries of shared stores; None if there is no secret.
 
     Raises:
-        StateError: the secret cannot be made or read; its cause says why.
+        StateError: the secret cannot be created or read; the cause says why.
     """
     secret = _secret(create=create)
     return None if secret is None else hmac.new(secret, _ENTRY_DOMAIN, hashlib.sha256).digest()
 
 
-def seal_claim(said: bytes) -> str | None:
-    """Return a proof that this user said something; None if there can be no secret here.
+def seal_claim(statement: bytes) -> str | None:
+    """Return the seal of a statement of this user; None if no secret can be created.
 
     Raises:
-        StateError: the secret cannot be read just now.
+        StateError: the secret cannot be read at the moment.
     """
     try:
-        return make_seal(said)
+        return make_seal(statement)
     except StateError as error:
-        if _is_passing(error):
+        if _is_transient(error):
             raise
         return None
 
 
-def is_own_claim(said: bytes, seal: object) -> bool:
-    """Tell whether it was this user who said it.
+def is_own_claim(statement: bytes, seal: object) -> bool:
+    """Return whether this user sealed the statement.
 
     Raises:
-        StateError: the secret cannot be read just now.
+        StateError: the secret cannot be read at the moment.
     """
     try:
-        check_seal(said, seal)
+        check_seal(statement, seal)
     except StateError as error:
-        if _is_passing(error):
+        if _is_transient(error):
             raise
         return False
     return True
 
 
 def secret_file() -> Path:
-    """Return where the secret is kept when the environment has none.
+    """Return the path of the secret file.
 
     Raises:
-        RuntimeError: the user has no home.
+        RuntimeError: the user has no home directory.
     """
     config = os.environ.get("XDG_CONFIG_HOME")
     if config and Path(config).is_absolute():
@@ -112,9 +112,9 @@ def secret_file() -> Path:
     return Path.home() / ".config" / "agent-checkpoint" / "secret"
 
 
-def _is_passing(error: StateError) -> bool:
-    """Tell whether it may be otherwise in a moment, or for another process."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _PASSING
+def _is_transient(error: StateError) -> bool:
+    """Return whether a retry, or another process, may succeed."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _TRANSIENT
 
 
 def _seal(secret: bytes, data: bytes) -> str:
@@ -133,8 +133,8 @@ def _secret(*, create: bool) -> bytes | None:
             secret = _read(path)
     except (OSError, RuntimeError) as error:  # Path.home() raises RuntimeError without a home
         raise StateError(
-            f"needs a sealed pickle, but the secret file cannot be used ({error}). "
-            f"Set {ENVIRONMENT} instead."
+            f"needs a sealed pickle, but the secret file cannot be used ({error}). Set "
+            f"{ENVIRONMENT}."
         ) from error
     return secret
 
@@ -148,30 +148,35 @@ def _read(path: Path) -> bytes | None:
     try:
         why = why_replaceable(path) or other_writer(path.parent, os.fstat(folder))
         if why is not None:
-            raise OSError(f"{why}: set HOME to your own home")
+            raise OSError(f"{why}: set HOME to your home directory")
         fd = os.open(path.name, flags, dir_fd=folder)
     except FileNotFoundError:
         return None
     finally:
         os.close(folder)
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(f"{path} is not a regular file; remove it")
-        why = other_owner(path, found)
+        why = other_owner(path, status)
         if why is not None:
-            raise OSError(f"{why}: set HOME to your own home")
-        if found.st_mode & 0o077:
-            raise OSError(f"others may read {path}: chmod 600 it")
+            raise OSError(f"{why}: set HOME to your home directory")
+        if status.st_mode & 0o077:
+            raise OSError(f"other users can read {path}: run chmod 600 {path}")
         secret = file.read(4096).strip()
     if len(secret) < 32:
-        raise OSError(f"{path} is damaged: restore it, for pickles sealed under it load no more")
+        raise OSError(
+            f"{path} is damaged: restore it from a backup, or pickles sealed with it cannot be "
+            "loaded"
+        )
     return secret
 
 
 def _create(path: Path) -> None:
     missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
-    for folder in reversed(missing):  # one by one: `parents=True` would leave them to the umask
+    for folder in reversed(
+        missing
+    ):  # one by one: with `parents=True` the umask would set their mode
         folder.mkdir(mode=0o700, exist_ok=True)
     fresh = path.with_name(f"secret.{secrets.token_hex(8)}")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -180,7 +185,7 @@ def _create(path: Path) -> None:
             file.write(secrets.token_hex(32).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # another process was first: its secret counts
+        with suppress(FileExistsError):  # another process was first: use its secret
             os.link(fresh, path)
     finally:
         fresh.unlink()

@@ -122,13 +122,13 @@ class TestSecret:
         monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: False)
         make_seal(b"said")
         config.chmod(mode)
-        with pytest.raises(StateError, match="may write"):
+        with pytest.raises(StateError, match="can write"):
             make_seal(b"said")
 
     def test_a_place_that_others_may_replace_is_refused(self, config: Path) -> None:
         make_seal(b"said")
         config.parent.chmod(0o777)
-        with pytest.raises(StateError, match=r"all users may write .*config, and so replace"):
+        with pytest.raises(StateError, match=r"all users can write .*config, and so replace"):
             make_seal(b"said")
         config.parent.chmod(0o1777)  # as /tmp: nobody can move what is another's
         make_seal(b"said")
@@ -172,7 +172,7 @@ def test_root_with_the_home_of_a_user_runs_no_code_of_that_user(
             manager.store.backend.append("key/k", seal_entry({**entry, "kind": "save"}))
 
     as_user(plant)
-    with pytest.raises(InvalidInputError, match=f"owned by uid {OTHER}, and you are uid 0"):
+    with pytest.raises(InvalidInputError, match=f"owned by uid {OTHER}, but you are uid 0"):
         CheckpointManager(backend="sqlite")
     with (
         CheckpointManager(backend="sqlite", shared=True) as manager,
@@ -196,7 +196,7 @@ class TestStores:
 
     @BACKENDS
     @pytest.mark.parametrize(
-        ("mode", "words"), [(0o777, "all users may write"), (0o1777, "all users"), (0o770, "group")]
+        ("mode", "words"), [(0o777, "all users can write"), (0o1777, "all users"), (0o770, "group")]
     )
     def test_one_that_others_may_write_is_refused(
         self,
@@ -221,7 +221,7 @@ class TestStores:
         above = tmp_path / "above"
         above.mkdir()
         above.chmod(0o777)
-        with pytest.raises(InvalidInputError, match=f"all users may write {above}"):
+        with pytest.raises(InvalidInputError, match=f"all users can write {above}"):
             CheckpointManager(backend=backend, path=above / "store")
         above.chmod(0o1777)
         with CheckpointManager(backend=backend, path=above / "store") as manager:
@@ -285,7 +285,7 @@ class TestStores:
 
 @pytest.fixture(params=["file", "sqlite"])
 def shared(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointManager:
-    """Return a manager on a store that all users may write."""
+    """Return a manager on a store that all users can write."""
     monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "the secret of a team, which is long enough")
     store = tmp_path / "store"
     store.mkdir()
@@ -528,7 +528,7 @@ class TestWorkspaces:
         place = self._directory(tmp_path)
         home.mkdir()
         give(home)
-        with pytest.raises(InvalidInputError, match=r"data is not used: .*owned by uid"):
+        with pytest.raises(InvalidInputError, match=r"Refusing to use .*data: .*owned by uid"):
             Workspace(place, store=CheckpointManager().store).fork(tmp_path / "fork")
         assert list(home.iterdir()) == []
 

@@ -192,10 +192,10 @@ class TestDotfiles:
         path = settings_file("codex", None)
         path.parent.mkdir()
         path.symlink_to(elsewhere / "settings")
-        with pytest.raises(InvalidInputError, match="all users may write"):
+        with pytest.raises(InvalidInputError, match="all users can write"):
             install("codex", path)
         (elsewhere / "settings").unlink()
-        with pytest.raises((InvalidInputError, StorageError), match="all users may write"):
+        with pytest.raises((InvalidInputError, StorageError), match="all users can write"):
             install("codex", path)
         assert list(elsewhere.iterdir()) == []
 

@@ -22,7 +22,7 @@ def test_it_is_refused_with_the_reason_and_the_option(repo: Path, store: Path) -
     for typed in (["--store", store, "save"], ["--store", store, "keys"]):
         found = run(*typed, at=repo)
         assert found.status == 2
-        assert f"all users may write {store} (chmod go-w {store} ends that)" in found.err
+        assert f"all users can write {store} (fix: chmod go-w {store})" in found.err
         assert "say --shared" in found.err
         assert "shared=True" not in found.err
     assert list(store.iterdir()) == []

@@ -65,7 +65,9 @@ class TestSecretFile:
         assert not config.exists()
 
     def test_checking_a_seal_makes_none(self, config: Path) -> None:
-        with pytest.raises(UntrustedDataError, match=r"no secret here.*AGENT_CHECKPOINT_SECRET"):
+        with pytest.raises(
+            UntrustedDataError, match=r"no secret to verify.*AGENT_CHECKPOINT_SECRET"
+        ):
             check_seal(DATA, "0" * 64)
         assert not config.exists()
 
@@ -112,7 +114,7 @@ class TestRefusedFiles:
     def test_one_that_others_may_read_is_refused(self, config: Path, mode: int) -> None:
         path = place(config, mode=mode)
         for use in (make_seal, lambda data: check_seal(data, "0" * 64)):
-            with pytest.raises(StateError, match=r"others may read .*secret.*chmod 600"):
+            with pytest.raises(StateError, match=r"other users can read .*secret.*chmod 600"):
                 use(DATA)
         assert path.read_bytes() == b"0" * 64
 

@@ -1,4 +1,1 @@
-"""The checkpoint verbs.
-
-Owns what users call on a store; the state is core's, the bytes the store's.
-"""
+"""The checkpoint verbs that users call on a store: save, load, rollback, diff, fork, prune."""

@@ -1,4 +1,4 @@
-"""The verbs for asyncio. Owns moving blocking work off the event loop; knows no verb by name."""
+"""Asyncio support: runs blocking verbs off the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def await_future(future: Future[T]) -> T:
-    """Wait for a future of another thread without blocking the event loop; returns its result."""
+    """Return the result of a future of another thread without blocking the event loop."""
     with block_forks():
         from asyncio import wrap_future
 
@@ -32,38 +32,38 @@ def in_thread(
 ) -> Callable[Concatenate[M, P], Coroutine[Any, Any, T]]:
     """Return the verb as a coroutine method that runs in a thread.
 
-    For verbs that touch no live object: those that do must capture on the caller's thread.
+    Only for verbs that touch no live object: the others must capture on the thread of the caller.
     """
 
     @functools.wraps(verb)
     async def run(self: M, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with block_forks():
             from asyncio import (
-                to_thread,  # asyncio is slow to import, and many programs have no use
+                to_thread,  # asyncio is slow to import, and many programs do not use it
             )
 
         return await to_thread(verb, self, *args, **kwargs)
 
     run.__name__ = "a" + verb.__name__
-    run.__doc__ = f"Do as `{verb.__name__}` does, for asyncio."
+    run.__doc__ = f"Run `{verb.__name__}` for asyncio."
     return run
 
 
 async def run_to_completion(
     step: Callable[..., Any], *args: Any
 ) -> tuple[Any, BaseException | None]:
-    """Run a step off the event loop; return its result, and the cancellation that came meanwhile.
+    """Run a step off the event loop; return its result and a cancellation that arrived meanwhile.
 
-    A step that writes cannot be stopped half-way. Raises what it raises.
+    A step that writes must not be cancelled half-way. Raises what the step raises.
     """
     with block_forks():
-        import asyncio  # slow to import, and many programs have no use
+        import asyncio  # slow to import, and many programs do not use it
 
     work = asyncio.ensure_future(asyncio.to_thread(step, *args))
-    stopped: BaseException | None = None
+    cancelled: BaseException | None = None
     while not work.done():
         try:
             await asyncio.wait({work})
         except asyncio.CancelledError as error:
-            stopped = error
-    return work.result(), stopped
+            cancelled = error
+    return work.result(), cancelled

@@ -1,8 +1,4 @@
-"""Saves that go on behind the caller.
-
-Owns the queue, the threads that write, and the failures that nobody has seen yet; knows nothing of
-what is written.
-"""
+"""Background saves: the queue, the writer threads, and failures that are not reported yet."""
 
 from __future__ import annotations
 
@@ -20,70 +16,69 @@ from agent_checkpoint.errors import CheckpointError
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_STAYS = 0.01
-"""Seconds that a thread waits for more."""
+_IDLE_SECONDS = 0.01
+"""Seconds that an idle thread waits for more work."""
 
 
 class _Worker(Thread):
-    """Writes all that is queued when it gets its turn, stays for a moment, and is gone."""
+    """A thread that writes the whole queue, waits briefly for more, and ends."""
 
     def __init__(self, writer: BackgroundWriter) -> None:
         super().__init__(name="agent-checkpoint-writer")
-        self._of = writer
-        self.is_coming = True
-        """Whether it has yet to look at the queue."""
-        self.is_over = _taken()
-        """Held until it has looked at the queue once, and has written what it saw."""
-        self._sleeps = _taken()
+        self._writer = writer
+        self.will_read_queue = True
+        """Whether it will read the queue again."""
+        self.first_pass = _held_lock()
+        """Held until it has read the queue once and written all entries."""
+        self._wake_up = _held_lock()
 
     def wake(self) -> None:
-        """Have it look at the queue again."""
-        with suppress(RuntimeError):  # somebody else has woken it
-            self._sleeps.release()
+        """Make it read the queue again."""
+        with suppress(RuntimeError):  # another thread has woken it
+            self._wake_up.release()
 
     def run(self) -> None:
-        """Write."""
+        """Write the queue until no more work arrives."""
         try:
-            self._look()
+            self._write_queue()
         finally:
-            self.is_over.release()
+            self.first_pass.release()
         is_woken = True
         while is_woken:
-            # To begin a thread takes as long as a write: there may be more to come.
-            self.is_coming = True
-            is_woken = self._sleeps.acquire(timeout=_STAYS)
-            self._look()
+            # Starting a thread takes as long as a write, and more work may follow.
+            self.will_read_queue = True
+            is_woken = self._wake_up.acquire(timeout=_IDLE_SECONDS)
+            self._write_queue()
 
-    def _look(self) -> None:
-        with self._of._turn:
-            self.is_coming = False
-            self._of._write_all()
+    def _write_queue(self) -> None:
+        with self._writer._turn:
+            self.will_read_queue = False
+            self._writer._write_all()
 
 
-def _taken() -> Lock:
+def _held_lock() -> Lock:
     lock = Lock()
     lock.acquire()
     return lock
 
 
 class BackgroundWriter:
-    """Runs writes one after another, on threads of its own that live as long as there is work.
+    """Runs writes in order on short-lived threads.
 
-    A caller may be interrupted at any instruction. What it had queued stays in the queue, and
-    whoever comes next has it written: nothing is left behind, to be written after something newer.
-    Callers share only locks that Python lets go of by itself: an interrupt within a `Condition`,
-    which every Future and every executor has, can leave it held for ever.
+    A caller may be interrupted at any instruction. Its queued writes stay in the queue and are
+    written before any later one. Callers share only plain locks: an interrupt inside a `Condition`,
+    which every Future and executor uses, could leave it locked forever.
     """
 
     _queue: deque[Callable[[], None]]
-    """What is not written yet; the first may be under way."""
+    """Writes that are not finished; the first may be running."""
     _newest: _Worker | None
     _writing: int | None
-    """The thread that writes."""
+    """The id of the thread that writes."""
 
     def __init__(self) -> None:
         self._failures: list[BaseException] = []
-        self._begin_anew()
+        self._reset()
         _WRITERS.add(self)
 
     def submit(self, write: Callable[[], str], *, awaited: bool = False) -> Future[str]:
@@ -91,10 +86,10 @@ class BackgroundWriter:
 
         Args:
             write: makes the save and returns its id.
-            awaited: the caller will look at the future: a failure need not be told again.
+            awaited: the caller awaits the future, so a failure is not raised again later.
 
         Raises:
-            CheckpointError: an earlier write failed and nobody was told yet.
+            CheckpointError: an earlier write failed and was not reported yet.
         """
         with block_forks():
             from concurrent.futures import Future  # slow to load
@@ -111,7 +106,7 @@ class BackgroundWriter:
                 result = write()
             except BaseException as error:
                 if not awaited:
-                    self._keep(error)  # before anybody who waits is woken
+                    self._keep_failure(error)  # before waiters are woken
                 outcome.set_exception(error)
             else:
                 outcome.set_result(result)
@@ -119,42 +114,42 @@ class BackgroundWriter:
         self._raise_failure()
         self._queue.append(run)
         try:
-            self._have_written()
-        except Exception:  # no thread can be had: the caller is told that nothing is written
+            self._wake_or_start()
+        except Exception:  # no thread could be started: the caller gets the error instead
             is_dropped = True
             raise
         return outcome
 
-    def settle(self) -> None:
-        """Wait until all that was queued is written.
+    def flush(self) -> None:
+        """Wait until the queue is written.
 
         Raises:
-            CheckpointError: a write failed and nobody was told yet.
+            CheckpointError: a write failed and was not reported yet.
         """
         self.wait()
         self._raise_failure()
 
     def wait(self) -> None:
-        """Wait until all that was queued is written or has failed."""
-        # A callback of a future runs on the thread that writes, which must not wait for itself.
+        """Wait until every queued write is finished or has failed."""
+        # A future callback runs on the writer thread, which must not wait for itself.
         if self._queue and get_ident() != self._writing:
-            self._start().is_over.acquire()
+            self._start().first_pass.acquire()
 
     @contextmanager
-    def failure_kept(self) -> Iterator[None]:
-        """Keep an error of the block to be raised by the next `submit` or `settle`."""
+    def defer_failure(self) -> Iterator[None]:
+        """Defer an error of the block: it is raised by the next `submit` or `flush`."""
         try:
             yield
         except CheckpointError as error:
-            self._keep(error)
+            self._keep_failure(error)
 
     def close(self) -> None:
-        """Settle. Raises as `settle` does."""
-        self.settle()
+        """Flush. Raises as `flush` does."""
+        self.flush()
 
-    def _have_written(self) -> None:
+    def _wake_or_start(self) -> None:
         newest = self._newest
-        if newest is not None and newest.is_coming:
+        if newest is not None and newest.will_read_queue:
             newest.wake()
         else:
             self._start()
@@ -162,11 +157,11 @@ class BackgroundWriter:
     def _start(self) -> _Worker:
         worker = _Worker(self)
         worker.start()
-        self._newest = worker  # not before it runs: an interrupt may have kept it from that
+        self._newest = worker  # only once it runs: an interrupt may have prevented the start
         return worker
 
     def _write_all(self) -> None:
-        """Write what is queued by now; only for who has its turn."""
+        """Write the current queue; the caller holds `_turn`."""
         self._writing = get_ident()
         try:
             for _ in range(len(self._queue)):
@@ -175,9 +170,9 @@ class BackgroundWriter:
                 finally:
                     self._queue.popleft()
         finally:
-            self._writing = None  # the next thread of the process may have the same number
+            self._writing = None  # a later thread may get the same id
 
-    def _keep(self, error: BaseException) -> None:
+    def _keep_failure(self, error: BaseException) -> None:
         if not self._failures:
             self._failures.append(error)
 
@@ -185,8 +180,8 @@ class BackgroundWriter:
         if self._failures:
             raise self._failures.pop()
 
-    def _begin_anew(self) -> None:
-        # After a fork threads stay behind in the parent, and what they write, and what they held.
+    def _reset(self) -> None:
+        # A forked child has neither the threads of its parent nor their locks.
         self._queue = deque()
         self._newest = self._writing = None
         self._turn = Lock()
@@ -197,7 +192,7 @@ _WRITERS: WeakSet[BackgroundWriter] = WeakSet()
 
 def _after_fork() -> None:
     for writer in _WRITERS:
-        writer._begin_anew()
+        writer._reset()
 
 
 if hasattr(os, "register_at_fork"):

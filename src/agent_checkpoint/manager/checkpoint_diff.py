@@ -1,7 +1,4 @@
-"""Differences between a checkpoint and another one, or an agent.
-
-Owns what is compared with what, and how parts are named in a diff.
-"""
+"""Diffs between two checkpoints, or a checkpoint and a live agent."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from agent_checkpoint.store.store import Store
 
 
 class DiffOptions(TypedDict, total=False):
-    """What may be said about a diff; `CheckpointManager.diff` tells what it means."""
+    """Options of a diff; see `CheckpointManager.diff`."""
 
     agent: Any
     checkpoint_id_a: str | None
@@ -29,7 +26,7 @@ class DiffOptions(TypedDict, total=False):
 
 
 class Comparison:
-    """A diff that was asked for, with the agent's state as it was at that moment."""
+    """A requested diff, with the state of the agent at the time of the request."""
 
     def __init__(
         self,
@@ -41,7 +38,9 @@ class Comparison:
         deep: bool = False,
         trust_pickle: bool = False,
     ) -> None:
-        """Take the state of the agent, if there is one; writers are for what has its own objects.
+        """Capture the state of the agent, if one is given.
+
+        `new_writer` makes writers for parts that write their own objects.
 
         Raises:
             InvalidInputError: there is nothing to compare, or too much.
@@ -52,7 +51,7 @@ class Comparison:
         if agent is not None and checkpoint_id_b is not None:
             raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
         self._present = None if agent is None else capture(agent, new_writer=new_writer)
-        # Live objects by part, whose type hints vouch for types.
+        # Live objects by part: their type hints allow types to be decoded.
         self._targets = {} if agent is None else parts_of(agent)
         self._before = checkpoint_id_a
         self._after = checkpoint_id_b
@@ -60,26 +59,28 @@ class Comparison:
         self._trust_pickle = trust_pickle
 
     def run(self, store: Store, key: str) -> Changes:
-        """Return what changed; the key's latest checkpoint stands for an id that is not given.
+        """Return the changes; an id that is not given means the latest checkpoint of the key.
 
         Raises:
             NotFoundError: there is no such key or checkpoint.
-            StateError: a state cannot be decoded here.
+            StateError: a state cannot be decoded.
         """
         return retry_if_pruned(
-            store, lambda: self._found(store, key), lambda *found: self._compared(store, found)
+            store,
+            lambda: self._find_checkpoints(store, key),
+            lambda *checkpoints: self._compare(store, checkpoints),
         )
 
-    def _found(self, store: Store, key: str) -> list[Checkpoint]:
-        found = [find(store, key if self._before is None else self._before)]
+    def _find_checkpoints(self, store: Store, key: str) -> list[Checkpoint]:
+        checkpoints = [find(store, key if self._before is None else self._before)]
         if self._present is None:
-            found.append(find(store, key if self._after is None else self._after))
-        return found
+            checkpoints.append(find(store, key if self._after is None else self._after))
+        return checkpoints
 
-    def _compared(self, store: Store, found: Sequence[Checkpoint]) -> Changes:
-        old = found[0].parts
-        new = found[-1].parts if self._present is None else self._present
-        reader = store.reader(*found)
+    def _compare(self, store: Store, checkpoints: Sequence[Checkpoint]) -> Changes:
+        old = checkpoints[0].parts
+        new = checkpoints[-1].parts if self._present is None else self._present
+        reader = store.reader(*checkpoints)
         before, after = self._states(old, reader), self._states(new, reader)
         if list(old) == list(new) == [SINGLE_PART]:
             return diff_states(before[SINGLE_PART], after[SINGLE_PART], deep=self._deep)
@@ -90,7 +91,7 @@ class Comparison:
         return {SINGLE_PART: states} if list(parts) == [SINGLE_PART] else states
 
     def _by_part(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
-        """Return what changed in several parts: names begin with the part's."""
+        """Return the changes of several parts; each path begins with the name of its part."""
         changes: Changes = {"added": {}, "removed": {}, "changed": {}}
         for name in dict.fromkeys([*before, *after]):
             if name not in before:
@@ -98,12 +99,12 @@ class Comparison:
             elif name not in after:
                 changes["removed"][name] = before[name]
             else:
-                for how, found in diff_states(before[name], after[name], deep=self._deep).items():
-                    changes[how].update({_below(name, at): value for at, value in found.items()})
+                for how, paths in diff_states(before[name], after[name], deep=self._deep).items():
+                    changes[how].update({_below(name, at): value for at, value in paths.items()})
         return changes
 
 
 def _below(part: str, path: str) -> str:
-    if not path:  # a state that is no dict
+    if not path:  # a state that is not a dict
         return part
     return part + path if path.startswith("[") else f"{part}.{path}"

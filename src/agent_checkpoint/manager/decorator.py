@@ -1,7 +1,4 @@
-"""`@checkpoint`: save an agent as its functions are called.
-
-Owns finding the agent and counting the calls; the manager does the rest.
-"""
+"""The `@checkpoint` decorator: saves an agent after calls of its functions."""
 
 from __future__ import annotations
 
@@ -31,33 +28,38 @@ def checkpoint(
 ) -> Callable[[F], F]:
     """Decorate a function, method or coroutine function so that its calls save the agent.
 
-    The agent is the first argument that is a Stateful. Calls that return are counted for each
-    agent apart; the agent is saved after every `every`th.
+    The agent is the first argument that is a Stateful. Calls that return are counted per agent;
+    the agent is saved after every `every`th call.
 
     Args:
         manager: where to save.
         key: the key, or a function that gets the agent and the call's other arguments.
         every: save at call 5, 10, 15, … of an agent for `every=5`.
-        on_error: `"rollback"` gives the agent its state before the call back if the call raises.
+        on_error: `"rollback"` restores the state before the call if the call raises.
 
     Raises:
-        InvalidInputError: an option makes no sense, or a call has no Stateful argument.
+        InvalidInputError: an option is invalid, or a call has no Stateful argument.
     """
     if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-        raise InvalidInputError(f"every counts calls, from 1, not {short_repr(every)}.")
+        raise InvalidInputError(
+            f"every must be a positive number of calls, not {short_repr(every)}."
+        )
     if on_error not in (None, "rollback"):
-        raise InvalidInputError(f"on_error is 'rollback' or None, not {short_repr(on_error)}.")
+        raise InvalidInputError(f"on_error must be 'rollback' or None, not {short_repr(on_error)}.")
     if not callable(key):
         check_key(key)
     counter = _Counter()
 
     def decorate(function: F) -> F:
         if isinstance(function, type):
-            raise InvalidInputError(f"{function.__name__} is a class: decorate its methods.")
+            raise InvalidInputError(
+                "@checkpoint does not support classes: decorate the methods of "
+                f"{function.__name__}."
+            )
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidInputError(
-                f"{function.__name__} is a generator: when is a call of it over? Decorate a "
-                "function that runs it."
+                f"@checkpoint does not support generator functions: decorate a function that runs "
+                f"{function.__name__}."
             )
         name = getattr(function, "__qualname__", repr(function))
 
@@ -66,7 +68,7 @@ def checkpoint(
             others = tuple(value for value in args if value is not agent)
             named = {key: value for key, value in kwargs.items() if value is not agent}
             chosen = key(agent, *others, **named) if callable(key) else key
-            return _Call(agent, check_key(chosen), may_go_back=on_error is not None)
+            return _Call(agent, check_key(chosen), can_roll_back=on_error is not None)
 
         async def finish(call: _Call, result: Awaitable[Any]) -> Any:
             try:
@@ -86,7 +88,7 @@ def checkpoint(
             except BaseException as error:
                 call.failed(error)
                 raise
-            if inspect.isawaitable(result):  # the work is done when it is awaited
+            if inspect.isawaitable(result):  # the call ends when it is awaited
                 return finish(call, result)
             if counter.add(call.agent) % every == 0:
                 manager.save(call.key, call.agent)
@@ -102,13 +104,13 @@ def checkpoint(
 
 
 class _Call:
-    """One call under way: the agent, its key, and its state before if that may be needed."""
+    """A running call: the agent, its key, and its previous state if it may be rolled back."""
 
-    def __init__(self, agent: Any, key: str, *, may_go_back: bool) -> None:
+    def __init__(self, agent: Any, key: str, *, can_roll_back: bool) -> None:
         self.agent = agent
         self.key = key
-        self.before = capture(agent) if may_go_back else None
-        self.live_objects = LiveObjects([agent]) if may_go_back else None
+        self.before = capture(agent) if can_roll_back else None
+        self.live_objects = LiveObjects([agent]) if can_roll_back else None
 
     def failed(self, error: BaseException) -> None:
         if self.before is not None and not isinstance(error, Suspended):
@@ -116,7 +118,7 @@ class _Call:
 
 
 class _Counter:
-    """Counts by the identity of objects, which need no hash; forgets those that are gone."""
+    """Counts calls by object identity, because agents may be unhashable; forgets dead agents."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -134,9 +136,7 @@ class _Counter:
     def _watch(self, agent: Any, name: int) -> Any:
         try:
             return weakref.ref(agent, lambda _: self._forget(name))
-        except (
-            TypeError
-        ):  # a class with slots and without __weakref__: kept, or its id may come again
+        except TypeError:  # slots without __weakref__: keep it, or its id could be reused
             return agent
 
     def _forget(self, name: int) -> None:
@@ -150,6 +150,6 @@ def _first_stateful(args: tuple[Any, ...], kwargs: dict[str, Any], name: str) ->
         if is_stateful(value):
             return value
     raise InvalidInputError(
-        f"{name} was called without an argument that has state_dict() and load_state_dict(): "
-        "@checkpoint has nothing to save."
+        f"@checkpoint has nothing to save: {name} was called without an argument that has "
+        "state_dict() and load_state_dict()."
     )

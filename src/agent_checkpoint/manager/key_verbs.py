@@ -1,13 +1,11 @@
-"""The verbs that touch no live object: looking at checkpoints, forking, deleting, looking after.
-
-Owns the store of a manager and its background writer; knows nothing of states.
-"""
+"""The verbs on keys, which need no live agent: list, fork, delete, prune, gc, verify, archives."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,14 +13,21 @@ from typing import Any, TypeVar
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.core.external import External
-from agent_checkpoint.errors import UNUSABLE, ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import (
+    UNUSABLE,
+    ConflictError,
+    InvalidInputError,
+    NotFoundError,
+    StorageError,
+)
 from agent_checkpoint.manager.async_verbs import in_thread
 from agent_checkpoint.manager.background_saves import BackgroundWriter
-from agent_checkpoint.manager.key_deletion import delete_key
-from agent_checkpoint.records import Checkpoint, check_key, draft_from, short_repr
+from agent_checkpoint.records import Checkpoint, Entry, check_key, draft_from, short_repr
 from agent_checkpoint.store.archive.archive_file import export_archive
 from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
 from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.lineage import lineage_of
 from agent_checkpoint.store.lookup import find, find_seq, retry_if_pruned
 from agent_checkpoint.store.maintenance import prune, stats
 from agent_checkpoint.store.maintenance.gc import GcReport, gc
@@ -32,11 +37,14 @@ from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
 from agent_checkpoint.store.store import Store, key_not_found
 
+_SESSION = "session"
+"""The part in which a session records the stream of its ledger."""
+
 Self = TypeVar("Self", bound="KeyVerbs")
 
 
 class KeyVerbs:
-    """What can be done with lines of checkpoints without an agent at hand."""
+    """Verbs on keys and checkpoints that need no live agent."""
 
     def __init__(self, backend: Backend) -> None:
         self.store = Store(backend)
@@ -49,12 +57,12 @@ class KeyVerbs:
         """Return the keys that begin with the prefix, sorted.
 
         Raises:
-            InvalidInputError: the prefix is not text.
+            InvalidInputError: the prefix is not a string.
             StorageError: the medium failed.
         """
         if not isinstance(prefix, str):
-            raise InvalidInputError(f"A prefix is text, not {type(prefix).__name__}.")
-        self._background.settle()
+            raise InvalidInputError(f"prefix must be a string, not {type(prefix).__name__}.")
+        self._background.flush()
         return self.store.list_keys(prefix)
 
     def history(self, key: str, n: int | None = None) -> list[dict[str, Any]]:
@@ -66,8 +74,8 @@ class KeyVerbs:
             NotFoundError: there is no such key.
         """
         if n is not None and (not isinstance(n, int) or not 0 <= n <= sys.maxsize):
-            raise InvalidInputError(f"n counts checkpoints, not {short_repr(n)}.")
-        self._background.settle()
+            raise InvalidInputError(f"n must be a number of checkpoints, not {short_repr(n)}.")
+        self._background.flush()
         key = check_key(key)
         page = 100 if n is None else max(1, min(n, 100))
         entries = list(islice(self.store.entries(key, page=page), n))
@@ -76,77 +84,75 @@ class KeyVerbs:
         return [_row(key, entry.seq, entry.data) for entry in entries]
 
     def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
-        """Begin a new key at a checkpoint of another and return the id of its first checkpoint.
+        """Start a new key from a checkpoint of another key; return the id of its first checkpoint.
 
         Raises:
             NotFoundError: there is no such key or checkpoint.
-            ConflictError: the new key exists already.
+            ConflictError: the new key already exists.
         """
 
         def begin(source: Checkpoint) -> str:
             draft = draft_from(source, check_key(new_key), "fork")
-            remove_dead_imports(
-                self.store
-            )  # what a killed import left is in the way, and out of sight
+            remove_dead_imports(self.store)  # a killed import leaves hidden entries under the key
             return self.store.write(draft, parents=(source.id,), after=0).id
 
         try:
             return retry_if_pruned(self.store, lambda: [self._find(key, checkpoint_id)], begin)
         except ConflictError as error:
             raise ConflictError(
-                f"The key {short_repr(new_key)} exists already: fork to another, or delete it "
+                f"The key {short_repr(new_key)} already exists: choose another key, or delete it "
                 "first."
             ) from error
 
     def delete(self, key: str, checkpoint_id: str | None = None) -> None:
-        """Delete one checkpoint, or the key with all of its checkpoints, for good.
+        """Delete one checkpoint, or a key with all its checkpoints, permanently.
 
-        Whoever has the key open as a session can neither save nor do anything outside from then on.
+        An open session of the key is fenced off: it can neither save nor run side effects.
 
         Raises:
             NotFoundError: there is no such key or checkpoint.
         """
         key = check_key(key)
-        self._background.settle()
+        self._background.flush()
         if checkpoint_id is not None:
             self.store.remove(key, [find_seq(self.store, checkpoint_id, key=key)])
             return
-        delete_key(self.store, key)
+        _delete_key(self.store, key)
 
     def prune(self, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
-        """Delete what a policy does not keep and return the ids; the head is always kept.
+        """Delete the checkpoints that a policy does not keep; return their ids. The head is kept.
 
         Args:
-            key: the line of checkpoints to prune.
-            policy: what to keep, such as `KeepLatest(20) | KeepBest(3, "score")`.
-            dry_run: only tell what would be deleted.
+            key: the key to prune.
+            policy: the retention policy, such as `KeepLatest(20) | KeepBest(3, "score")`.
+            dry_run: delete nothing, only report.
 
         Raises:
             NotFoundError: there is no such key.
             InvalidInputError: `policy` is not a policy.
         """
-        self._background.settle()
+        self._background.flush()
         return prune.prune(self.store, check_key(key), policy, dry_run=dry_run)
 
     def verify(self) -> VerifyReport:
-        """Read every byte and compare it with its hash; the report names damaged checkpoints."""
-        self._background.settle()
+        """Check every stored byte against its hash; the report names damaged checkpoints."""
+        self._background.flush()
         return verify(self.store)
 
     def gc(self, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
-        """Delete the objects that no checkpoint needs, while others may go on saving.
+        """Delete unreachable objects, while other processes may keep saving.
 
-        Snapshots of an `External` that was saved by this manager are released then, too.
+        Also releases unused snapshots of each `External` that this manager saved.
 
         Args:
-            dry_run: only tell what would be deleted.
-            ignore_clock: go on although objects seem to come from the future.
+            dry_run: delete nothing, only report.
+            ignore_clock: continue although objects have timestamps in the future.
 
         Raises:
-            IntegrityError: a checkpoint is damaged, so nobody can tell what it needs.
-            StorageError: the medium failed, or the clock makes no sense.
+            IntegrityError: a checkpoint is damaged, so its objects are unknown.
+            StorageError: the medium failed, or the clock is wrong.
         """
-        self._background.settle()
+        self._background.flush()
         report = gc(self.store, dry_run=dry_run, ignore_clock=ignore_clock)
         for part in () if dry_run else self.store.known_parts():
             if isinstance(part, External):
@@ -154,44 +160,42 @@ class KeyVerbs:
         return report
 
     def purge(self, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
-        """Remove every checkpoint that holds a leaked secret, and every trace of it in the store.
+        """Purge a leaked secret: remove every checkpoint with it, and all traces in the store.
 
-        The indexes of workspaces, which hold names of files, go as well: they are made anew.
-
-        A key whose newest checkpoint holds it goes on with a copy in which the secret is blotted
-        out. Archives, copies of the store and live agents are beyond reach; what is compressed or
-        encrypted within a state is not found.
+        Workspace indexes, which contain file names, are dropped and rebuilt. A key whose newest
+        checkpoint contains the secret continues with a redacted copy. Archives, copies of the
+        store and live agents are not changed; compressed or encrypted content is not searched.
 
         Args:
-            secret: a text or bytes of at least six bytes.
-            dry_run: only tell what would be removed.
+            secret: a string or bytes, at least six bytes long.
+            dry_run: remove nothing, only report.
 
         Raises:
-            InvalidInputError: the secret is too short, or is in the name of a key.
-            IntegrityError: something is damaged, so nobody can tell what is in it.
-            StorageError: the medium failed, or others use it right now.
+            InvalidInputError: the secret is too short, or part of a key.
+            IntegrityError: something is damaged and cannot be searched.
+            StorageError: the medium failed or is in use.
         """
-        self._background.settle()
+        self._background.flush()
         report = purge(self.store, secret, dry_run=dry_run)
         if not dry_run:
             with block_forks():
-                from agent_checkpoint.workspace.root_checks import drop_caches  # costly to import
+                from agent_checkpoint.workspace.root_checks import drop_caches  # slow to import
 
             drop_caches()
         return report
 
     def stats(self) -> dict[str, Any]:
-        """Return what there is and what it takes, in all and per key.
+        """Return counts and sizes, in total and per key.
 
-        `logical_bytes` is what the checkpoints have, one by one: states as text, and files of
-        workspaces. `stored_bytes` is what they take as they are, `dedupe_ratio` the one by the
-        other. `unshared_bytes` is what it would take if each checkpoint were stored by itself, and
-        `own_bytes` of a key what no other key needs.
+        `logical_bytes` is the sum over all checkpoints: states as text, and workspace files.
+        `stored_bytes` is the size on disk, `dedupe_ratio` the quotient of both. `unshared_bytes`
+        is the size without sharing between checkpoints; `own_bytes` of a key is what no other key
+        references.
 
         Raises:
             StorageError: the medium failed.
         """
-        self._background.settle()
+        self._background.flush()
         return stats.stats(self.store)
 
     def export_archive(self, path: str | os.PathLike[str], key: str) -> int:
@@ -202,24 +206,24 @@ class KeyVerbs:
             IntegrityError: one of the checkpoints is damaged.
             StorageError: the file cannot be written.
         """
-        self._background.settle()
+        self._background.flush()
         return export_archive(self.store, path, check_key(key))
 
     def import_archive(self, path: str | os.PathLike[str]) -> str:
         """Add the checkpoints of an exported file as a new key; return the key.
 
-        Nothing of an archive is run: pickles in it need this user's seal when they are loaded.
+        Importing runs no code: pickles need the seal of this user when they are loaded.
 
         Raises:
-            ConflictError: the key exists already.
+            ConflictError: the key already exists.
             IntegrityError: the file is damaged, or not an archive.
             StorageError: the file cannot be read.
         """
-        self._background.settle()
+        self._background.flush()
         return import_archive(self.store, path)
 
     def close(self) -> None:
-        """Finish background saves and let go of the store. Raises what a failed save did."""
+        """Finish background saves and close the store. Raises the error of a failed save."""
         try:
             self._background.close()
         finally:
@@ -239,7 +243,7 @@ class KeyVerbs:
         self, key: str, checkpoint_id: str | None = None, expected_head: str | None = None
     ) -> Checkpoint:
         key = check_key(key)
-        self._background.settle()
+        self._background.flush()
         if expected_head is not None:
             head = self._expect(key, expected_head)
             if checkpoint_id is None:
@@ -255,7 +259,7 @@ class KeyVerbs:
         expected_head: str | None = None,
         parts: Sequence[str] | None = None,
     ) -> tuple[Checkpoint, Reader]:
-        """Return a checkpoint, and a reader that has read all that its parts, or some, need."""
+        """Return a checkpoint, and a reader with the objects of its parts, or some, prefetched."""
 
         def read(found: Checkpoint) -> tuple[Checkpoint, Reader]:
             reader = self.store.reader(found)
@@ -307,18 +311,18 @@ class KeyVerbs:
 def head_conflict(
     key: str, expected_head: str, head: Checkpoint | None, *, is_known: bool = True
 ) -> ConflictError:
-    """Return the error for a head that is not the expected one.
+    """Return the error for an unexpected head.
 
     Args:
-        key: whose head.
-        expected_head: what was expected.
-        head: what it is.
-        is_known: whether the key has such a checkpoint.
+        key: the key.
+        expected_head: the expected id.
+        head: the actual head.
+        is_known: whether the key has the expected checkpoint.
     """
     is_now = "nothing yet" if head is None else short_repr(head.id, 120)
-    why = "somebody else saved, or the store was set back"
+    why = "another writer saved, or the store was restored from an older copy"
     if not is_known:
-        why = f"the key has no such checkpoint (an id is what save() returned), or {why}"
+        why = f"the key has no such checkpoint (pass an id that save() returned), or {why}"
     return ConflictError(
         f"The head of {short_repr(key)} is {is_now}, not {short_repr(expected_head, 120)}: {why}. "
         "Load again and retry, or fork."
@@ -340,3 +344,48 @@ def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:
             "parts": [],
             "error": str(error),
         }
+
+
+def _delete_key(store: Store, key: str) -> None:
+    """Delete all checkpoints of a key, after fencing off its session.
+
+    Raises:
+        NotFoundError: there is no such key.
+        StorageError: the medium failed.
+    """
+    newest: Entry | None = None
+    seqs = []
+    for entry in store.entries(key):
+        newest = newest or entry
+        seqs.append(entry.seq)
+    if newest is None:
+        raise key_not_found(key, store)
+    with suppress(*UNUSABLE):  # a damaged checkpoint must be deletable too
+        try:
+            _fence_session(store, key, newest)
+        except StorageError as error:
+            if error.retryable:
+                raise
+            # On a full disk, deleting the older checkpoints makes room.
+            store.remove(key, seqs[1:])
+            _fence_session(store, key, newest)
+    store.remove(key, seqs)
+
+
+def _fence_session(store: Store, key: str, newest: Entry) -> None:
+    """Append an epoch to the ledger of the key's session, as opening it again would.
+
+    Without it an open session could still run side effects: a new session under the key has a
+    ledger of its own. It is appended before the deletion, so that no session acts after it. A
+    process that opens the session meanwhile, after the newest entry, gets the same epoch, and its
+    checkpoint is not deleted.
+    """
+    checkpoint = read_checkpoint(key, newest.seq, newest.data)
+    has_session = _SESSION in checkpoint.parts
+    lineage = lineage_of(store.reader(checkpoint), checkpoint) if has_session else None
+    if lineage is None:
+        return
+    ledger = Ledger(store, lineage)
+    ledger.refresh()
+    if ledger.seq:
+        ledger.append("epoch", session=key, epoch=newest.seq + 1)

@@ -1,8 +1,4 @@
-"""CheckpointManager: every verb on checkpoints.
-
-Owns how a verb is put together from the state layer and the store; knows neither JSON tags nor
-media.
-"""
+"""CheckpointManager: the verbs on live agents. Verbs on keys alone are in `key_verbs`."""
 
 from __future__ import annotations
 
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class SaveOptions(TypedDict, total=False):
-    """What may be said about a checkpoint when it is saved."""
+    """Options of a save."""
 
     label: str | None
     tags: Iterable[str]
@@ -48,7 +44,7 @@ class SaveOptions(TypedDict, total=False):
 
 
 class LoadOptions(TypedDict, total=False):
-    """How a checkpoint may be loaded."""
+    """Options of a load."""
 
     strict: bool
     trust_pickle: bool
@@ -75,21 +71,21 @@ class CheckpointManager(KeyVerbs):
         Args:
             store: a store URL, such as `file:///var/checkpoints`, or a Backend.
             backend: `memory`, `file`, `sqlite`, or a Backend, instead of `store`.
-            path: the directory of a file or SQLite store; without one, SQLite uses the user's own.
-            fmt: how states are written: `json`, readable, or `pickle`, sealed.
-            durability: `full`, or `fast`: a loss of power may take the last saves away (SQLite).
+            path: the directory of a file or SQLite store; the default store if SQLite gets none.
+            fmt: the format of states: `json`, readable, or `pickle`, sealed.
+            durability: `full`, or `fast`: a power failure may lose the last saves (SQLite).
             min_free: refuse to save when the file system has fewer bytes free; 0 for no limit.
             max_bytes: refuse to save when all files of the store would have more bytes than this.
             compression: of a new store: `zlib`, which every installation reads, or `zstd`, which
                 is faster and smaller, and must be installed wherever the store is opened.
-            shared: use a directory although another user owns it or others may write it. Entries
-                are sealed under your secret, and those without that seal are not loaded.
+            shared: accept a directory that other users own or can write. Entries are sealed under
+                your secret, and entries without that seal are not loaded.
 
         Raises:
-            InvalidInputError: the arguments name no backend, or contradict each other.
+            InvalidInputError: the arguments name no backend or contradict each other.
         """
         self.fmt = check_format(fmt)
-        """How states are written."""
+        """The format of states."""
         super().__init__(
             open_store(
                 store,
@@ -118,21 +114,21 @@ class CheckpointManager(KeyVerbs):
         """Save an agent, a dict of named parts or a plain dict, and return the checkpoint's id.
 
         Args:
-            key: the line of checkpoints to add to; it comes into being with the first.
+            key: the key to append to; the first save creates it.
             agent: a Stateful, a dict of Statefuls by part name, or a dict that is itself a state.
-            label: what a person calls this checkpoint.
-            tags: words to find it by.
-            metrics: numbers to rank it by.
-            expected_head: the id that must still be the key's head.
+            label: a name for people.
+            tags: words to find the checkpoint by.
+            metrics: numbers to rank the checkpoint by.
+            expected_head: the id that must be the head of the key, else ConflictError.
 
         Raises:
-            InvalidInputError: the key, or what is to be saved, can never work.
+            InvalidInputError: the key or the agent cannot be saved.
             StateError: a value cannot be captured; the message names its path.
             ConflictError: the head is not `expected_head`.
             StorageError: the medium failed; nothing was acknowledged.
         """
         draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
-        self._background.settle()
+        self._background.flush()
         return self._write_id(draft, expected_head)
 
     def save_in_background(
@@ -166,25 +162,26 @@ class CheckpointManager(KeyVerbs):
         expected_head: str | None = None,
         trust_pickle: bool = False,
     ) -> Any:
-        """Load a checkpoint into an agent, named parts or a plain dict, all of it or nothing.
+        """Load a checkpoint into an agent, named parts or a plain dict, all or nothing.
 
         Args:
-            key: the line of checkpoints; its latest is loaded unless an id is given.
-            agent: what to load into, of the same shape as what was saved.
+            key: the key; its latest checkpoint is loaded unless an id is given.
+            agent: the target, of the same shape as the saved one.
             checkpoint_id: an id or short form (`key~2`, `key@17`) of a checkpoint of the key.
             strict: refuse a state that lacks fields or has unexpected ones.
-            expected_head: the id that must be the key's head; notices a store that was set back.
-            trust_pickle: load pickles without checking whether this user sealed them. Only for
-                checkpoints whose origin you trust: a pickle can run any code.
+            expected_head: the id that must be the head of the key; detects a store restored from
+                an older copy.
+            trust_pickle: load pickles without verifying their seal. Only for checkpoints whose
+                origin you trust: a pickle can run any code.
 
         Returns:
-            The missing and unexpected keys, or what the agent's own `load_state_dict` returned;
+            The missing and unexpected keys, or the result of the agent's own `load_state_dict`;
             by part if several were passed.
 
         Raises:
             NotFoundError: there is no such key or checkpoint.
             ConflictError: the head is not `expected_head`.
-            StateError: the state does not fit; the agent is as it was.
+            StateError: the state does not fit; the agent is unchanged.
             IntegrityError: the checkpoint is damaged.
         """
         found = self._fetch(key, checkpoint_id, expected_head, list(parts_of(agent)))
@@ -199,14 +196,14 @@ class CheckpointManager(KeyVerbs):
         expected_head: str | None = None,
         **options: Unpack[LoadOptions],
     ) -> Any:
-        """Do as `load` does, for asyncio: only the reading is moved off the event loop."""
+        """Run `load` for asyncio: only reading is moved off the event loop."""
         found = await self._afetch(key, checkpoint_id, expected_head, list(parts_of(agent)))
         return self._restore(*found, agent, **options)
 
     def state_dict(
         self, key: str, checkpoint_id: str | None = None, *, trust_pickle: bool = False
     ) -> Any:
-        """Return a saved state without an agent; several parts come as a dict by name.
+        """Return a saved state as data; several parts are returned as a dict by name.
 
         Raises as `load` does.
         """
@@ -215,25 +212,25 @@ class CheckpointManager(KeyVerbs):
 
     @contextmanager
     def rollback_context(self, key: str, agent: Any, *, label: str | None = None) -> Iterator[str]:
-        """Save, and restore just that if the block raises; the exception still propagates.
+        """Save, and restore that checkpoint if the block raises; the exception propagates.
 
-        The context's value is the id of the checkpoint. Raises what `save` and `load` do.
+        The context value is the id of the checkpoint. Raises as `save` and `load` do.
         """
         draft, _ = self._draft(key, agent, label=label)
         targets = parts_of(agent)
         live_objects = LiveObjects(targets.values())
-        self._background.settle()
+        self._background.flush()
         saved = self._write(draft, None)
         try:
             yield saved.id
-        except Suspended:  # the work goes on later, from here
+        except Suspended:  # the work resumes later from the current state
             raise
         except BaseException:
             restore_parts(draft.parts, targets, live_objects=live_objects)
             self._record_rollback(saved)
             raise
 
-    # -- look ------------------------------------------------------------------------------------
+    # -- diff ------------------------------------------------------------------------------------
 
     def diff(
         self,
@@ -245,13 +242,13 @@ class CheckpointManager(KeyVerbs):
         deep: bool = False,
         trust_pickle: bool = False,
     ) -> Changes:
-        """Return what changed: from a checkpoint to the present agent, or between two checkpoints.
+        """Return the changes from a checkpoint to a live agent, or between two checkpoints.
 
         Args:
-            key: whose latest checkpoint stands for an id that is not given.
-            agent: what to compare with, as it is now.
-            checkpoint_id_a: the checkpoint before.
-            checkpoint_id_b: the checkpoint after; of any key.
+            key: its latest checkpoint is used for an id that is not given.
+            agent: the live agent to compare with.
+            checkpoint_id_a: the old checkpoint.
+            checkpoint_id_b: the new checkpoint, of any key.
             deep: name paths inside values (`memory[2].role`) instead of whole fields.
             trust_pickle: as for `load`.
 
@@ -271,15 +268,15 @@ class CheckpointManager(KeyVerbs):
         return self._diff(key, comparison)
 
     def adiff(self, key: str, **options: Unpack[DiffOptions]) -> Coroutine[Any, Any, Changes]:
-        """Do as `diff` does, for asyncio: the agent's state is taken at the call."""
+        """Run `diff` for asyncio: the state of the agent is captured at the call."""
         return self._adiff(key, Comparison(self.store.writer, **options))
 
-    # -- how the verbs are made ------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     def _draft(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
     ) -> tuple[Draft, str | None]:
-        key = check_key(key)  # before the work of capturing
+        key = check_key(key)  # before the expensive capture
         draft = make_draft(
             key,
             capture(agent, self.fmt, self.store.writer),
@@ -303,7 +300,7 @@ class CheckpointManager(KeyVerbs):
 
     def _diff(self, key: str, comparison: Comparison) -> Changes:
         key = check_key(key)
-        self._background.settle()
+        self._background.flush()
         return comparison.run(self.store, key)
 
     def _restore(
@@ -313,12 +310,12 @@ class CheckpointManager(KeyVerbs):
         return restore(checkpoint.parts, agent, reader=reader, where=where, **options)
 
     def _record_rollback(self, target: Checkpoint) -> None:
-        # The block's own exception must propagate: what fails here is told at the next save.
-        with self._background.failure_kept():
+        # The exception of the block must propagate: a failure here is raised by the next save.
+        with self._background.defer_failure():
             self._background.wait()
             head = self.store.head(target.key)
             if head is None or head.id != target.id:
-                # Something was saved since: the head of a key is always its present.
+                # Something was saved since: the head of a key must be its current state.
                 draft = draft_from(target, target.key, "rollback")
                 self.store.write(draft, parents=(target.id,))
 

@@ -1,6 +1,6 @@
-"""What is saved and what is loaded into: an agent, named parts, or a plain dict.
+"""The named parts of a checkpoint: from an agent, a dict of Statefuls, or a plain dict.
 
-Owns telling them apart; knows no storage.
+Knows no storage.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from agent_checkpoint.store.canonical_json import exact_float
 from agent_checkpoint.store.objects.reader import Reader
 
 SINGLE_PART = "agent"
-"""The name of the part when a checkpoint is of one agent or one plain dict."""
+"""The part name of a single agent or plain dict."""
 
 
 def parts_of(subject: Any) -> dict[str, Any]:
-    """Return the named parts of what a user passed.
+    """Return the named parts of an argument.
 
-    A dict whose values are all Statefuls is parts; any other dict is a state of its own.
+    A dict whose values are all Statefuls holds parts; any other dict is a state itself.
 
     Raises:
-        InvalidInputError: it is neither a Stateful nor a dict, or a part has no proper name.
+        InvalidInputError: it is neither a Stateful nor a dict, or the name of a part is invalid.
     """
     if is_stateful(subject):
         return {SINGLE_PART: subject}
     if isinstance(subject, type):
         name = subject.__name__
-        raise InvalidInputError(f"{name} is a class: pass an instance of it, such as {name}().")
+        raise InvalidInputError(f"{name} is a class: pass an instance, such as {name}().")
     if not isinstance(subject, dict):
         raise InvalidInputError(
             f"{type(subject).__name__} has no state_dict() and load_state_dict(). Derive its class "
@@ -52,11 +52,11 @@ def parts_of(subject: Any) -> dict[str, Any]:
 def capture(
     subject: Any, fmt: str = "json", new_writer: NewWriter | None = None
 ) -> dict[str, JsonValue]:
-    """Return the parts of what a user passed as JSON, taken now for the store of the writers.
+    """Capture the parts of an argument as JSON.
 
     Raises:
-        InvalidInputError: it cannot be saved at all.
-        StateError: a value in it cannot be captured.
+        InvalidInputError: it cannot be saved.
+        StateError: a value cannot be captured.
     """
     parts = parts_of(subject)
     return {name: encode_state(part, name, fmt, new_writer) for name, part in parts.items()}
@@ -71,21 +71,21 @@ def restore(
     reader: Reader | None = None,
     where: str = "The checkpoint",
 ) -> Any:
-    """Load saved parts into what a user passed, all of them or none.
+    """Load saved parts into an agent, named parts or a dict, all or none.
 
     Args:
         saved: the parts as JSON.
-        subject: what to load into.
+        subject: the target.
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
-        reader: gives what stands outside of the parts, if they come from a store.
-        where: what the parts are of, in messages.
+        reader: reads the objects that the parts refer to, if they come from a store.
+        where: the name of the source in messages.
 
     Returns:
-        What the load returned; by name if several parts were passed.
+        The result of the load; by part name if several parts were passed.
 
     Raises:
-        StateMismatchError: a part that was asked for was not saved.
+        StateMismatchError: a requested part was not saved.
         StateError: a state cannot be decoded or loaded.
     """
     targets = parts_of(subject)
@@ -109,19 +109,19 @@ def restore_parts(
     reader: Reader | None = None,
     live_objects: LiveObjects | None = None,
 ) -> dict[str, Any]:
-    """Load saved parts into their targets, all of them or none, and return what each returned.
+    """Load saved parts into their targets, all or none; return the result of each load.
 
     Args:
         saved: the parts as JSON.
-        targets: what to load into, by part.
+        targets: the target of each part.
         strict: refuse states that lack fields or have unexpected ones.
         trust_pickle: load pickles without checking their seal.
-        reader: gives what stands outside of the parts, if they come from a store.
-        live_objects: the live objects that the parts were captured from, to go back exactly.
+        reader: reads the objects that the parts refer to, if they come from a store.
+        live_objects: the objects that the parts were captured from, to restore them in place.
 
     Raises:
         StateError: a state cannot be decoded or loaded.
-        IntegrityError: what stands outside is missing or damaged.
+        IntegrityError: a referenced object is missing or damaged.
     """
     if reader is not None:
         reader.fetch(saved[name] for name in targets)
@@ -142,17 +142,17 @@ def states_of(
     trust_pickle: bool = False,
     reader: Reader | None = None,
 ) -> Any:
-    """Return the saved states without objects: the state itself if there is but one agent.
+    """Return the saved states as data: the state itself if there is a single agent.
 
     Args:
         saved: the parts as JSON.
-        targets: live objects by part, whose type hints vouch for types.
+        targets: live objects by part; their type hints allow types to be decoded.
         trust_pickle: load pickles without checking their seal.
-        reader: gives what stands outside of the parts, if they come from a store.
+        reader: reads the objects that the parts refer to, if they come from a store.
 
     Raises:
-        StateError: a state cannot be decoded here.
-        IntegrityError: what stands outside is missing or damaged.
+        StateError: a state cannot be decoded.
+        IntegrityError: a referenced object is missing or damaged.
     """
     if reader is not None:
         reader.fetch(saved.values())
@@ -173,17 +173,17 @@ def make_draft(
     tags: Iterable[str] = (),
     metrics: Mapping[str, float] | None = None,
 ) -> Draft:
-    """Return a checked draft of a checkpoint.
+    """Return a validated draft of a checkpoint.
 
     Raises:
-        InvalidInputError: the key, label, a tag or a metric is not what it must be.
+        InvalidInputError: the key, the label, a tag or a metric is invalid.
     """
     if label is not None:
         check_text(label, "A label")
     if isinstance(tags, str) or not isinstance(tags, Iterable):
-        raise InvalidInputError(f"Tags are a list of texts, not {short_repr(tags)}.")
+        raise InvalidInputError(f"tags must be a list of strings, not {short_repr(tags)}.")
     if metrics is not None and not isinstance(metrics, Mapping):
-        raise InvalidInputError(f"Metrics are numbers by name, not {short_repr(metrics)}.")
+        raise InvalidInputError(f"metrics must map names to numbers, not {short_repr(metrics)}.")
     numbers = {}
     for name, value in (metrics or {}).items():
         check_text(name, "A metric's name")
@@ -198,13 +198,15 @@ def make_draft(
 
 
 def check_text(value: object, what: str) -> str:
-    """Return a text that can be stored. Raises InvalidInputError."""
+    """Return a string that can be stored as UTF-8. Raises InvalidInputError."""
     if not isinstance(value, str):
-        raise InvalidInputError(f"{what} is text, not {type(value).__name__}.")
+        raise InvalidInputError(f"{what} must be a string, not {type(value).__name__}.")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise InvalidInputError(f"{what} has lone surrogates.") from None
+        raise InvalidInputError(
+            f"{what} has lone surrogates and cannot be stored as UTF-8."
+        ) from None
     return value
 
 
@@ -215,6 +217,6 @@ def _number(name: str, value: Any) -> float:
         raise InvalidInputError(f"The metric {short_repr(name)} is not a number.") from None
     if not math.isfinite(number):
         raise InvalidInputError(
-            f"The metric {short_repr(name)} is {number}, which cannot be ranked."
+            f"The metric {short_repr(name)} is {number}; it must be finite to be ranked."
         )
     return exact_float(number)

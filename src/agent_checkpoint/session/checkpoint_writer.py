@@ -84,7 +84,7 @@ class CheckpointWriter:
             StorageError: the medium failed; nothing was acknowledged.
         """
         with self.lock:
-            self.manager._background.settle()
+            self.manager._background.flush()
             return self._write(draft, parents)
 
     def submit(self, draft: Draft) -> Future[str]:

@@ -91,7 +91,7 @@ def test_a_fork_begins_where_it_was_told(manager: CheckpointManager) -> None:
 
 def test_a_fork_to_an_existing_key_is_refused(manager: CheckpointManager) -> None:
     save_many(manager, "k", 1)
-    with pytest.raises(ConflictError, match="'k' exists already"):
+    with pytest.raises(ConflictError, match="'k' already exists"):
         manager.fork("k", "k")
 
 

@@ -239,7 +239,7 @@ def test_bad_descriptions_are_refused(manager: CheckpointManager, options: dict)
 def test_an_expected_head_that_is_no_checkpoint_is_told(manager: CheckpointManager) -> None:
     manager.save("k", Agent(1))
     for verb in (manager.save, manager.load):
-        with pytest.raises(ConflictError, match=r"an id is what save\(\) returned"):
+        with pytest.raises(ConflictError, match=r"an id that save\(\) returned"):
             verb("k", Agent(2), expected_head="nonsense")
         with pytest.raises(InvalidInputError, match="A checkpoint id is non-empty text, not 5"):
             verb("k", Agent(2), expected_head=5)  # type: ignore[arg-type]
@@ -248,7 +248,7 @@ def test_an_expected_head_that_is_no_checkpoint_is_told(manager: CheckpointManag
 def test_expected_head_keeps_a_history_linear(manager: CheckpointManager) -> None:
     first = manager.save("k", Agent(1))
     second = manager.save("k", Agent(2), expected_head=first)
-    with pytest.raises(ConflictError, match="somebody else saved"):
+    with pytest.raises(ConflictError, match="another writer saved"):
         manager.save("k", Agent(3), expected_head=first)
     manager.save("k", Agent(4), expected_head="k")
     assert manager.history("k")[0]["parents"] == [second]
@@ -260,7 +260,7 @@ def test_load_notices_a_store_that_was_set_back(manager: CheckpointManager) -> N
     manager.load("k", Agent(), expected_head=head)
     manager.delete("k", head)
     agent = Agent(7)
-    with pytest.raises(ConflictError, match="set back"):
+    with pytest.raises(ConflictError, match="restored from an older copy"):
         manager.load("k", agent, expected_head=head)
     assert agent.count == 7
 
