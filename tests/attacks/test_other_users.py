@@ -279,7 +279,7 @@ class TestStores:
         for wrong in ("shared=yes", "shared", "shared=1&shared=1"):
             with pytest.raises(InvalidInputError, match="shared"):
                 CheckpointManager(f"sqlite://{tmp_path}/store?{wrong}")
-        with pytest.raises(InvalidInputError, match="memory backend has no shared"):
+        with pytest.raises(InvalidInputError, match="memory backend has no option shared"):
             CheckpointManager(shared=True)
 
 

@@ -51,9 +51,9 @@ def test_backends_by_url(tmp_path):
         ("file:/var/checkpoints", "not a store URL"),
         ("file://", "must be file:///absolute/path"),
         ("file://elsewhere/path", "must be file:///absolute/path"),
-        ("file:///path?durability=fast", "The file backend has no durability."),
+        ("file:///path?durability=fast", "The file backend has no option durability."),
         ("sqlite:///path?durability=slow", "durability is 'full' or 'fast', not 'slow'"),
-        ("sqlite:///path?durability=fast&durability=full", "given twice"),
+        ("sqlite:///path?durability=fast&durability=full", "is repeated"),
         ("sqlite:///path?speed=9", "'speed=9' is not an option"),
         ("sqlite:///a?b/c", "a ? in the path is written %3f"),
         ("sqlite:///path?max_bytes=lots", "'max_bytes=lots' must be a number of bytes"),
@@ -133,9 +133,9 @@ def test_a_manager_takes_the_options(tmp_path):
 
 @pytest.mark.parametrize("options", [{"durability": "fast"}, {"min_free": 0}, {"max_bytes": 9}])
 def test_a_manager_takes_no_options_beside_a_url_or_an_instance(tmp_path, options):
-    with pytest.raises(InvalidInputError, match=r"Write \w+ into the URL"):
+    with pytest.raises(InvalidInputError, match=r"Put \w+ into the URL"):
         CheckpointManager(f"sqlite://{tmp_path}", **options)
-    with pytest.raises(InvalidInputError, match="to the Backend instance itself"):
+    with pytest.raises(InvalidInputError, match="on the Backend instance itself"):
         CheckpointManager(FileBackend(tmp_path), **options)
     with pytest.raises(InvalidInputError, match="The memory backend has no"):
         CheckpointManager(**options)
@@ -199,7 +199,7 @@ def test_a_store_in_one_word(tmp_path):
 
 @pytest.mark.parametrize("store", [7, b"store", ["store"], object()])
 def test_what_is_no_store(store):
-    with pytest.raises(InvalidInputError, match="neither a backend's name, a URL nor a Backend"):
+    with pytest.raises(InvalidInputError, match="is not a backend name, a store URL or a Backend"):
         open_named(store)
 
 
@@ -209,7 +209,7 @@ def test_no_database_is_made_in_a_store_of_readable_files(tmp_path):
     for store in (tmp_path, f"sqlite://{tmp_path}"):
         with pytest.raises(InvalidInputError, match="is a store of readable files") as caught:
             open_named(store)
-        assert str(caught.value).endswith(f'say backend="file", or file://{tmp_path}.')
+        assert str(caught.value).endswith(f'pass backend="file", or file://{tmp_path}.')
     with CheckpointManager(backend="file", path=tmp_path) as manager:
         assert manager.state_dict("session") == {"step": 1}
 

@@ -43,7 +43,7 @@ def test_a_disk_with_too_little_room_is_not_written_to(tmp_path, kind):
         assert str(tmp_path / "store") in text
         assert "bytes free" in text
         assert f"min_free={MANY:,}" in text
-        assert "Prune and gc, or free some space" in text
+        assert "Run prune and gc, or free some space" in text
     assert size_of(tmp_path) == before
     # Reading and deleting go through.
     assert len(backend.read("key/a")) == 2
@@ -83,7 +83,7 @@ def test_a_store_does_not_grow_beyond_its_size(tmp_path, kind):
     assert stored > 50
     assert f"max_bytes={most:,}" in str(caught.value)
     assert "are free on the file system" in str(caught.value)
-    assert "Prune and gc" in str(caught.value)
+    assert "Run prune and gc" in str(caught.value)
     assert len(backend.read("key/a")) == stored
     # The advice helps, in the same process and in a new one.
     backend.remove("key/a", range(1, stored))

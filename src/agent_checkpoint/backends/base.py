@@ -1,4 +1,4 @@
-"""The backend contract: objects and streams on a medium. Owns the interface; knows no medium."""
+"""The backend contract: objects and streams on a storage medium."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Backend(ABC):
-    """Where objects and streams live. Ten methods, no more; wrappers add what cuts across.
+    """Stores objects and streams. Wrappers around a backend add retries, caches and the like.
 
-    Objects are immutable bytes under 64 lower-case hex digits that the caller chose (their hash).
-    Streams are append-only, numbered sequences of small entries, named `key/…`, `fx/…` or `meta/…`
-    and any text after that. Names are checked where something is written; elsewhere a malformed
-    one is simply not there. Every method may be called from any thread.
+    Objects are immutable bytes under an id of 64 lower-case hex digits, chosen by the caller (their
+    hash). Streams are append-only, numbered sequences of small entries, named `key/…`, `fx/…` or
+    `meta/…`. Names are validated on writes; on reads a malformed name does not exist. Every method
+    may be called from any thread.
     `agent_checkpoint.testing.BackendTests` is the contract in executable form.
     """
 
     readable: ClassVar[bool] = False
-    """Whether people read the medium itself: entries are then indented, with the state inline."""
+    """Whether people read the files directly: entries are then indented, with inline states."""
 
     shared: bool = False
-    """Whether others may write the medium: entries are then sealed, and unsealed ones refused."""
+    """Whether other users can write the medium: entries are then sealed, unsealed ones refused."""
 
     url: str | None = None
-    """What opens the same store in another process, if anything does; a backend may set it."""
+    """The URL that opens the same store in another process, if there is one."""
 
     compression: str | None = None
-    """How a new store packs its objects, `zlib` or `zstd`. None: as the store says; zlib if new."""
+    """The compression of a new store, `zlib` or `zstd`. None: as in the store, else zlib."""
 
     repacks: SupportsRepack | None = None
-    """What finds objects by their first byte and replaces them, if the medium can."""
+    """Finds objects by their first byte and replaces them, if the medium supports it."""
 
     @abstractmethod
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Make the objects durable. One that is there already is left as it is.
+        """Make the objects durable. An object that exists is not changed.
 
         Raises:
             InvalidInputError: an id is not 64 lower-case hex digits.
@@ -49,7 +49,7 @@ class Backend(ABC):
 
     @abstractmethod
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return those of the objects that exist, by id.
+        """Return the existing objects, by id.
 
         Raises:
             StorageError: the medium failed.
@@ -57,7 +57,7 @@ class Backend(ABC):
 
     @abstractmethod
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
-        """Return those of the ids that are not stored.
+        """Return the ids that are not stored.
 
         Raises:
             StorageError: the medium failed.
@@ -65,7 +65,7 @@ class Backend(ABC):
 
     @abstractmethod
     def list_objects(self) -> Iterator[ObjectInfo]:
-        """Iterate over all objects, in any order; they may be deleted meanwhile.
+        """Iterate over all objects, in any order; objects may be deleted meanwhile.
 
         Raises:
             StorageError: the medium failed.
@@ -75,18 +75,17 @@ class Backend(ABC):
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects; ids that are not stored are ignored.
 
-        `ids` may be a generator. It is consumed, to its end and before anything is deleted, while
-        no `append` or `put_objects` of any process can commit. From inside it the same thread may
-        call the methods that read (read, streams, list_objects, get_objects, missing_objects) on
-        the same backend; they see all that is committed. So gc can look again at what is newer.
-        Where nothing was ever stored it may not be consumed at all. If it raises, nothing is
-        deleted.
+        `ids` may be a generator. It is consumed completely, before any deletion, while no `append`
+        or `put_objects` of any process can commit. The generator may call the reading methods of
+        the same backend (read, streams, list_objects, get_objects, missing_objects) on the same
+        thread; they see everything committed, so that gc can mark what was saved since its first
+        pass. An empty store need not consume it. If it raises, nothing is deleted.
 
-        The objects go in one transaction or in the given order, so that an object which names
-        others can be made to go before them.
+        Objects are deleted in one transaction or in the given order, so that callers can delete an
+        object before the objects that it references.
 
         Raises:
-            StorageError: the medium failed; the first of the objects may be gone.
+            StorageError: the medium failed; the first objects may be deleted.
         """
 
     @abstractmethod
@@ -99,23 +98,23 @@ class Backend(ABC):
         objects: Mapping[str, bytes] = NO_OBJECTS,
         requires: Collection[str] = (),
     ) -> int:
-        """Commit: make the objects durable, then the entry, and return its number.
+        """Commit: make the objects durable, then the entry; return its sequence number.
 
-        Numbers count up from 1, and none is used twice, also when entries were removed.
+        Numbers count up from 1 and are never reused, even after entries were removed.
 
         Args:
-            stream: the stream's name; it comes into being with its first entry.
+            stream: the name of the stream; the first entry creates it.
             entry: the bytes of the entry.
-            after: the number that the newest present entry must have (0: none is present).
-            objects: new objects that the entry names.
-            requires: objects that the entry names and that must be there already; checked
-                atomically with the append, so that gc cannot take them away in between.
+            after: the expected number of the newest entry (0: the stream is empty).
+            objects: new objects that the entry references.
+            requires: referenced objects that must exist; checked atomically with the append, so
+                that gc cannot delete them in between.
 
         Raises:
             InvalidInputError: the stream's name or an object's id is malformed.
             ConflictError: `after` is not the number of the newest entry; nothing was appended.
             MissingObjectsError: some of `requires` are not stored; nothing was appended.
-            StorageError: the medium failed; nothing was acknowledged.
+            StorageError: the medium failed; the append is not acknowledged.
         """
 
     @abstractmethod
@@ -130,8 +129,8 @@ class Backend(ABC):
     ) -> list[Entry]:
         """Return the entries with `after < seq < before`, at most `limit`, in order of number.
 
-        With `newest_first` the order is turned round and `limit` takes the newest. An unknown
-        stream is an empty one.
+        With `newest_first` the order is reversed and `limit` selects the newest. An unknown stream
+        is empty.
 
         Raises:
             StorageError: the medium failed.
@@ -139,10 +138,10 @@ class Backend(ABC):
 
     @abstractmethod
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
-        """Remove entries for good; numbers that are not there are ignored.
+        """Remove entries permanently; unknown numbers are ignored.
 
         Raises:
-            StorageError: the medium failed; some of the entries may be gone.
+            StorageError: the medium failed; some entries may be removed.
         """
 
     @abstractmethod
@@ -157,11 +156,11 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of files and connections; closing twice does nothing."""
+        """Close files and connections; closing twice does nothing."""
 
 
 def check_newest(stream: str, newest: int, after: int) -> None:
-    """Make sure that a stream is where whoever appends believes it is. Raises ConflictError."""
+    """Compare the newest entry of a stream with the expected one. Raises ConflictError."""
     if after != newest:
         raise ConflictError(
             f"The stream {short_repr(stream)} is at entry {newest}, not at {after}."
@@ -169,27 +168,29 @@ def check_newest(stream: str, newest: int, after: int) -> None:
 
 
 def check_compression(compression: str | None) -> str | None:
-    """Return a compression of a store, or None for whatever it has. Raises InvalidInputError."""
+    """Return a valid compression, or None for that of the store. Raises InvalidInputError."""
     if compression not in (None, "zlib", "zstd"):
-        raise InvalidInputError(f"compression is 'zlib' or 'zstd', not {short_repr(compression)}.")
+        raise InvalidInputError(
+            f"compression must be 'zlib' or 'zstd', not {short_repr(compression)}."
+        )
     return compression
 
 
 class ObjectScan(NamedTuple):
-    """What `Repacks.find_objects` found."""
+    """The result of `SupportsRepack.find_objects`."""
 
-    found: list[str]
-    """The objects that begin with the byte."""
+    ids: list[str]
+    """The ids of objects that begin with the byte."""
     total: int
-    """How many objects were looked at."""
+    """The number of scanned objects."""
     position: Any
-    """Plain JSON: where the next look may begin."""
+    """Plain JSON: where the next scan may start."""
 
 
 class SupportsRepack(Protocol):
-    """A medium that tells the first bytes of objects fast, and stores objects in another packing.
+    """A medium that finds objects by their first byte, and replaces their stored form.
 
-    A name is the hash of the plain form of an object, so several packings have the same name.
+    The id is the hash of the uncompressed object, so several stored forms have the same id.
     """
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
@@ -197,42 +198,42 @@ class SupportsRepack(Protocol):
 
         Args:
             first: the byte.
-            position: what an earlier look returned; objects that were stored before that are not
-                looked at. What makes no sense is taken for None: look at all of them.
+            position: from an earlier scan; objects stored before it are skipped. An invalid
+                position is treated as None: scan all objects.
 
         Raises:
             StorageError: the medium failed.
         """
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Replace the stored bytes of objects, each in one step; those that are gone stay so.
+        """Replace the stored bytes of objects, each atomically; deleted objects stay deleted.
 
         Raises:
-            StorageError: the medium failed; some of them may be replaced.
+            StorageError: the medium failed; some objects may be replaced.
         """
 
 
 @runtime_checkable
 class SupportsScrub(Protocol):
-    """A backend whose medium may still hold the bytes of what was deleted, and can lose them."""
+    """A backend whose medium may retain deleted bytes, and can erase them."""
 
     def scrub(self) -> None:
-        """Make bytes that were deleted unreadable in every file of the medium.
+        """Erase deleted bytes from every file of the medium.
 
-        It may rewrite all that is stored. Saving waits for it, reading goes on.
+        May rewrite the whole store. Saves wait meanwhile, reads do not.
 
         Raises:
-            StorageError: others use the medium right now (then it is retryable), or it failed;
-                deleted bytes may still be readable.
+            StorageError: the medium is in use (then retryable) or failed; deleted bytes may still
+                be readable.
         """
 
 
 @runtime_checkable
 class SupportsReplacementCheck(Protocol):
-    """A backend at a path, where another store may be by now, or none."""
+    """A backend at a path that detects whether its store was replaced or removed."""
 
     def is_replaced(self) -> bool:
-        """Tell whether the store that was used is not at the path any more: open it anew.
+        """Return whether the open store is no longer at its path: reopen it.
 
         Until then every method raises StorageError.
 

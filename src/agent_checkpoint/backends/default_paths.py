@@ -1,7 +1,7 @@
-"""Where a store is that was opened without a path. Owns that directory's name; makes nothing.
+"""Default paths: the store and the data directory of the user. Creates nothing.
 
-The secret of pickles is found in the same manner, by `seal.py`, but in the config directory:
-who copies the data must not get the secret with it.
+`seal.py` locates the secret in the same way, but in the config directory: a copy of the data must
+not contain the secret.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ ENVIRONMENT = "AGENT_CHECKPOINT_HOME"
 
 
 def default_store() -> Path:
-    """Return the directory of the user's own store.
+    """Return the directory of the default store.
 
     It is `store` below `AGENT_CHECKPOINT_HOME`, else below `agent-checkpoint` in the user's data
     directory: `$XDG_DATA_HOME`, `~/Library/Application Support` on macOS, or `~/.local/share`.
 
     Raises:
-        InvalidInputError: the environment names no absolute path, or the user has no home.
+        InvalidInputError: the environment names a relative path, or the user has no home directory.
     """
     given = os.environ.get(ENVIRONMENT)
     if given:
         path = check_path(given)
         if not path.is_absolute():
             raise InvalidInputError(
-                f"{ENVIRONMENT} is {short_repr(given)}; it must be an absolute path, or every "
-                "directory would have a store of its own."
+                f"{ENVIRONMENT} is {short_repr(given)}; it must be an absolute path, or the store "
+                "would depend on the working directory."
             )
         return path / "store"
     return _data_directory() / "agent-checkpoint" / "store"
 
 
 def data_home() -> Path:
-    """Return the directory beside that store: of indexes, forks and the like; it may be missing.
+    """Return the data directory, which holds indexes and forks beside the store; it may be missing.
 
     Raises:
-        InvalidInputError: it is not this user's own, or as for `default_store`.
-        StorageError: the file system refuses to tell.
+        InvalidInputError: other users own or can write it, or as for `default_store`.
+        StorageError: the file system failed.
     """
     home = default_store().parent
-    with wrap_os_errors(f"look at {home}"):
+    with wrap_os_errors(f"check {home}"):
         check_own(home)
     return home
 
@@ -62,8 +62,7 @@ def _data_directory() -> Path:
         home = Path.home()
     except RuntimeError as error:
         raise InvalidInputError(
-            f"There is no home directory for the default store ({error}): pass a path, or set "
-            f"{ENVIRONMENT}."
+            f"No home directory for the default store ({error}): pass a path, or set {ENVIRONMENT}."
         ) from error
     if sys.platform == "darwin":
         return home / "Library" / "Application Support"

@@ -1,13 +1,11 @@
-"""The backend that people can read: one file an entry.
+"""The file backend: one readable file per entry.
 
-Owns the directory layout; knows nothing of what the bytes mean.
-
-    <path>/session_1/17.json     entry 17 of the stream key/session_1; see `file_numbers`
+    <path>/session_1/17.json     entry 17 of the stream key/session_1; see `file_sequence`
     <path>/objects/ab/ab12…      an object
-    <path>/.tmp/…                files being written; linked into place when they are durable
-    <path>/.lock, .gate          shared by writers, exclusive for what deletes
+    <path>/.tmp/…                temporary files; linked into place when durable
+    <path>/.lock, .gate          locks: shared by writers, exclusive for deletions
 
-A store may come from elsewhere: below its root no link is followed and only regular files are read.
+A store may be untrusted: below its root no link is followed and only regular files are read.
 """
 
 from __future__ import annotations
@@ -75,7 +73,7 @@ _CLOCK_TICK_NS = 2 * 10**9
 
 
 class FileBackend(Backend):
-    """Objects and streams as files in a private directory, durable when acknowledged."""
+    """Objects and streams as files in a private directory; acknowledged writes are durable."""
 
     readable: ClassVar[bool] = True
 
@@ -89,24 +87,23 @@ class FileBackend(Backend):
         shared: bool = False,
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
-        """Use the directory `path`, which is made at the first write, within the `Limits`.
+        """Use the directory `path`, which the first write creates, within the `SpaceLimits`.
 
         Args:
-            path: where the store is, or will be.
-            min_free: as for `Limits`.
-            max_bytes: as for `Limits`.
-            compression: as in `Backend`, of a new store.
-            shared: whether it may be another user's, or one that others may write.
-            lock_timeout: as of the SQLite backend: for how many seconds to wait for a process that
-                does not go on.
+            path: the directory of the store.
+            min_free: as for `SpaceLimits`.
+            max_bytes: as for `SpaceLimits`.
+            compression: of a new store; as for `Backend`.
+            shared: accept a directory that other users own or can write.
+            lock_timeout: seconds to wait for a lock; as for the SQLite backend.
 
         Raises:
-            InvalidInputError: the path exists and is not a directory, cannot be one, or is not this
-                user's own; or an option makes no sense.
-            StorageError: the file system refuses to tell.
+            InvalidInputError: the path is not a directory, other users own or can write it, or an
+                option is invalid.
+            StorageError: the file system failed.
         """
         given = check_path(path)
-        with wrap_os_errors(f"look at {given}"):
+        with wrap_os_errors(f"check {given}"):
             self.path = given.absolute()
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
@@ -115,7 +112,7 @@ class FileBackend(Backend):
                 check_own(self.path)
         if (self.path / "store.db").exists():
             raise InvalidInputError(
-                f'{self.path} is an SQLite store: say backend="sqlite", or '
+                f'{self.path} is an SQLite store: pass backend="sqlite", or '
                 f"{store_url('sqlite', self.path, shared=shared)}."
             )
         self.compression = check_compression(compression)
@@ -124,16 +121,16 @@ class FileBackend(Backend):
         self._lock_timeout = check_lock_timeout(lock_timeout)
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
-        self._pin = Pin(self._objects)  # made with the store, and never removed
+        self._pin = Pin(self._objects)  # created with the store, and never removed
 
     @property
     def url(self) -> str:  # type: ignore[override]
-        """What opens the same store in another process."""
+        """The URL that opens the same store in another process."""
         return store_url("file", self.path, shared=self.shared)
 
     @property
     def repacks(self) -> FileBackend:  # type: ignore[override]
-        """What finds objects by their first byte and replaces them."""
+        """This backend: it can find and replace objects."""
         return self
 
     def __repr__(self) -> str:
@@ -151,7 +148,7 @@ class FileBackend(Backend):
                 self._check_still_locked(lock)
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return those of the objects that exist. Raises StorageError."""
+        """Return the existing objects. Raises StorageError."""
         found: dict[str, bytes] = {}
         self._pin.exists()
         with wrap_os_errors(f"read objects of {self.path}"):
@@ -167,9 +164,9 @@ class FileBackend(Backend):
         return found
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
-        """Return those of the ids that are not stored. Raises StorageError."""
+        """Return the ids that are not stored. Raises StorageError."""
         self._pin.exists()
-        with wrap_os_errors(f"look for objects in {self.path}"):
+        with wrap_os_errors(f"check objects in {self.path}"):
             return {
                 name
                 for name in ids
@@ -191,7 +188,7 @@ class FileBackend(Backend):
                         yield ObjectInfo(item.name, stat.st_size, stat.st_mtime)
 
     def delete_objects(self, ids: Iterable[str]) -> None:
-        """Delete the objects while nobody writes. Raises StorageError."""
+        """Delete the objects under the exclusive lock. Raises StorageError."""
         with wrap_os_errors(f"delete objects of {self.path}"):
             if not self._pin.exists():
                 return
@@ -204,33 +201,33 @@ class FileBackend(Backend):
                     refuse_link(self._object_file(name).parent)
                     self._check_still_locked(
                         lock
-                    )  # each time: else a saver may be about to need it
+                    )  # each time: without the lock a concurrent save may require it
                     self._object_file(name).unlink(missing_ok=True)
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
-        """Find objects by their first byte, in the folders that changed. Raises StorageError."""
+        """Find objects by their first byte, in changed folders. Raises StorageError."""
         known = position if isinstance(position, dict) else {}
         result = ObjectScan([], 0, {})
         self._pin.exists()
-        with wrap_os_errors(f"look at the objects of {self.path}"):
+        with wrap_os_errors(f"scan the objects of {self.path}"):
             if self._objects.is_symlink():
                 return result
             for folder in scan_directory(self._objects):
                 if not folder.is_dir(follow_symlinks=False):
                     continue
                 changed = folder.stat(follow_symlinks=False).st_mtime_ns
-                # It may change again within the same tick of the clock: then it is result at again.
+                # It may change again within the same clock tick: then it is scanned again.
                 result.position[folder.name] = min(changed, time.time_ns() - _CLOCK_TICK_NS)
                 before = known.get(folder.name)
                 if before != changed:
-                    # A time that was set back does not tell what is newer.
+                    # After a clock step backwards the time does not tell what is newer.
                     is_later = isinstance(before, int) and before < changed
                     since = int(before or 0) - _CLOCK_TICK_NS if is_later else 0
                     result = _scan_folder(Path(folder.path), first, since, result)
         return result
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Replace objects by renaming, while nobody deletes any. Raises StorageError."""
+        """Replace objects by rename, under the exclusive lock. Raises StorageError."""
         self._limits.check(objects)
         with wrap_os_errors(f"replace objects of {self.path}"):
             self._prepare()
@@ -254,7 +251,7 @@ class FileBackend(Backend):
         objects: Mapping[str, bytes] = NO_OBJECTS,
         requires: Collection[str] = (),
     ) -> int:
-        """Commit by linking a durable file to the next number.
+        """Commit by linking a durable file under the next number.
 
         Raises ConflictError, MissingObjectsError and StorageError.
         """
@@ -267,7 +264,7 @@ class FileBackend(Backend):
                 missing = self.missing_objects(requires)
                 if missing:
                     raise MissingObjectsError(missing)
-                # Whoever wrote a reused object may not have synced its name yet.
+                # The writer of a reused object may not have synced its directory yet.
                 for parent in {self._object_file(name).parent for name in requires}:
                     sync_directory(parent)
                 self._write_objects(objects)
@@ -275,7 +272,7 @@ class FileBackend(Backend):
                 self._check_own(folder)
                 written = write_new(self._tmp, entry)
                 try:
-                    # A link needs both names in one store; this is for what was written before.
+                    # The link fails across stores; this check covers the objects written before.
                     self._check_still_locked(lock)
                     seq = self._link_next(stream, folder, written, after)
                     sync_directory(folder)
@@ -292,7 +289,7 @@ class FileBackend(Backend):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> list[Entry]:
-        """Return the chosen entries. Raises StorageError."""
+        """Return the selected entries. Raises StorageError."""
         if not is_stream(stream):
             return []
         folder = self._folder(stream)
@@ -300,8 +297,8 @@ class FileBackend(Backend):
         self._pin.exists()
         with wrap_os_errors(f"read {short_repr(stream)} in {self.path}"):
             self._check_own(folder)
-            # An entry may be removed between the listing and the reading, and the newer one that
-            # it made room for is not in that listing: list again, or the stream could seem empty.
+            # An entry may be removed after the listing, which lacks entries appended since: list
+            # again, or the stream could seem empty.
             for _ in range(_MAX_LISTINGS):
                 found: list[Entry] = []
                 vanished = False
@@ -323,7 +320,7 @@ class FileBackend(Backend):
         return found
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
-        """Remove entries while nobody writes. Raises StorageError."""
+        """Remove entries under the exclusive lock. Raises StorageError."""
         if not is_stream(stream):
             return
         folder = self._folder(stream)
@@ -340,7 +337,7 @@ class FileBackend(Backend):
                 doomed = present & set(seqs)
                 if not doomed:
                     return
-                # Oldest first: if this is interrupted the head is still the head.
+                # Oldest first: if interrupted, the head is unchanged.
                 *older, newest = sorted(doomed)
                 for seq in older:
                     entry_file(folder, seq).unlink()
@@ -365,11 +362,11 @@ class FileBackend(Backend):
                     yield name
 
     def is_replaced(self) -> bool:
-        """Tell whether the store was removed, moved or replaced. Raises StorageError."""
+        """Return whether the store was removed, moved or replaced. Raises StorageError."""
         return self._pin.is_replaced()
 
     def close(self) -> None:
-        """Do nothing: no file is read or written between calls."""
+        """Do nothing: no file stays open between calls."""
 
     # -- the layout ------------------------------------------------------------------------------
 
@@ -388,7 +385,7 @@ class FileBackend(Backend):
         return store_lock(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
 
     def _check_still_locked(self, lock: FileIdentity) -> None:
-        """Make sure that the store at the path is this one, and locked. Raises StorageError."""
+        """Check that the store at the path is still this one, and locked. Raises StorageError."""
         self._pin.exists()
         check_lock_file(self._lock_file, lock)
 
@@ -419,8 +416,8 @@ class FileBackend(Backend):
         refuse_link(folder)
         if folder.is_dir():
             return
-        # The directory appears complete, with its name in it, by one rename. That fails if there
-        # is one already; an empty directory would replace the other, under its writer's hands.
+        # The directory appears complete, with its `name` file, by one rename. The rename fails if
+        # there is one; an empty directory would replace that of a concurrent writer.
         fresh = self._tmp / os.urandom(12).hex()
         make_store_folder(fresh)
         os.replace(write_new(self._tmp, stream.encode()), fresh / "name")
@@ -456,13 +453,13 @@ class FileBackend(Backend):
 
 
 def _scan_folder(folder: Path, first: bytes, since: int, result: ObjectScan) -> ObjectScan:
-    """Look at the objects in a folder that were linked there since then, in nanoseconds."""
-    found, total, position = result
+    """Scan the objects in a folder that were linked there since a time in nanoseconds."""
+    ids, total, position = result
     for item in scan_directory(folder):
         with suppress(FileNotFoundError):
             is_new = item.stat(follow_symlinks=False).st_ctime_ns >= since
             if is_new and is_object_id(item.name):
                 total += 1
                 if read_regular(Path(item.path), len(first)) == first:
-                    found.append(item.name)
-    return ObjectScan(found, total, position)
+                    ids.append(item.name)
+    return ObjectScan(ids, total, position)

@@ -1,9 +1,9 @@
-"""Stream names as directory names. Owns the escaping; touches no file.
+"""Stream names as directory names: escaping and shortening. Touches no file.
 
-`key/session_1` becomes `session_1`, other streams begin with a dot (`.fx%2fsession_1`). Bytes that
-are not plainly safe are written `%2f`. A name that is long, has capitals (two keys that differ only
-in case must not meet on a case-insensitive file system) or is reserved is cut and ends in `~` and a
-hash; such a directory holds its stream's name in the file `name`.
+`key/session_1` becomes `session_1`, other streams begin with a dot (`.fx%2fsession_1`). Unsafe
+bytes are escaped, as `%2f`. A name that is long, has capitals (keys that differ only in case must
+not collide on a case-insensitive file system) or is reserved is shortened and ends in `~` and a
+hash; such a directory holds the name of its stream in the file `name`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_checkpoint.records import is_stream
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.=+,@")
 RESERVED = frozenset({"objects"})
 FORMAT_FOLDER = ".meta%2fformat"
-"""The directory of the format record: the first that is made, so a file store is known by it."""
+"""The directory of the format record. It is created first, so it identifies a file store."""
 LONGEST = 120
 CUT = 60
 
@@ -29,12 +29,12 @@ def directory_name(stream: str) -> str:
 
 
 def is_shortened(name: str) -> bool:
-    """Tell whether the directory's stream must be read from its `name` file."""
+    """Return whether the stream name must be read from the `name` file."""
     return "~" in name
 
 
 def stream_name(name: str) -> str | None:
-    """Return the stream of an uncut directory name, or None if it is not one of ours."""
+    """Return the stream of an unshortened directory name; None if it is not a stream directory."""
     try:
         body = _unescape(name[1:] if name.startswith(".") else name)
     except ValueError:

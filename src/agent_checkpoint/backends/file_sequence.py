@@ -1,10 +1,8 @@
-"""The numbers of a stream's entries: which are there, and which were given out.
+"""The sequence numbers of a stream in the file backend: present entries and used numbers.
 
-Owns the names of the files in a stream's directory; knows nothing of what the entries hold.
-
-    17.json     entry 17
-    last        the highest number that was removed when it was the newest
-    17.gone     the same, as an emptied file: what entry 17 became because the disk was full
+17.json     entry 17
+last        the highest number that was removed when it was the newest
+17.gone     the same, as an emptied file: entry 17, removed when the disk was full
 """
 
 from __future__ import annotations
@@ -47,18 +45,18 @@ def newest_and_next(folder: Path) -> tuple[int, int]:
     """Return the number of the newest present entry, 0 if there is none, and the next free one.
 
     Raises:
-        OSError: the file system failed, or the numbers cannot be ours.
+        OSError: the file system failed, or a number is out of range.
     """
     found = _numbered(folder)
     newest = max((seq for seq in found if found[seq]), default=0)
     free = max(_read_last(folder), *found, 0) + 1
     if free >= NUMBERS_END:
-        raise OSError(f"{folder} holds a number that was not given out here")
+        raise OSError(f"{folder} holds a sequence number out of range")
     return newest, free
 
 
 def record_number(folder: Path, tmp: Path, seq: int) -> None:
-    """Make it durable that a number was given out; on a full disk its entry is removed by that.
+    """Durably record that a number was used; on a full disk this removes its entry.
 
     Raises:
         OSError: the file system failed.
@@ -71,7 +69,7 @@ def record_number(folder: Path, tmp: Path, seq: int) -> None:
     except OSError as error:
         if not is_disk_full(error):
             raise
-        # Another name needs neither a block nor an inode, and the entry is gone in one step.
+        # A rename needs neither a block nor an inode, and removes the entry atomically.
         mark = folder / f"{seq}.gone"
         entry_file(folder, seq).rename(mark)
         with open_single_link(mark, os.O_WRONLY) as fd:
@@ -82,7 +80,7 @@ def record_number(folder: Path, tmp: Path, seq: int) -> None:
 
 
 def _numbered(folder: Path) -> dict[int, bool]:
-    # By number, whether it is an entry; what else bears such a name is not ours to read or remove.
+    # By number, whether it is an entry. Links and directories of such a name are ignored.
     found: dict[int, bool] = {}
     if folder.is_symlink():
         return found
@@ -109,6 +107,6 @@ def _read_last(folder: Path) -> int:
         return 0
     if text is None or _LAST_FILE.fullmatch(text) is None:
         raise OSError(
-            f"{folder / 'last'} is damaged; write into it the highest number that this stream had"
+            f"{folder / 'last'} is damaged; write the highest number of this stream into it"
         )
     return int(text)

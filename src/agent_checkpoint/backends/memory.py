@@ -1,4 +1,4 @@
-"""The backend that keeps everything in this process's memory. Owns two dicts; knows no files."""
+"""The in-memory backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_s
 
 
 class MemoryBackend(Backend):
-    """Objects and streams in dicts, under one lock; gone with the process."""
+    """Objects and streams in dicts, under one lock; lost when the process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -32,25 +32,25 @@ class MemoryBackend(Backend):
                 self._objects.setdefault(name, (data, now))
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return those of the objects that exist."""
+        """Return the existing objects."""
         with self._lock:
             return {name: self._objects[name][0] for name in ids if name in self._objects}
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
-        """Return those of the ids that are not stored."""
+        """Return the ids that are not stored."""
         with self._lock:
             return {name for name in ids if name not in self._objects}
 
     def list_objects(self) -> Iterator[ObjectInfo]:
-        """Iterate over the objects as they were at the call."""
+        """Iterate over a snapshot of the objects."""
         with self._lock:
             found = [ObjectInfo(name, len(data), ts) for name, (data, ts) in self._objects.items()]
         return iter(found)
 
     def delete_objects(self, ids: Iterable[str]) -> None:
-        """Delete the objects; nobody else reads or writes meanwhile."""
+        """Delete the objects under the lock."""
         with self._lock:
-            for name in list(ids):  # all of them first: if the iterable raises, none is deleted
+            for name in list(ids):  # consume it first: if it raises, nothing is deleted
                 self._objects.pop(name, None)
 
     def append(
@@ -73,7 +73,7 @@ class MemoryBackend(Backend):
                 raise MissingObjectsError(missing)
             self.put_objects(objects)
             seq = self._last.get(stream, 0) + 1
-            # The number first: a process forked in between must not give it out again.
+            # Number first: a process forked in between must not reuse it.
             self._last[stream] = seq
             self._streams.setdefault(stream, {})[seq] = bytes(entry)
             return seq
@@ -87,10 +87,10 @@ class MemoryBackend(Backend):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> list[Entry]:
-        """Return the chosen entries."""
+        """Return the selected entries."""
         with self._lock:
             present = self._streams.get(stream, {})
-            # Numbers only rise, so a dict in order of insertion is in order of number.
+            # Numbers only rise, so insertion order is numeric order.
             seqs = reversed(present) if newest_first else iter(present)
             found: list[Entry] = []
             for seq in seqs:
@@ -110,23 +110,23 @@ class MemoryBackend(Backend):
                 self._streams.pop(stream, None)
 
     def streams(self, prefix: str = "") -> Iterator[str]:
-        """Iterate over the names as they were at the call."""
+        """Iterate over a snapshot of the names."""
         with self._lock:
-            # A process forked within an append or a removal may have a stream without entries.
+            # A process forked during an append or a removal may have an empty stream.
             return iter(
                 [name for name, has in self._streams.items() if has and name.startswith(prefix)]
             )
 
     def close(self) -> None:
-        """Do nothing: the memory goes with the object."""
+        """Do nothing: garbage collection frees the memory."""
 
 
 _backends: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()
 
 
 def _renew_locks() -> None:
-    # A lock that another thread held at the fork is held for ever in the child, which has no such
-    # thread. The dicts are fit for use at every step of every method.
+    # A lock that another thread held at the fork would stay locked in the child. The dicts are
+    # consistent at every step of every method.
     for backend in list(_backends):
         backend._lock = threading.RLock()
 

@@ -1,4 +1,4 @@
-"""From a name or a URL to a backend. Owns the list of schemes; knows no medium."""
+"""Opens backends by name or URL; the registry of URL schemes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 
 ENTRY_POINTS = "agent_checkpoint.backends"
-"""Packages register a URL scheme here: the name is the scheme, the value a `(url) -> Backend`."""
+"""The entry point group for URL schemes: the name is the scheme, the value `(url) -> Backend`."""
 
 
 def open_store(
@@ -21,16 +21,16 @@ def open_store(
     path: str | os.PathLike[str] | None,
     **options: Any,
 ) -> Backend:
-    """Open the backend that a user names in one way or another; without arguments, in memory.
+    """Open the backend that the arguments name; without arguments, one in memory.
 
     Args:
         store: a store URL or a Backend.
         backend: a short name, a store URL or a Backend, instead of `store`.
-        path: the directory, beside a short name.
-        options: those of `open_backend`, beside a short name.
+        path: the directory, with a short name.
+        options: those of `open_backend`, with a short name.
 
     Raises:
-        InvalidInputError: they name none, or contradict each other.
+        InvalidInputError: they name no backend or contradict each other.
     """
     given = list(_given(**options))
     if store is not None and (backend is not None or path is not None):
@@ -38,34 +38,34 @@ def open_store(
     chosen = store if store is not None else backend
     if isinstance(chosen, Backend):
         if path is not None:
-            raise InvalidInputError("A path makes no sense with a Backend instance.")
+            raise InvalidInputError("path= cannot be combined with a Backend instance.")
         if given:
-            raise InvalidInputError(f"Give {', '.join(given)} to the Backend instance itself.")
+            raise InvalidInputError(f"Set {', '.join(given)} on the Backend instance itself.")
         return chosen
     if chosen is None and path is not None:
-        raise InvalidInputError('A path needs a backend: backend="file", path=….')
+        raise InvalidInputError('path= needs a backend: backend="file", path=….')
     if chosen is None:
         return open_backend("memory", **options)
     if isinstance(chosen, os.PathLike):
-        raise InvalidInputError('For a directory say backend="file", path=….')
+        raise InvalidInputError('For a directory pass backend="file", path=….')
     if not isinstance(chosen, str):
         raise InvalidInputError(
-            f"{short_repr(chosen)} is neither a backend's name, a URL nor a Backend."
+            f"{short_repr(chosen)} is not a backend name, a store URL or a Backend."
         )
     if "://" not in chosen and store is None:
         return open_backend(chosen, path, **options)
     if given:
-        raise InvalidInputError(f"Write {', '.join(given)} into the URL: …?{given[0]}=….")
+        raise InvalidInputError(f"Put {', '.join(given)} into the URL: …?{given[0]}=….")
     return open_url(chosen)
 
 
 def open_named(
     store: str | os.PathLike[str] | Backend | None, *, shared: bool | None = None
 ) -> Backend:
-    """Open what a user calls a store in one word: a path, a store URL, a Backend.
+    """Open a store by path, URL or Backend.
 
-    A path is that of an SQLite store; None is the user's own. `shared` is as for `open_backend`,
-    for what is no Backend.
+    A path means an SQLite store; None means the default store. `shared` is as for `open_backend`
+    and ignored for a Backend.
 
     Raises:
         InvalidInputError: it is none of these.
@@ -80,7 +80,7 @@ def open_named(
 
 
 def as_shared(store: str) -> str:
-    """Return the URL that opens a store, named by its path or URL, as one that others may write."""
+    """Return the URL that opens a store, given by path or URL, as a shared one."""
     if "://" not in store:
         with block_forks():
             from agent_checkpoint.backends.disk.posix import check_path, store_url
@@ -104,18 +104,18 @@ def open_backend(
     """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
 
     Args:
-        name: which backend.
-        path: the directory of a file or SQLite store; SQLite has a default, `default_store`.
+        name: the name of the backend.
+        path: the directory of a file or SQLite store; `default_store()` if SQLite gets none.
         durability: `full` or `fast`, of an SQLite store.
-        min_free: how many bytes to leave free on the file system; as for `Limits`.
-        max_bytes: how many bytes all files of the store may have together; any if not given.
-        compression: how a new file or SQLite store packs its objects, `zlib` or `zstd`.
-        shared: whether the directory may be another user's, or one that others may write. Entries
-            are then sealed under the user's secret, and those without that seal are refused.
+        min_free: bytes to leave free on the file system; as for `SpaceLimits`.
+        max_bytes: the maximum total size of the store; unlimited by default.
+        compression: of a new file or SQLite store, `zlib` or `zstd`.
+        shared: accept a directory that other users own or can write. Entries are sealed under the
+            secret of the user, and entries without that seal are refused.
 
     Raises:
-        InvalidInputError: the name is unknown, a path is missing or makes no sense, the backend
-            has no such option, or the directory is not this user's own.
+        InvalidInputError: the name is unknown, a path is missing or not allowed, the backend has
+            no such option, or other users own or can write the directory.
     """
     options = _given(min_free=min_free, max_bytes=max_bytes, compression=compression, shared=shared)
     if name == "memory":
@@ -136,8 +136,8 @@ def open_backend(
             from agent_checkpoint.backends.default_paths import default_store
             from agent_checkpoint.backends.sqlite import SQLiteBackend
 
-        place = default_store() if path is None else path
-        return SQLiteBackend(place, **_given(durability=durability), **options)
+        directory = default_store() if path is None else path
+        return SQLiteBackend(directory, **_given(durability=durability), **options)
     raise InvalidInputError(
         f"Unknown backend {short_repr(name)}: use 'memory', 'file', 'sqlite' or a store URL."
     )
@@ -155,13 +155,13 @@ def open_url(url: str) -> Backend:
     if not separator:
         raise InvalidInputError(
             f"{short_repr(url)} is not a store URL such as file:///path. "
-            'For a directory say backend="file", path=….'
+            'For a directory pass backend="file", path=….'
         )
     opener = _BUILT_IN.get(scheme) or _registered(scheme)
     if opener is None:
         raise InvalidInputError(
-            f"No backend is registered for {scheme}:// URLs. This package knows memory://, "
-            "file:// and sqlite://; install the one that brings another."
+            f"No backend is registered for {scheme}:// URLs. Built in are memory://, "
+            "file:// and sqlite://; install the package of the other backend."
         )
     return opener(url)
 
@@ -190,31 +190,31 @@ def _open_directory(url: str) -> Backend:
 
 
 def _options(query: str) -> dict[str, Any]:
-    """Return the options of a URL. Raises InvalidInputError for what is not one."""
+    """Parse the options of a URL. Raises InvalidInputError."""
     options: dict[str, Any] = {}
     for item in query.split("&") if query else ():
         option, _, value = item.partition("=")
         if option not in _OPTIONS or option in options:
             raise InvalidInputError(
-                f"{short_repr(item)} is not an option of a store URL, or was given twice. There "
-                f"are {', '.join(_OPTIONS)}; a ? in the path is written %3f."
+                f"{short_repr(item)} is not an option of a store URL, or is repeated. There "
+                f"are {', '.join(_OPTIONS)}; write a ? in the path as %3f."
             )
         try:
             options[option] = _OPTIONS[option](value)
         except (ValueError, KeyError):
-            wanted = "0 or 1" if option == "shared" else "a number of bytes"
-            raise InvalidInputError(f"{short_repr(item)} must be {wanted}.") from None
+            expected = "0 or 1" if option == "shared" else "a number of bytes"
+            raise InvalidInputError(f"{short_repr(item)} must be {expected}.") from None
     return options
 
 
 def _given(**options: Any) -> dict[str, Any]:
-    """Return the options that were given; the backend's defaults hold for the others."""
+    """Return the options that are not None; the backend has defaults for the others."""
     return {option: value for option, value in options.items() if value is not None}
 
 
 def _refuse_options(name: str, options: dict[str, Any]) -> None:
     if options:
-        raise InvalidInputError(f"The {name} backend has no {', '.join(options)}.")
+        raise InvalidInputError(f"The {name} backend has no option {', '.join(options)}.")
 
 
 _OPTIONS: dict[str, Callable[[str], Any]] = {
@@ -233,11 +233,11 @@ _BUILT_IN: dict[str, Callable[[str], Backend]] = {
 
 def _registered(scheme: str) -> Callable[[str], Backend] | None:
     with block_forks():
-        from importlib.metadata import entry_points  # costly, and needed for foreign schemes only
+        from importlib.metadata import entry_points  # slow, and needed for foreign schemes only
 
-    found = entry_points()
-    if hasattr(found, "select"):
-        chosen = list(found.select(group=ENTRY_POINTS, name=scheme))
+    points = entry_points()
+    if hasattr(points, "select"):
+        chosen = list(points.select(group=ENTRY_POINTS, name=scheme))
     else:  # Python 3.9 returns a dict of lists
-        chosen = [point for point in found.get(ENTRY_POINTS, ()) if point.name == scheme]
+        chosen = [point for point in points.get(ENTRY_POINTS, ()) if point.name == scheme]
     return chosen[0].load() if chosen else None

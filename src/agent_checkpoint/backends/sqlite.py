@@ -130,7 +130,7 @@ class SQLiteBackend(Backend):
             # With a database in it, its readable files could not be opened any more.
             if not (self.path / "store.db").exists() and (self.path / FORMAT_FOLDER).is_dir():
                 raise InvalidInputError(
-                    f'{self.path} is a store of readable files: say backend="file", or '
+                    f'{self.path} is a store of readable files: pass backend="file", or '
                     f"{store_url('file', self.path, shared=shared)}."
                 )
         network = network_file_system(self.path)

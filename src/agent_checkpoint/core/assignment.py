@@ -1,4 +1,4 @@
-"""Changes to live objects, made all or none. Owns assigning and taking back; decides nothing."""
+"""Assignments to live objects, applied all or none, with undo."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Undo = Callable[[], object]
 
 
 class Assignments:
-    """Steps that are collected first, then made in order, and taken back if one fails."""
+    """Steps that are collected first, then applied in order, and undone if one fails."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], Undo]] = []
@@ -32,27 +32,27 @@ class Assignments:
         self._steps.append(lambda: _load(target, load, path))
 
     def do(self, step: Callable[[], Undo]) -> None:
-        """Plan a step that returns how it is taken back."""
+        """Plan a step that returns its undo function."""
         self._steps.append(step)
 
     def fill(self, target: dict[str, Any], state: dict[str, Any]) -> None:
-        """Plan to replace what a plain dict holds."""
+        """Plan to replace the content of a plain dict."""
         self._steps.append(lambda: _fill(target, state))
 
-    def make(self) -> None:
-        """Make all steps.
+    def apply(self) -> None:
+        """Apply all steps.
 
         Raises:
-            StateError: one failed; the objects are as they were.
+            StateError: one failed; the objects are unchanged.
         """
         undo: list[Undo] = []
         try:
             for step in self._steps:
                 undo.append(step())
         except BaseException:
-            for take_back in reversed(undo):
-                with suppress(Exception):  # one that fails must not keep the others from it
-                    take_back()
+            for undo_step in reversed(undo):
+                with suppress(Exception):  # a failed undo must not prevent the others
+                    undo_step()
             raise
 
 
@@ -65,7 +65,7 @@ def _set(target: Any, name: str, value: Any, path: str) -> Undo:
         setattr(target, name, value)
     except Exception as error:
         raise StateError(f"{path} cannot be assigned ({cause_text(error)}).") from error
-    if not had or (name in own and not was_own):  # it may have hidden a default of the class
+    if not had or (name in own and not was_own):  # it hides a default of the class
         return lambda: delattr(target, name)
     return lambda: setattr(target, name, before)
 
@@ -85,11 +85,12 @@ def _load(target: Any, load: Callable[[], object], path: str) -> Undo:
         before = copy.deepcopy(target.state_dict())  # some return their live values
     except Exception as error:
         raise StateError(
-            f"{path} cannot be loaded: its present state cannot be kept ({cause_text(error)})."
+            f"{path} cannot be loaded: its current state cannot be copied for undo "
+            f"({cause_text(error)})."
         ) from error
 
-    def take_back() -> None:
-        # First what the attributes were, then what was changed inside of them.
+    def undo_step() -> None:
+        # First the attributes, then changes inside their values.
         if attributes:
             vars(target).clear()
             vars(target).update(attributes)
@@ -98,12 +99,12 @@ def _load(target: Any, load: Callable[[], object], path: str) -> Undo:
     try:
         load()
     except BaseException as error:
-        with suppress(Exception):  # a method that fails on one state may fail on any
-            take_back()
+        with suppress(Exception):  # a method that fails on one state may fail on every state
+            undo_step()
         if isinstance(error, StateError) or not isinstance(error, Exception):
             raise
-        raise StateError(f"{path} refuses the state ({cause_text(error)}).") from error
-    return take_back
+        raise StateError(f"{path} rejected the state ({cause_text(error)}).") from error
+    return undo_step
 
 
 def _fill(target: dict[str, Any], state: dict[str, Any]) -> Undo:
@@ -111,8 +112,8 @@ def _fill(target: dict[str, Any], state: dict[str, Any]) -> Undo:
     target.clear()
     target.update(state)
 
-    def take_back() -> None:
+    def undo_step() -> None:
         target.clear()
         target.update(before)
 
-    return take_back
+    return undo_step

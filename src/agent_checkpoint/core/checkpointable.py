@@ -1,8 +1,4 @@
-"""The mixin that gives any class a state.
-
-Owns what a class may say about its own capture; the work itself is done by `copying`, `loading`
-and `diff`, which know this class.
-"""
+"""The `Checkpointable` mixin and its hooks. Copying, loading and diffs are in their own modules."""
 
 from __future__ import annotations
 
@@ -21,8 +17,8 @@ Self = TypeVar("Self", bound="Checkpointable")
 class Checkpointable:
     """Gives a class `state_dict()` and `load_state_dict()`, as in PyTorch, without further code.
 
-    Captured are the attributes without a leading underscore, or those that
-    `_checkpoint_fields()` names. Four hooks, all optional, change the defaults.
+    Captures the attributes without a leading underscore, or those that `_checkpoint_fields()`
+    names. Four optional hooks change the defaults.
     """
 
     __slots__ = ()
@@ -37,22 +33,22 @@ class Checkpointable:
         from agent_checkpoint.core.copying import snapshot
 
         with as_state_error("agent", self):
-            # Not what an overriding state_dict() says: that may be who is asking, by super().
+            # Not an overriding state_dict(): it may be the caller, through super().
             state: dict[str, Any] = snapshot(own_state(self))
             return state
 
     def load_state_dict(self, state: dict[str, Any], strict: bool = False) -> LoadResult:
-        """Take a state over, all of it or, if anything fails, nothing.
+        """Load a state, all or nothing.
 
-        Fields missing from the state keep their present value.
+        Fields missing from the state keep their current value.
 
         Args:
-            state: what `state_dict()` returned, perhaps by an older version of the class.
+            state: a result of `state_dict()`, possibly of an older version of the class.
             strict: refuse a state that lacks fields or has unexpected ones.
 
         Raises:
-            StateMismatchError: the state is of another class, or not strictly equal in fields.
-            MigrationError: the state cannot be brought to the present version.
+            StateMismatchError: the state is of another class, or its fields differ in strict mode.
+            MigrationError: the state cannot be migrated to the current version.
             StateError: a value cannot be rebuilt or assigned.
         """
         from agent_checkpoint.core.loading import load
@@ -74,10 +70,10 @@ class Checkpointable:
         return twin
 
     def diff(self, other: Checkpointable, *, deep: bool = False) -> dict[str, dict[str, Any]]:
-        """Return what changes from this object's state to the other's: added, removed, changed.
+        """Return the changes from this state to another: added, removed, changed.
 
         Args:
-            other: what to compare with.
+            other: the object to compare with.
             deep: name paths inside values (`memory[2].role`) instead of whole fields.
 
         Raises:
@@ -86,7 +82,7 @@ class Checkpointable:
         from agent_checkpoint.core.state_diff import diff_states
 
         if not is_stateful(other):
-            raise InvalidInputError(f"diff compares with a Stateful, not {short_repr(other)}.")
+            raise InvalidInputError(f"diff() takes a Stateful, not {short_repr(other)}.")
         return diff_states(self.state_dict(), other.state_dict(), deep=deep)
 
     # -- hooks -----------------------------------------------------------------------------------
@@ -114,37 +110,42 @@ class Checkpointable:
 
     @classmethod
     def _checkpoint_new(cls: type[Self], state: dict[str, Any]) -> Self:
-        """Rebuild an object from its (migrated) state: without `__init__`, which may do things."""
+        """Rebuild an object from its migrated state without `__init__`, which may have effects."""
         fresh = cls.__new__(cls)
         fresh.load_state_dict(state)
         return fresh
 
 
 def overrides(value: Checkpointable, method: str) -> bool:
-    """Tell whether the class has its own version of a method."""
+    """Return whether the class overrides a method."""
     return getattr(type(value), method) is not getattr(Checkpointable, method)
 
 
 def read_fields(value: Checkpointable) -> dict[str, Any]:
-    """Return the captured attributes of an object as they are, not copied.
+    """Return the captured attributes of an object, not copied.
 
     Raises:
-        PathError: the class pins a field that the object does not have, or a reserved name.
+        PathError: `_checkpoint_fields()` names a missing field or a reserved name.
     """
     fields: dict[str, Any] = {}
     names = value._checkpoint_fields()
     if not isinstance(names, Iterable) or isinstance(names, str):
-        raise PathError(f"pins its fields with {short_repr(names)}, not with a list of names.")
+        raise PathError(
+            f"has a _checkpoint_fields() that returns {short_repr(names)}, not a list of names."
+        )
     for name in names:
         if not isinstance(name, str):
-            raise PathError(f"pins the field {short_repr(name)}, which is no text.")
+            raise PathError(
+                f"has a _checkpoint_fields() that returns the name {short_repr(name)}, not a "
+                "string."
+            )
         if name in META:
             raise PathError("cannot be captured: the name is reserved.").at(f".{name}")
         try:
             fields[name] = getattr(value, name)
         except AttributeError:
             raise PathError(
-                f"does not exist, but {type(value).__name__}._checkpoint_fields() pins it."
+                f"does not exist, but {type(value).__name__}._checkpoint_fields() names it."
             ).at(f".{name}") from None
         except Exception as error:
             raise PathError(f"cannot be read ({cause_text(error)}).").at(f".{name}") from error
@@ -152,10 +153,10 @@ def read_fields(value: Checkpointable) -> dict[str, Any]:
 
 
 def version_of(value: Checkpointable | type) -> str:
-    """Return the version that an object, or a class, says it has.
+    """Return the version of an object or a class.
 
     Raises:
-        PathError: it is not dotted numbers, or the class cannot say without an instance.
+        PathError: it is not dotted numbers, or the hook of the class needs an instance.
     """
     if not isinstance(value, type):
         version = value._checkpoint_version()
@@ -164,7 +165,7 @@ def version_of(value: Checkpointable | type) -> str:
             version = ask_class(value, "_checkpoint_version")
         except AttributeError as error:
             raise PathError(
-                f"cannot be rebuilt: {value.__qualname__}._checkpoint_version() must do without "
+                f"cannot be rebuilt: {value.__qualname__}._checkpoint_version() must work without "
                 f"an instance ({error})."
             ) from error
     if VERSION_FORM.fullmatch(str(version)) is None:
@@ -176,5 +177,5 @@ def version_of(value: Checkpointable | type) -> str:
 
 
 def class_name(value: Checkpointable) -> str:
-    """Return the name that the state of an object carries."""
+    """Return the class name in the state of an object."""
     return name_of(type(value))

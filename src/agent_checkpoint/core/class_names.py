@@ -1,7 +1,6 @@
-"""The names by which states and types refer to classes.
+"""Registries of class names and aliases, by which states refer to classes.
 
-Owns the registries of classes and aliases; imports nothing on behalf of a name: only classes that
-the program has defined can be found.
+Never imports a module for a name: only classes that the program has defined can be found.
 """
 
 from __future__ import annotations
@@ -22,28 +21,30 @@ _aliases: dict[str, str] = {}
 
 
 def register_alias(old: str, new: str) -> None:
-    """Accept states and values of the class name `old` as those of `new`.
+    """Load states and values of the class `old` as those of `new`.
 
     Raises:
-        InvalidInputError: the alias would lead back to itself.
+        InvalidInputError: the alias would form a cycle.
     """
     for name in (old, new):
         if not isinstance(name, str) or not name:
-            raise InvalidInputError(f"A class name is non-empty text, not {short_repr(name)}.")
+            raise InvalidInputError(
+                f"A class name must be a non-empty string, not {short_repr(name)}."
+            )
     with _lock:
         if _follow(new) == old:
-            raise InvalidInputError(f"The alias {short_repr(old)} would lead back to itself.")
+            raise InvalidInputError(f"The alias {short_repr(old)} would form a cycle.")
         _aliases[old] = new
 
 
 def canonical(name: str) -> str:
-    """Return the present name of a class, following aliases."""
+    """Return the current name of a class, following aliases."""
     with _lock:
         return _follow(name)
 
 
 def register_class(cls: type) -> None:
-    """Make a class findable by its name."""
+    """Register a class under its name."""
     with _lock:
         name = name_of(cls)
         alive = [known for known in _classes.get(name, ()) if known() is not None]
@@ -52,7 +53,7 @@ def register_class(cls: type) -> None:
 
 
 def find_class(name: str) -> Any:
-    """Return the class that a nested state names.
+    """Return the class of a nested state by name.
 
     Raises:
         StateError: no class of that name is defined, or several are.
@@ -60,20 +61,20 @@ def find_class(name: str) -> Any:
     name = canonical(name)
     found = _candidates(name)
     if len(found) > 1 and name not in _ambiguous:
-        gc.collect()  # classes that are no longer used linger in reference cycles
+        gc.collect()  # unused classes may linger in reference cycles
         found = _candidates(name)
         if len(found) > 1:
-            _ambiguous.add(name)  # to collect takes long, and would find no more the next time
+            _ambiguous.add(name)  # collecting is slow, and would not help the next time
     if not found:
         raise StateError(
             f"is of the class {short_repr(name)}, which is not defined here. Import the module "
             "that defines it, or register_alias() its new name."
         )
     if len(found) > 1:
-        places = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in found))
+        qualified = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in found))
         raise StateError(
-            f"is of the class {short_repr(name)}, which several have as their name ({places}). "
-            "Give them a _checkpoint_name() of their own."
+            f"is of the class {short_repr(name)}, which is the name of several classes "
+            f"({qualified}). Give each its own _checkpoint_name()."
         )
     return found[0]
 
@@ -88,12 +89,12 @@ def name_of(cls: type) -> str:
         return str(ask_class(cls, "_checkpoint_name"))
     except AttributeError as error:
         raise InvalidInputError(
-            f"{cls.__qualname__}._checkpoint_name() must do without an instance ({error})."
+            f"{cls.__qualname__}._checkpoint_name() must work without an instance ({error})."
         ) from error
 
 
 def ask_class(cls: type, method: str) -> Any:
-    """Call a hook that needs no instance, whether it was written as a class method or not."""
+    """Call a hook without an instance, whether or not it is a class method."""
     bound = getattr(cls, method)
     static = inspect.getattr_static(cls, method)
     return bound() if isinstance(static, (classmethod, staticmethod)) else bound(cls)
@@ -108,6 +109,6 @@ def _follow(name: str) -> str:
 def _candidates(name: str) -> list[type]:
     with _lock:
         found = [known() for known in _classes.get(name, ())]
-    # A class defined again in the same place (a notebook cell run twice) replaces the first.
+    # A class that is defined again (a notebook cell run twice) replaces the first.
     newest = {(cls.__module__, cls.__qualname__): cls for cls in found if cls is not None}
     return list(newest.values())

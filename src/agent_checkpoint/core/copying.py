@@ -1,7 +1,4 @@
-"""Copies of values that share nothing with the original.
-
-Owns the snapshot and its opposite, the rebuilding of nested objects; knows no JSON.
-"""
+"""Deep copies: snapshots with nested states, and the rebuilding of nested objects."""
 
 from __future__ import annotations
 
@@ -34,14 +31,14 @@ _ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 C = TypeVar("C", bound=Checkpointable)
 
 Descend = Callable[[Any, int, Any], Any]
-"""Copies a part of a value: the part, how deep it is, and what stands in its place elsewhere."""
+"""Copies a nested value: the value, its depth, and the live object at the same position."""
 
 
 def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
-    """Return a deep copy in which nested Checkpointables are their states.
+    """Return a deep copy in which nested Checkpointables are replaced by their states.
 
     Raises:
-        PathError: a part cannot be copied, is too deep, or is an object where none can be a state.
+        PathError: a value cannot be copied or is nested too deeply.
     """
     if isinstance(value, Checkpointable):
         value = state_of(value)
@@ -53,15 +50,15 @@ def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
 def rebuild_nested(
     value: Any, rebuild: Callable[[StateDict | ObjectRef, Any], Any], live: Any = None
 ) -> Any:
-    """Return a deep copy in which nested states are objects again.
+    """Return a deep copy in which nested states are replaced by objects.
 
     Args:
         value: a value that may hold states.
-        rebuild: makes an object of a state; it is also given what stands in its place in `live`.
-        live: the containers that the value was captured from, with the live objects in them.
+        rebuild: makes an object from a state, and the live object at the same position.
+        live: the containers that the value was captured from, with their live objects.
 
     Raises:
-        PathError: a part cannot be copied, or a state cannot be made an object.
+        PathError: a value cannot be copied, or a state cannot be rebuilt.
     """
 
     def descend(item: Any, depth: int, live: Any) -> Any:
@@ -75,7 +72,7 @@ def rebuild_nested(
 def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
     """Return a shallow copy of an object whose captured fields are deep copies.
 
-    Nested Checkpointables are cloned too, and one that stands in two places is one clone.
+    Nested Checkpointables are cloned too; one that occurs twice becomes one clone.
 
     Raises:
         PathError: a field cannot be copied or assigned.
@@ -107,7 +104,7 @@ def copied(value: Any) -> Any:
     """Return a deep copy in which nested Checkpointables are clones.
 
     Raises:
-        PathError: a part cannot be copied or is too deep.
+        PathError: a value cannot be copied or is nested too deeply.
     """
     known: dict[int, Any] = {}
 
@@ -120,13 +117,13 @@ def copied(value: Any) -> Any:
 
 
 def live_outline(value: Any, keep: Callable[[Any], Any]) -> Any:
-    """Return the containers of a value with nothing in them but `keep(part)` for live parts.
+    """Return the containers of a value, holding only `keep(object)` for each live object.
 
-    Live parts are Checkpointables and other Statefuls. None if there are none.
+    Live objects are Checkpointables and other Statefuls. None if there are none.
     """
     if isinstance(value, Checkpointable) or is_stateful_part(value):
         return keep(value)
-    if type(value) in _SEQUENCES:  # a Log is a Stateful, and was kept above
+    if type(value) in _SEQUENCES:  # a Log is a Stateful, handled above
         items = [live_outline(item, keep) for item in value]
         return items if any(item is not None for item in items) else None
     if type(value) in _MAPPINGS:
@@ -181,7 +178,7 @@ def _mapping(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     else:
         done = type(value)()
     if type(value) is StateDict and depth:
-        depth += 1  # as when it is saved
+        depth += 1  # as in encode
     for key, item in value.items():
         try:
             done[key] = descend(item, depth + 1, live.get(key))

@@ -1,7 +1,7 @@
-"""Snapshots that are held elsewhere: of a container, a VM, a database. Owns when one is let go.
+"""`External`: snapshots of other systems, such as a container, a VM or a database.
 
-A checkpoint holds the handle as an object. When gc has dropped the last checkpoint that needs it,
-the object is gone, and the snapshot itself can be released.
+A checkpoint stores the handle of a snapshot as an object. When gc has deleted that object, no
+checkpoint references the snapshot, and it is released.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from agent_checkpoint.store.store import Store
 
 _STREAM = "meta/external/"
 _ABANDONED = 86_400 * 10**9
-"""After so many nanoseconds a snapshot whose checkpoint was never written is let go."""
+"""Nanoseconds after which a snapshot whose checkpoint was never written is released."""
 
 
 class External:
-    """A part of a checkpoint that is a snapshot held elsewhere; a Stateful."""
+    """A part whose state is a snapshot in another system; a Stateful."""
 
     def __init__(
         self,
@@ -42,26 +42,28 @@ class External:
         restore: Callable[[Any], object],
         release: Callable[[Any], object] | None = None,
     ) -> None:
-        """Say how snapshots are made, used and let go.
+        """Define how snapshots are taken, restored and released.
 
         Args:
-            name: tells it from others of the same store.
-            take: makes a snapshot of the present and returns its handle, which is plain data; the
-                same as before if nothing has changed.
-            restore: makes a snapshot the present.
-            release: lets go of a snapshot that no checkpoint needs.
+            name: unique among the Externals of a store.
+            take: takes a snapshot and returns its handle, plain data; the same handle as before if
+                nothing has changed.
+            restore: restores the system from the snapshot of a handle.
+            release: deletes a snapshot that no checkpoint references.
 
         Raises:
-            InvalidInputError: it has no name.
+            InvalidInputError: the name is empty or not a string.
         """
         if not isinstance(name, str) or not name:
-            raise InvalidInputError(f"An External is named by text, not {short_repr(name)}.")
+            raise InvalidInputError(
+                f"The name of an External must be a non-empty string, not {short_repr(name)}."
+            )
         self.name = name
         self._take = take
         self._restore = restore
         self._release = release
         self.held: tuple[Any] | None = None
-        """The handle of a snapshot that a checkpoint has of the present, while that is replaced."""
+        """During a rollback: the handle of the current state, already saved in a checkpoint."""
 
     def __repr__(self) -> str:
         return f"External({self.name!r})"
@@ -71,45 +73,47 @@ class External:
         return {"name": self.name, "handle": self._take()}
 
     def load_state_dict(self, state: Any) -> Any:
-        """Make a snapshot the present; return the handle of what was there before.
+        """Restore a snapshot; return the handle of the previous state.
 
         Raises:
-            StateMismatchError: it is a snapshot of something else.
-            StateError: it cannot be restored; what was there before is there again, if it can be.
+            StateMismatchError: the snapshot belongs to another External.
+            StateError: the restore failed; the previous state is restored if possible.
         """
         source = state.source if isinstance(state, ObjectRef) else None
         if isinstance(state, ObjectRef):
             state = self._read(state)
         if not isinstance(state, dict) or state.get("name") != self.name:
-            raise StateMismatchError(f"This is no snapshot of {self.name!r}.")
+            raise StateMismatchError(f"The state is not a snapshot of {self.name!r}.")
         before = self._taken()[0] if self.held is None else self.held[0]
         if self.held is None and isinstance(source, Backend) and self._release is not None:
             self._list(Store(source), self._packed(before)[0], before)
         try:
             self._restore(state["handle"])
         except Exception as error:
-            with suppress(Exception):  # the first error is the one that tells
+            with suppress(Exception):  # report the first error
                 self._restore(before)
             raise StateError(
-                f"The snapshot of {self.name!r} cannot be restored ({cause_text(error)})."
+                f"Restoring the snapshot of {self.name!r} failed ({cause_text(error)})."
             ) from error
         return before
 
     def undo_load(self, before: Any) -> None:
-        """Take that back. Raises what `restore` raises."""
+        """Restore the previous state. Raises what `restore` raises."""
         self._restore(before)
 
     def checkpoint_to(self, writer: Writer) -> str:
-        """Take a snapshot and hand its handle to a writer; return the name of the object.
+        """Take a snapshot and write its handle; return the id of the object.
 
         Raises:
-            StateError: taking it failed, or its handle cannot be saved.
+            StateError: the snapshot failed, or its handle cannot be saved.
         """
         (handle,) = self._taken()
         name, payload = self._packed(handle)
         writer.put(RECORD, payload)
         if writer.backend is not None and self._release is not None:
-            writer.write_cache[self] = True  # gc asks those who are known to the store
+            writer.write_cache[self] = (
+                True  # gc releases snapshots of the parts that the store knows
+            )
             store = Store(writer.backend)
             listed = self._list(store, name, handle)
             writer.on_commit(lambda: self._keep(store, name, listed))
@@ -120,33 +124,33 @@ class External:
             return (self._take(),)
         except Exception as error:
             raise StateError(
-                f"No snapshot of {self.name!r} could be taken ({cause_text(error)})."
+                f"Taking a snapshot of {self.name!r} failed ({cause_text(error)})."
             ) from error
 
     def _packed(self, handle: Any) -> tuple[str, bytes]:
-        """Return the name and the content of the object that a checkpoint has for a handle."""
+        """Return the id and the content of the object of a handle."""
         tree = inline_tree(encode({"name": self.name, "handle": handle}, self.name))
         payload = json.dumps(tree, separators=(",", ":")).encode()
         return make_object(RECORD, payload)[0], payload
 
     def _list(self, store: Store, name: str, handle: Any) -> int:
-        """Note that a snapshot exists, before anything needs it: only what is listed is let go.
+        """Record that a snapshot exists, before a checkpoint references it.
 
-        Also one that is listed already: the last checkpoint that has it may be collected while the
-        next is being written, and then it must not be let go.
+        Only recorded snapshots are released. One that is already recorded is recorded again: its
+        last checkpoint may be deleted while the next one is being written, and then it must stay.
         """
         parts = {"handle": encode(handle, self.name)}
         stream = self._stream(store)
         return stream.append({"object": name, "ts_ns": time.time_ns()}, parts, after=None)
 
     def _keep(self, store: Store, name: str, listed: int) -> None:
-        """Note that a checkpoint has a snapshot: it is let go as soon as none has."""
+        """Record that a checkpoint references a snapshot: it is released once none does."""
         stream = self._stream(store)
         stream.append({"needed": name}, {}, after=None)
         self._forget(stream, name, before=listed)
 
     def _read_list(self, store: Store) -> tuple[dict[str, tuple[int, Any]], dict[str, int]]:
-        """Return the newest listing of each snapshot, and where it is said to be needed."""
+        """Return the newest record of each snapshot, and the newest record of its use."""
         listed: dict[str, tuple[int, Any]] = {}
         needed: dict[str, int] = {}
         for seq, record in self._stream(store).read():
@@ -157,7 +161,7 @@ class External:
         return listed, needed
 
     def release_unused(self, store: Store) -> list[Any]:
-        """Let go of the snapshots that no checkpoint of a store needs; return their handles.
+        """Release the snapshots that no checkpoint of a store references; return their handles.
 
         Raises what `release` raises, and StorageError.
         """
@@ -169,7 +173,7 @@ class External:
         oldest = time.time_ns() - _ABANDONED
         released = []
         for name, (seq, record) in listed.items():
-            # One that was just taken may be of a checkpoint that is yet to be written.
+            # The checkpoint of a new snapshot may not be written yet.
             if name in gone and (needed.get(name, 0) > seq or record["ts_ns"] < oldest):
                 parts = record["parts"]
                 handle = decode_part(parts["handle"], "handle", reader=stream.reader(parts)).value
@@ -179,7 +183,7 @@ class External:
         return released
 
     def _forget(self, stream: RecordStream, name: str, before: int | None = None) -> None:
-        """Remove the records of a snapshot, all or the older ones."""
+        """Remove all records of a snapshot, or those before a number."""
         about = [
             seq
             for seq, record in stream.read()
@@ -192,7 +196,7 @@ class External:
         return RecordStream(store, _STREAM + self.name)
 
     def handle_in(self, ref: ObjectRef) -> Any:
-        """Return the handle that a checkpoint has. Raises StateMismatchError."""
+        """Return the handle in a checkpoint. Raises StateMismatchError."""
         return self._read(ref)["handle"]
 
     def _read(self, ref: ObjectRef) -> dict[str, Any]:
@@ -200,6 +204,6 @@ class External:
         try:
             tree = json.loads(stored.payload)
         except (ValueError, RecursionError):
-            raise StateMismatchError(f"This is no snapshot of {self.name!r}.") from None
-        found: dict[str, Any] = decode_part(tree, self.name).value
-        return found
+            raise StateMismatchError(f"The state is not a snapshot of {self.name!r}.") from None
+        state: dict[str, Any] = decode_part(tree, self.name).value
+        return state

@@ -1,7 +1,7 @@
 """The live objects that a state was captured from.
 
-Owns remembering which object stood where, so that going back in the same process gives every
-object its own state again instead of making new ones: what is not captured (clients, caches) stays.
+A rollback in the same process loads each state into the object it was captured from, instead of
+making new objects. So attributes that are not captured (clients, caches) survive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOTHING: Mapping[Any, Any] = {}
 
 
 class LiveObjects:
-    """For each object with a state: its fields as they were, with only the live parts in them."""
+    """For each captured object: the containers of its fields, holding only live objects."""
 
     def __init__(self, subjects: Iterable[Any]) -> None:
         self._known: dict[int, tuple[Any, Mapping[Any, Any]]] = {}
@@ -24,7 +24,7 @@ class LiveObjects:
             self._keep(subject)
 
     def of(self, owner: Any) -> Mapping[Any, Any]:
-        """Return what was remembered of an object's fields, or of a plain dict's members."""
+        """Return the recorded fields of an object, or members of a plain dict."""
         known = self._known.get(id(owner))
         return _NOTHING if known is None else known[1]
 
@@ -36,7 +36,7 @@ class LiveObjects:
             fields = {name: getattr(part, name, None) for name in names}
         else:
             fields = part if isinstance(part, dict) else {}
-        # The part is kept too, so that its id is not used again; and before what is below it.
+        # Keep the part too, so that its id is not reused. Register it first: parts may form cycles.
         self._known[id(part)] = (part, _NOTHING)
         below = {name: live_outline(value, self._keep) for name, value in fields.items()}
         self._known[id(part)] = (part, below)

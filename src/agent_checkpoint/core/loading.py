@@ -1,7 +1,7 @@
-"""States into objects.
+"""Loads states into objects. Knows no JSON and no storage.
 
-Owns the checks before a load: class, version, fields, nested objects. Nothing is assigned before
-all of it is sound. Knows no JSON and no storage.
+Class, version, fields and nested objects are checked first; nothing is assigned before all checks
+pass.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> Load
     result = plan.root(target, state, "agent")
     if strict:
         _refuse_mismatch({"agent": result})
-    plan.steps.make()
+    plan.steps.apply()
     return result
 
 
@@ -56,20 +56,20 @@ def load_parts(
     strict: bool,
     live_objects: LiveObjects | None = None,
 ) -> dict[str, Any]:
-    """Load several states, each into its target, all of them or none.
+    """Load several states, each into its target, all or none.
 
     Args:
-        parts: for each name the target, a Stateful or a dict to be filled, and its state, which
-            is then the target's own.
+        parts: by name, the target, a Stateful or a dict to fill, and its state, which the
+            target then owns.
         strict: refuse states that lack fields or have unexpected ones.
-        live_objects: the live objects that the states were captured from: they are used again, and
-            attributes that were not there then are removed.
+        live_objects: the objects that the states were captured from: they are loaded in place, and
+            attributes added since are removed.
 
     Returns:
-        What each target's load returned, by name.
+        The result of each load, by name.
 
     Raises:
-        StateError: as `Checkpointable.load_state_dict` does; the path begins with the name.
+        StateError: as for `Checkpointable.load_state_dict`; the path begins with the name.
     """
     plan = _Plan(live_objects, owns_states=True)
     results: dict[str, Any] = {}
@@ -92,25 +92,25 @@ def load_parts(
             )
     if strict:
         _refuse_mismatch(results)
-    plan.steps.make()
+    plan.steps.apply()
     return results
 
 
 def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> Any:
-    """Return the object that a nested state describes.
+    """Rebuild the object of a nested state.
 
     Args:
         state: the nested state, of any version.
         types: the classes in the type hints of the class being loaded.
 
     Raises:
-        PathError: its class is not known here, or refuses the state.
+        PathError: its class is not defined, or rejects the state.
     """
     name = state.get(CLASS)
     if not isinstance(name, str):
         raise PathError(
-            "is the state of an object that cannot be made anew. Set the attribute to such an "
-            "object before loading."
+            "is the state of an object that cannot be rebuilt. Set the attribute to such an object "
+            "before loading."
         )
     try:
         cls = class_of_state(name, types or {})
@@ -127,7 +127,7 @@ def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> 
 
 
 def class_of_state(name: str, types: Mapping[str, type]) -> type[Checkpointable]:
-    """Return the class that a nested state names, of those in the type hints if one is there.
+    """Return the class of a nested state, preferring the classes in the type hints.
 
     Raises:
         StateError: no class of that name is defined, or several are.
@@ -141,7 +141,7 @@ def class_of_state(name: str, types: Mapping[str, type]) -> type[Checkpointable]
 def _call(
     target: Any, state: Any, strict: bool, results: dict[str, Any], name: str
 ) -> Callable[[], None]:
-    """Return the call of a Stateful's own `load_state_dict`, which keeps what that returned."""
+    """Return a call of a Stateful's own `load_state_dict` that stores its result."""
     options = {"strict": True} if strict else {}
 
     def call() -> None:
@@ -153,7 +153,7 @@ def _call(
 def _restore(
     target: Any, ref: ObjectRef, results: dict[str, Any], name: str
 ) -> Callable[[], Callable[[], object]]:
-    """Return the call that gives what stores objects of its own a state, and how to undo it."""
+    """Return a load step, with undo, for a part that writes its own objects."""
 
     def call() -> Callable[[], object]:
         results[name] = target.load_state_dict(ref)
@@ -163,7 +163,7 @@ def _restore(
 
 
 class _Plan:
-    """Everything that a load will do, checked and built; nothing is done before `steps.make()`."""
+    """The checked steps of a load; nothing changes before `steps.apply()`."""
 
     def __init__(
         self, live_objects: LiveObjects | None = None, *, owns_states: bool = False
@@ -180,7 +180,7 @@ class _Plan:
     def fill(
         self, target: dict[str, Any], state: dict[str, Any], fresh: Container[str], path: str
     ) -> LoadResult:
-        """Plan to replace what a plain dict holds; objects in it are loaded in place."""
+        """Plan to replace the content of a plain dict; objects in it are loaded in place."""
         members: dict[str, Any] = {}
         with as_state_error(path, state):
             for name, value in state.items():
@@ -197,7 +197,7 @@ class _Plan:
         return LoadResult([], [])
 
     def log(self, target: Log[Any], decoded: Decoded, path: str) -> LoadResult:
-        """Plan to give a log the items of another."""
+        """Plan to replace the items of a log by those of another."""
         value = decoded.value
         if decoded.has_states:
             with as_state_error(path, value):
@@ -250,14 +250,14 @@ class _Plan:
         if not is_fresh:
             value = self._value(value, live, hinted_types(type(target)), path)
         if isinstance(live, Log) and type(value) is list:
-            value = Log._of(value)  # the agent has moved on from a list to a log
+            value = Log._of(value)  # the attribute was a list when it was saved
         if isinstance(value, Log) and isinstance(live, Log):
             value = self._refill(live, value)
         self.steps.set(target, name, value, path)
         return LoadResult([], [])
 
     def _refill(self, live: Log[Any], value: Log[Any]) -> Log[Any]:
-        """Plan to give a log that others may hold the items of another."""
+        """Plan to replace the items of a log in place, because others may reference it."""
         self.steps.do(lambda: live._become(value))
         return live
 
@@ -289,7 +289,7 @@ class _Plan:
 
 
 def _may_be_captured(target: Checkpointable, name: str) -> bool:
-    """Tell whether a name can have come from a capture: no private one, method or property."""
+    """Return whether a capture can produce this name: not private, a method or a property."""
     if name.startswith("_"):
         return False
     static = getattr(type(target), name, None)
@@ -300,11 +300,13 @@ def _may_be_captured(target: Checkpointable, name: str) -> bool:
 def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
     name = class_name(target)
     if not isinstance(state, dict):
-        raise PathError(f"needs a state, a dict, not {type(state).__name__}.", StateMismatchError)
+        raise PathError(
+            f"needs a dict as its state, not {type(state).__name__}.", StateMismatchError
+        )
     saved = state.get(CLASS, name)
     if not isinstance(saved, str) or canonical(saved) != name:
         raise PathError(
-            f"is of the class {name}, and the state of the class {short_repr(saved)}. Load it "
+            f"is of the class {name}, but the state is of the class {short_repr(saved)}. Load it "
             f"into an object of its class, or register_alias({short_repr(saved)}, {name!r}) if "
             "it was renamed.",
             StateMismatchError,
@@ -313,14 +315,14 @@ def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
 
 
 def _takes(part: Any, state: StateDict) -> bool:
-    """Tell whether an attribute that exists is one that the state can be loaded into in place."""
+    """Return whether a state can be loaded into an existing attribute in place."""
     if isinstance(part, Checkpointable):
         return canonical(str(state.get(CLASS))) == class_name(part)
     return is_stateful_part(part) and CLASS not in state
 
 
 def _plain(state: Any) -> Any:
-    """Return the state of a foreign Stateful as the dict that it gave us."""
+    """Return the state of a foreign Stateful as the dict that it returned."""
     return dict(state) if type(state) is StateDict and CLASS not in state else state
 
 
@@ -332,4 +334,4 @@ def _refuse_mismatch(results: Mapping[str, Any]) -> None:
         if isinstance(result, LoadResult) and result.unexpected_keys:
             found.append(f"{name} has unexpected {', '.join(result.unexpected_keys)}")
     if found:
-        raise StateMismatchError(f"The state does not match strictly: {'; '.join(found)}.")
+        raise StateMismatchError(f"The state does not match in strict mode: {'; '.join(found)}.")

@@ -1,7 +1,4 @@
-"""Log: a list that only grows at its end, and costs what was added when it is saved.
-
-Owns the items and what a store has of them already; knows no JSON tags.
-"""
+"""Log: an append-only list; a save writes only the new items. Knows no JSON tags."""
 
 from __future__ import annotations
 
@@ -28,24 +25,24 @@ T = TypeVar("T")
 class Log(Sequence[T]):
     """An append-only list for conversations and tool calls; a Stateful.
 
-    Items are copied in and are not to be changed in place. The last one may be replaced
-    (`log[-1] = item`), as streaming needs, and `truncate(n)` cuts the log back.
+    Items are copied in and must not be changed in place. The last one may be replaced
+    (`log[-1] = item`), for streaming; `truncate(n)` drops items at the end.
     """
 
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items: list[T] = []
-        self._begin_anew()
+        self._reset()
         self.extend(items)
 
     @classmethod
     def _of(cls, items: list[T]) -> Log[T]:
-        """Return a log of items that are the log's own from now on."""
+        """Return a log that takes ownership of a list of items."""
         log = cls()
         log._items = items
         return log
 
     def append(self, item: T) -> None:
-        """Add a copy of an item.
+        """Append a copy of an item.
 
         Raises:
             StateError: the item cannot be copied; the message names the path.
@@ -53,9 +50,9 @@ class Log(Sequence[T]):
         self._items.append(self._copied(item, len(self._items)))
 
     def extend(self, items: Iterable[T]) -> None:
-        """Add copies of items, all of them or, if one cannot be copied, none. Raises StateError."""
+        """Append copies of items, all or none. Raises StateError."""
         start = len(self._items)
-        self._items += [self._copied(item, start + place) for place, item in enumerate(items)]
+        self._items += [self._copied(item, start + index) for index, item in enumerate(items)]
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` items.
@@ -65,7 +62,7 @@ class Log(Sequence[T]):
         """
         if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._items):
             raise InvalidInputError(
-                f"A log of {len(self._items)} items cannot be cut back to {short_repr(n)}."
+                f"A log of {len(self._items)} items cannot be truncated to {short_repr(n)}."
             )
         if n < len(self._items):
             self._cut(n)
@@ -75,8 +72,8 @@ class Log(Sequence[T]):
         last = len(self._items) - 1
         if isinstance(index, slice) or not self._items or index not in (-1, last):
             raise InvalidInputError(
-                f"Only the last item of a log can be replaced, not {short_repr(index)}: cut it "
-                "back with truncate(n) and append."
+                f"Only the last item of a log can be replaced, not {short_repr(index)}: "
+                "use truncate(n) and append."
             )
         fresh = self._copied(item, last)
         self._cut(last)
@@ -112,10 +109,10 @@ class Log(Sequence[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the items, as `{"items": […]}`. Raises StateError."""
-        return {"items": [self._copied(item, place) for place, item in enumerate(self._items)]}
+        return {"items": [self._copied(item, index) for index, item in enumerate(self._items)]}
 
     def load_state_dict(self, state: Any, strict: bool = False) -> LoadResult:
-        """Take over the items of a state, of another log or of a list.
+        """Replace the items by those of a state, another log or a list.
 
         Raises:
             StateMismatchError: the state is none of these.
@@ -124,13 +121,13 @@ class Log(Sequence[T]):
         items = state.get("items") if isinstance(state, dict) else state
         if not isinstance(items, (list, Log)):
             raise StateMismatchError(
-                f"A Log loads a state with a list of items, not {type(state).__name__}."
+                f"The state of a Log must hold a list of items, not {type(state).__name__}."
             )
         self._become(Log(items))
         return LoadResult([], [])
 
     def checkpoint_to(self, writer: Writer) -> str:
-        """Hand what a store does not have yet to a writer; return the name of the whole list.
+        """Write the items that the store does not have; return the object id of the whole list.
 
         Raises:
             StateError: an item cannot be captured.
@@ -142,30 +139,32 @@ class Log(Sequence[T]):
         return refs[-1]
 
     def frozen(self, encode: ItemEncoder) -> LogItems:
-        """Return the items as they are now, to be written later, at no cost."""
+        """Return a view of the current items, to be written later, without copying them."""
         items = LogItems(self, encode)
         views: WeakSet[LogItems] = vars(self).get("_views") or WeakSet()
-        vars(self).setdefault("_views", views).add(items)  # in one step: from any thread
+        vars(self).setdefault("_views", views).add(items)  # atomic: may be called from any thread
         return items
 
     def _become(self, other: Log[T]) -> Callable[[], None]:
-        """Take over the items of a log that nobody else uses; return how to take that back."""
+        """Take the items of a log that is not used elsewhere; return an undo function."""
         before = dict(vars(self))
         self._items = other._items
-        self._begin_anew()
+        self._reset()
         return lambda: vars(self).update(before)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._identity = _Identity()
-        vars(self).pop("_views", None)  # most logs are never written: it takes more than all else
-        # Where the log was cut, as (number of the cut, index): both rise, since a later cut
-        # further to the front says all that the ones before it said.
+        vars(self).pop(
+            "_views", None
+        )  # created on demand: most logs are never written, and a WeakSet is large
+        # Truncations as (generation, index). Both rise: a later cut at a lower index makes the
+        # earlier ones irrelevant.
         self._cuts: list[tuple[int, int]] = []
         self._generation = 0
 
     def _cut(self, index: int) -> None:
-        self._generation += 1  # first: whoever looks at the cuts meanwhile must notice
-        if vars(self).get("_views"):  # somebody is yet to write the items: leave them that list
+        self._generation += 1  # first: a concurrent reader of the cuts must notice
+        if vars(self).get("_views"):  # a pending write uses the list: leave it unchanged
             self._items = list(self._items)
             vars(self).pop("_views", None)
         while self._cuts and self._cuts[-1][1] >= index:
@@ -173,21 +172,21 @@ class Log(Sequence[T]):
         self._cuts.append((self._generation, index))
 
     def _unchanged_since(self, generation: int) -> int | None:
-        """Return how many items at the front are as they were then; None if all are."""
+        """Return how many leading items are unchanged since then; None if all are."""
         later = bisect_right(self._cuts, (generation, sys.maxsize))
         return self._cuts[later][1] if later < len(self._cuts) else None
 
     @staticmethod
-    def _copied(item: T, place: int) -> T:
+    def _copied(item: T, index: int) -> T:
         from agent_checkpoint.core.copying import copied
 
-        with as_state_error(f"log[{place}]", item):
+        with as_state_error(f"log[{index}]", item):
             fresh: T = copied(item)
             return fresh
 
 
 class LogItems(OutOfLineValue):
-    """The items of a log at one moment, on their way into a store."""
+    """The items of a log at one moment, to be written to a store."""
 
     def __init__(self, log: Log[Any], encode: ItemEncoder) -> None:
         self._log = log
@@ -202,7 +201,7 @@ class LogItems(OutOfLineValue):
         return list(self._encoded(0))
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Put what is new; a short log stands in the text itself. Raises StateError."""
+        """Write the new items; a short log is stored inline. Raises StateError."""
         builder = self._build(writer)
         if builder.bytes <= IN_ENTRY:
             refs += builder.refs
@@ -212,7 +211,7 @@ class LogItems(OutOfLineValue):
         return put_list(builder, writer, refs)
 
     def put(self, writer: Writer, refs: list[str]) -> None:
-        """Put what is new, however short the log is. Raises StateError."""
+        """Write the new items, even of a short log. Raises StateError."""
         put_list(self._build(writer), writer, refs)
 
     def _build(self, writer: Writer) -> MerkleListBuilder:
@@ -230,12 +229,12 @@ class LogItems(OutOfLineValue):
         return builder
 
     def _stored(self, writer: Writer) -> StoredList:
-        """Return what the store has of these items."""
+        """Return the prefix of these items that the store has."""
         found: _Known | None = writer.write_cache.get(self._identity)
         if found is None or not writer.trust_cache or found.types != self._encode.types:
             return StoredList()
         same = self._log._unchanged_since(found.generation)
-        # A log that was cut or loaded after this moment no longer tells what was cut before it.
+        # A log that was cut or loaded since no longer knows its earlier cuts.
         if self._log._identity is not self._identity or self._log._generation != self._generation:
             return StoredList()
         most = self._count if same is None else min(same, self._count)
@@ -249,11 +248,11 @@ class LogItems(OutOfLineValue):
 
 
 class _Identity:
-    """Stands for a log's content in the memory of stores, which forget it when it is gone."""
+    """The identity of the content of a log: the weak key of caches in stores."""
 
 
 class _Known(NamedTuple):
-    """What one store has of a log, as it was then."""
+    """The prefix of a log that a store has, and the generation of the log at that time."""
 
     generation: int
     types: Mapping[str, type]

@@ -1,7 +1,4 @@
-"""Old states brought to the present version.
-
-Owns the registered steps and how they chain; loads nothing into any object.
-"""
+"""Migrations: registered steps that bring old states to the current version of a class."""
 
 from __future__ import annotations
 
@@ -33,43 +30,43 @@ _steps: dict[str, dict[Version, _Step]] = {}
 def register_migration(
     class_name: str, from_version: str, fn: Migration, to_version: str | None = None
 ) -> None:
-    """Bring states of a class from one version to a later one when they are loaded.
+    """Register a step that migrates states of a class from one version to a later one.
 
-    Steps chain. Registering a step from the same version again replaces it.
+    Steps chain. A second step from the same version replaces the first.
 
     Args:
-        class_name: the class's name in its states; an older name of it will do.
-        from_version: the version of the states that the step takes.
+        class_name: the class name in its states, or an older name of the class.
+        from_version: the version that the step reads.
         fn: gets a copy of the state and returns the new one, or changes the copy in place.
-        to_version: the version it makes; the start of the next registered step, or the class's
-            present version, if not given.
+        to_version: the version that the step writes; by default the start of the next registered
+            step, or the current version of the class.
 
     Raises:
-        InvalidInputError: a version is not dotted numbers, or the step does not lead forward.
+        InvalidInputError: a version is not dotted numbers, or `to_version` is not later.
     """
     if not isinstance(class_name, str) or not class_name:
         raise InvalidInputError(
-            f"register_migration takes a class's name, not {short_repr(class_name)}."
+            f"register_migration() takes the name of a class, not {short_repr(class_name)}."
         )
     if not callable(fn):
-        raise InvalidInputError(f"A migration is a function, not {short_repr(fn)}.")
+        raise InvalidInputError(f"A migration must be a function, not {short_repr(fn)}.")
     start = _parse(from_version)
     if to_version is not None and _parse(to_version) <= start:
         raise InvalidInputError(
-            f"A migration of {class_name} leads from {from_version} to {to_version}, which is "
-            "not later."
+            f"The migration of {class_name} from {from_version} to {to_version} does not lead to a "
+            "later version."
         )
     with _lock:
         _steps.setdefault(class_name, {})[start] = _Step(from_version, to_version, fn)
 
 
 def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str, Any]:
-    """Return the state at the class's present version; the given one is not changed.
+    """Return the state at the current version; the argument is not changed.
 
     Args:
-        state: a state of the class, of any version; without one it counts as present.
-        class_name: the class's present name.
-        version: the class's present version.
+        state: a state of any version; one without a version counts as current.
+        class_name: the current name of the class.
+        version: the current version of the class.
 
     Raises:
         PathError: a step is missing or failed, or the state is newer than the code.
@@ -85,7 +82,7 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
 
 
 def migration_steps(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, str]]:
-    """Return the steps from one version of a class to another, each with what it makes.
+    """Return the steps from one version to another, each with the version it produces.
 
     Raises:
         PathError: a step is missing, or the state is newer than the code.
@@ -95,18 +92,18 @@ def migration_steps(saved: object, *, class_name: str, version: str) -> list[tup
     present, goal = _version(saved, class_name), _version(version, class_name)
     if present > goal:
         raise PathError(
-            f"is a state of {class_name} {saved}, newer than the code, which is at {version}. "
+            f"is a state of {class_name} {saved}, newer than the code ({version}). "
             "Update the code.",
             MigrationError,
         )
     steps = _chain_of(class_name)
-    found = []
+    route = []
     while present < goal:
         step = steps.get(present)
         if step is None:
             known = ", ".join(f"from {steps[start].start}" for start in sorted(steps)) or "none"
             raise PathError(
-                f"is a state of {class_name} {_text(present)}, and no migration leads from "
+                f"is a state of {class_name} {_text(present)}, but no migration leads from "
                 f"{_text(present)} to {version} (registered: {known}). Call register_migration("
                 f"{class_name!r}, from_version={_text(present)!r}, fn=…).",
                 MigrationError,
@@ -118,9 +115,9 @@ def migration_steps(saved: object, *, class_name: str, version: str) -> list[tup
                 f"{_text(end)}, past the code's version {version}.",
                 MigrationError,
             )
-        found.append((step, _text(end)))
+        route.append((step, _text(end)))
         present = end
-    return found
+    return route
 
 
 def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
@@ -130,7 +127,7 @@ def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
         raise
     except Exception as error:
         raise PathError(
-            f"is a state of {class_name} that cannot be copied, as a migration needs "
+            f"is a state of {class_name} that cannot be copied for migration "
             f"({cause_text(error)}).",
             MigrationError,
         ) from error
@@ -150,7 +147,7 @@ def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[
     if not isinstance(result, dict):
         raise PathError(
             f"was not migrated: the step of {class_name} from {step.start} returned "
-            f"{type(result).__name__} and not a state.",
+            f"{type(result).__name__}, not a dict.",
             MigrationError,
         )
     if not isinstance(result, StateDict):
@@ -162,11 +159,11 @@ def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[
 
 def _chain_of(class_name: str) -> dict[Version, _Step]:
     with _lock:
-        found: dict[Version, _Step] = {}
+        steps: dict[Version, _Step] = {}
         for name in sorted(_steps, key=lambda known: known == class_name):
             if name == class_name or canonical(name) == class_name:
-                found.update(_steps[name])
-        return found
+                steps.update(_steps[name])
+        return steps
 
 
 def _end(step: _Step, present: Version, goal: Version, steps: dict[Version, _Step]) -> Version:

@@ -15,17 +15,17 @@ from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.records import safe_repr
 
 MAX_DEPTH = 100
-"""How deep values may be nested, where an object in another counts twice.
+"""The nesting limit; a nested object counts twice.
 
-Whatever is nested so, a load of it takes less than two thirds of the stack that Python has by
-default: what can be saved can also be loaded, unless the caller has used up the rest.
+Loading such a value takes less than two thirds of the default Python stack. So what can be saved
+can be loaded, unless the caller has used up the rest.
 """
 
-_SHOWN = 12
+_SHOWN_SEGMENTS = 12
 
 
 class PathError(Exception):
-    """A value that cannot be walked, with the segments of its path, innermost first."""
+    """A value cannot be handled; collects the segments of its path, innermost first."""
 
     def __init__(self, reason: str, error_type: type[CheckpointError] = StateError) -> None:
         super().__init__(reason)
@@ -34,20 +34,20 @@ class PathError(Exception):
         self.segments: list[str] = []
 
     def at(self, segment: str) -> PathError:
-        """Add the next segment of the path, on the way out."""
+        """Add the next outer segment of the path."""
         self.segments.append(segment)
         return self
 
     def path(self, root: str) -> str:
-        """Return the path as text, cut in the middle if it is very long."""
+        """Return the path as text, shortened in the middle if it is very long."""
         segments = self.segments[::-1]
-        if len(segments) > 2 * _SHOWN:
-            segments = [*segments[:_SHOWN], " … ", *segments[-_SHOWN:]]
+        if len(segments) > 2 * _SHOWN_SEGMENTS:
+            segments = [*segments[:_SHOWN_SEGMENTS], " … ", *segments[-_SHOWN_SEGMENTS:]]
         return root + "".join(segments)
 
 
 class TooDeepError(PathError):
-    """The value is nested deeper than can be stored, or refers to itself."""
+    """The value is nested too deeply, or refers to itself."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -58,10 +58,10 @@ class TooDeepError(PathError):
 
 @contextmanager
 def as_state_error(root: str, value: Any = None) -> Iterator[None]:
-    """Turn PathError in the block into one StateError that names the path below `root`.
+    """Convert a PathError in the block into a StateError that names the path below `root`.
 
     Raises:
-        StateError: instead of PathError and RecursionError; its cause is what went wrong.
+        StateError: instead of PathError and RecursionError, with the original cause.
     """
     try:
         yield
@@ -71,23 +71,23 @@ def as_state_error(root: str, value: Any = None) -> Iterator[None]:
             if isinstance(error, TooDeepError):
                 raise StateError(f"{error.path(root)} {error.reason}") from None
             raise StateError(
-                f"{root} is nested deeper than the rest of Python's stack is here, or than "
-                f"{MAX_DEPTH} levels. Flatten it, or call this where the stack is less deep."
+                f"{root} is nested deeper than the remaining Python stack or {MAX_DEPTH} levels. "
+                "Flatten it, or call this with a shallower stack."
             ) from None
         raise StateError(
             f"{cycle.path(root)} refers back to a value that contains it. A state must not have "
-            "cycles: break it, or keep it in an attribute with a leading underscore."
+            "cycles: remove the reference, or keep it in an attribute with a leading underscore."
         ) from None
     except PathError as error:
         raise error.error_type(f"{error.path(root)} {error.reason}") from error.__cause__
 
 
 def key_segment(key: Any, *, whole: bool = False) -> str:
-    """Return the segment of a path that a dict's key makes: `.role`, `["two words"]`, `[7]`.
+    """Return the path segment of a dict key: `.role`, `["two words"]`, `[7]`.
 
     Args:
         key: the key.
-        whole: do not cut it short, so that two keys never make the same segment.
+        whole: do not shorten it, so that different keys have different segments.
     """
     if isinstance(key, str) and key.isidentifier() and (whole or len(key) <= 60):
         return f".{key}"
@@ -96,10 +96,10 @@ def key_segment(key: Any, *, whole: bool = False) -> str:
 
 
 def find_cycle(value: Any) -> PathError | None:
-    """Return where a value of plain containers refers back to itself, or None."""
+    """Return the path at which a value refers back to itself, or None."""
     stack: list[Iterator[tuple[str, Any]]] = [iter([("", value)])]
     segments: list[str] = []
-    opened: dict[int, Any] = {}  # in order; the values keep their ids from being used again
+    opened: dict[int, Any] = {}  # in order; holds the values, so that ids are not reused
     done: dict[int, Any] = {}
     while stack:
         step = next(stack[-1], None)
@@ -123,7 +123,7 @@ def find_cycle(value: Any) -> PathError | None:
 
 
 def failing_path(value: Any, attempt: Callable[[Any], object]) -> list[str]:
-    """Return the path, innermost first, of the smallest part on which `attempt` fails."""
+    """Return the path, innermost first, of the smallest nested value for which `attempt` fails."""
     segments: list[str] = []
     for _ in range(MAX_DEPTH):
         for segment, child in children(value) or ():
@@ -139,7 +139,7 @@ def failing_path(value: Any, attempt: Callable[[Any], object]) -> list[str]:
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]] | None:
-    """Return the parts of a value with their segments of the path; None if it has no parts."""
+    """Return the nested values of a value with their path segments; None if it has none."""
     if isinstance(value, dict):
         return ((key_segment(key), item) for key, item in list(value.items()))
     if isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -156,8 +156,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def cause_text(error: BaseException) -> str:
-    """Return what a message says of the error behind it: nothing that could quote a value.
+    """Return the description of a cause for a message: only the type of a foreign error.
 
-    The text of an error that is not ours may hold anything. It stays in the chained exception.
+    The text of a foreign error may contain values of the state. It stays in the chained exception.
     """
     return str(error) if isinstance(error, CheckpointError) else type(error).__name__

@@ -1,7 +1,4 @@
-"""Whole states to JSON and back.
-
-Owns which classes vouch for the types in a state; the walks are in `encode` and `decode`.
-"""
+"""Encodes whole states to JSON and decodes them; decides which type hints apply to a state."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _TRIES = 5
 
 
 def check_format(fmt: str) -> str:
-    """Return the name of a state format if it is one. Raises InvalidInputError."""
+    """Return a valid state format. Raises InvalidInputError."""
     if fmt not in FORMATS:
         raise InvalidInputError(f"Unknown fmt {short_repr(fmt)}: use 'json' or 'pickle'.")
     return fmt
@@ -42,16 +39,16 @@ def encode_state(
         subject: a Stateful or a dict.
         path: its name in messages.
         fmt: `json`, or `pickle` for one sealed pickle.
-        new_writer: makes writers for the store, for what stores objects of its own.
+        new_writer: makes writers for parts that write their own objects.
 
     Raises:
-        StateError: a part of it cannot be captured.
+        StateError: a value cannot be captured.
     """
     for attempt in range(_TRIES):
         try:
             return _encode(subject, path, fmt, new_writer)
         except RuntimeError as error:
-            # Another thread added to a container while we walked it; the next walk may be luckier.
+            # Another thread changed a container during the walk: try again.
             if "during iteration" not in str(error) or attempt == _TRIES - 1:
                 raise StateError(f"{path} cannot be captured ({cause_text(error)}).") from error
     raise AssertionError("unreachable: the loop returns or raises")
@@ -65,17 +62,17 @@ def decode_part(
     trust_pickle: bool = False,
     reader: Reader | None = None,
 ) -> Decoded:
-    """Return the state that was encoded, for `target` to load.
+    """Decode a state for `target` to load.
 
     Args:
-        tree: what `encode_state` returned.
+        tree: a result of `encode_state`.
         path: its name in messages.
-        target: the object it is meant for, whose type hints vouch for types.
+        target: the object to load into; its type hints allow types to be decoded.
         trust_pickle: load pickles without checking their seal.
-        reader: gives what stands outside of the tree, if it comes from a store.
+        reader: reads the objects that the tree refers to, if it comes from a store.
 
     Raises:
-        StateError: the state cannot be decoded here.
+        StateError: the state cannot be decoded.
         UntrustedDataError: it holds a pickle that this user did not seal.
     """
 
@@ -87,7 +84,7 @@ def decode_part(
         try:
             return hinted_types(class_of_state(name, outer))
         except StateError:
-            return {}  # the types it needs are then reported by name
+            return {}  # unknown types are then reported by name
 
     def rebuild(state: StateDict) -> Any:
         return rebuild_state(state, state.types)
@@ -99,23 +96,23 @@ def decode_part(
 
 def _encode(subject: Any, path: str, fmt: str, new_writer: NewWriter | None) -> JsonValue:
     if writes_own_objects(subject) and not isinstance(subject, Log):
-        return encode(subject, path, new_writer)  # its objects are no pickle in any format
+        return encode(subject, path, new_writer)  # its objects are never pickled
     if fmt == "json" and isinstance(subject, (Checkpointable, Log)):
-        return encode(subject, path, new_writer)  # from the live object: no copy is needed
+        return encode(subject, path, new_writer)  # from the live object, without a copy
     if isinstance(subject, dict):
         is_json = fmt == "json"
         return encode(subject, path, new_writer) if is_json else _pickle_dict(subject, path)
-    state = _ask(subject, path)
+    state = _call_state_dict(subject, path)
     return encode(state, path) if fmt == "json" else encode_as_pickle(state, path)
 
 
 def _pickle_dict(subject: dict[str, Any], path: str) -> JsonValue:
     with as_state_error(path, subject):
-        state = snapshot(subject)  # objects in it are pickled as their states, like everywhere
+        state = snapshot(subject)  # nested objects are pickled as their states
     return encode_as_pickle(state, path)
 
 
-def _ask(subject: Any, path: str) -> Any:
+def _call_state_dict(subject: Any, path: str) -> Any:
     try:
         return subject.state_dict()
     except (StateError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What changed between two states. Owns exact comparison of values and the paths of differences."""
+"""Differences between two states: exact comparison of values, and the paths of changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
     try:
         found = list(_walk("", old, new, deep, 0))
     except RecursionError:
-        raise StateError("The states are nested too deeply to be compared.") from None
+        raise StateError("The states are nested too deeply to compare.") from None
     for path, before, after in found:
         if before is _ABSENT:
             changes["added"][path] = after
@@ -50,11 +50,11 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Tell whether two values are exactly alike, types included, but not the order of dicts."""
+    """Return whether two values are identical, types included; the order of dicts is ignored."""
     try:
         return _same(a, b)
     except RecursionError:
-        return False  # objects that refer to each other: counted as changed
+        return False  # cyclic objects count as changed
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -66,7 +66,7 @@ def _same(a: Any, b: Any) -> bool:
     if kind in _PLAIN:
         return bool(a == b)
     if kind is float:
-        return repr(a) == repr(b)  # NaN like NaN, 0.0 unlike -0.0
+        return repr(a) == repr(b)  # NaN equals NaN; 0.0 differs from -0.0
     if kind is list or kind is tuple or kind is Log:
         return len(a) == len(b) and all(map(_same, a, b))
     if kind is dict or kind is set or kind is frozenset:
@@ -79,7 +79,7 @@ def _same(a: Any, b: Any) -> bool:
     leaf = LEAVES.get(kind)
     text = None if leaf is None else leaf.encode(a)
     if leaf is not None and text is not None:
-        return _same(text, leaf.encode(b))  # what is stored of it; == would miss a fold or a zone
+        return _same(text, leaf.encode(b))  # compare what is stored: == ignores fold and zone
     if is_plain(a):
         return _same_arrays(a, b)
     content = _content(a)
@@ -88,14 +88,14 @@ def _same(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
     except Exception:
-        return False  # a value that cannot be compared counts as changed
+        return False  # an incomparable value counts as changed
 
 
 def _content(value: Any) -> list[Any] | None:
-    """Return what a pickle of the value would hold, one level deep; None if only == can tell.
+    """Return the content of a pickle of the value, one level deep; None if only == can compare.
 
-    The `==` of many classes takes 1 for True, NaN for unlike itself, or compares identities; and
-    the bytes of two pickles differ by what is shared inside, though the values are alike.
+    The `==` of many classes treats 1 as True and NaN as unequal, or compares identities. The bytes
+    of two pickles depend on sharing inside the values, so they cannot be compared either.
     """
     kind: Any = type(value)
     if kind is object or isinstance(value, type):
@@ -116,14 +116,14 @@ def _content(value: Any) -> list[Any] | None:
         return None
     empty = args in ((), (kind,)) and state is None and not listed and not paired
     if empty and kind.__eq__ is not object.__eq__:
-        return None  # it tells nothing, but can compare
+        return None  # no content, but a comparison of its own
     return [make, args, state, listed, paired if isinstance(value, OrderedDict) else dict(paired)]
 
 
 def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Pair the keys that are exactly alike; `_ABSENT` stands for the partner of one that is alone.
+    """Pair identical keys; `_ABSENT` is the partner of a key without one.
 
-    A lookup alone would take 1 for True, and would not find NaN.
+    A dict lookup would treat 1 as True, and would not find NaN.
     """
     left = {key: key for key in new}
     alone = []
@@ -151,7 +151,7 @@ def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any
 
 
 def _rough(key: Any) -> Any:
-    """Return something equal for keys that are alike, to look only among the few that may be."""
+    """Return a bucket key: equal for identical keys, so that only few keys are compared."""
     kind = type(key)
     if kind is tuple:
         return tuple(map(_rough, key))
@@ -161,11 +161,11 @@ def _rough(key: Any) -> Any:
 def _same_arrays(a: Any, b: Any) -> bool:
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.dtype.names:  # between fields there may be bytes without a meaning
+    if a.dtype.names:  # padding between fields is meaningless
         return all(_same(a[name], b[name]) for name in a.dtype.names)
-    if a.dtype.hasobject:  # its bytes are addresses
+    if a.dtype.hasobject:  # its bytes are pointers
         return _same(a.tolist(), b.tolist())
-    if a.dtype.char in "gG":  # in a long double there are bytes without a meaning
+    if a.dtype.char in "gG":  # a long double has padding bytes
         return repr(a.ravel().tolist()) == repr(b.ravel().tolist())
     return bool(a.tobytes() == b.tobytes())
 
@@ -214,7 +214,7 @@ def _walk_names(
 def _walk_items(
     path: str, old: Any, new: Any, deep: bool, depth: int
 ) -> Iterator[tuple[str, Any, Any]]:
-    # What is alike at both ends is left out, so that an append or a trim shows as just that.
+    # Skip equal items at both ends, so that an append or a trim is reported as such.
     shorter = min(len(old), len(new))
     start = 0
     while start < shorter and same(old[start], new[start]):

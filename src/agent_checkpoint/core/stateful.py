@@ -1,4 +1,4 @@
-"""What a state is. Owns the Stateful protocol and the types of a state; knows no codec."""
+"""The Stateful protocol and the types of states. Knows no codec."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Stateful(Protocol):
         """Return the state."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Take the state over."""
+        """Load a state."""
 
 
 class StateDict(dict[str, Any]):
-    """The state of an object, as against a user's own dict, which stays data.
+    """The state of an object, as opposed to a plain dict of the user.
 
-    `types` are the classes that the type hints of the object's class name: values of theirs are
-    written field by field without being registered. `fresh` are the fields whose values were just
-    made, with no states in them: a load that owns the state may take them as they are.
+    `types` are the classes in the type hints of the object's class: their values are encoded field
+    by field without registration. `fresh` are fields with newly decoded values and no nested
+    states: a load that owns the state may use them without a copy.
     """
 
     __slots__ = ("fresh", "types")
@@ -49,35 +49,35 @@ class StateDict(dict[str, Any]):
         self.fresh = fresh
 
     def __reduce__(self) -> tuple[type[StateDict], tuple[dict[str, Any]]]:
-        # The hints stay behind: pickles of classes would fail for local ones.
+        # Without the hints: local classes cannot be pickled.
         return type(self), (dict(self),)
 
 
 class LoadResult(NamedTuple):
-    """What did not match when a state was loaded leniently; names are paths below the object."""
+    """Missing and unexpected keys of a non-strict load, as paths below the object."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 def is_stateful(value: Any) -> bool:
-    """Tell whether an object (not a class) is a Stateful, also if it is one by `__getattr__`."""
-    # isinstance(value, Stateful) sees no __getattr__ from Python 3.12 on.
+    """Return whether an object (not a class) is a Stateful, also through `__getattr__`."""
+    # Since Python 3.12 isinstance(value, Stateful) ignores __getattr__.
     if isinstance(value, type):
         return False
     try:
         return callable(value.state_dict) and callable(value.load_state_dict)
-    except Exception:  # a dict with attribute access may say KeyError
+    except Exception:  # a dict with attribute access may raise KeyError
         return False
 
 
 def writes_own_objects(value: Any) -> bool:
-    """Tell whether a Stateful stores objects of its own, by `checkpoint_to(writer)`."""
+    """Return whether a Stateful writes its own objects, by `checkpoint_to(writer)`."""
     return callable(getattr(type(value), "checkpoint_to", None)) and is_stateful_part(value)
 
 
 def is_stateful_part(value: Any) -> bool:
-    """Tell whether an attribute is a Stateful by its class: a mock has every attribute."""
+    """Return whether the class of a value is Stateful: a mock instance has every attribute."""
     kind = type(value)
     return callable(getattr(kind, "state_dict", None)) and callable(
         getattr(kind, "load_state_dict", None)

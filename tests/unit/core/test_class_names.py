@@ -77,7 +77,7 @@ class TestFinding:
         def needy(self: Any) -> str:
             return str(self.title)
 
-        with pytest.raises(InvalidInputError, match="must do without an instance"):
+        with pytest.raises(InvalidInputError, match="must work without an instance"):
             type("Needy", (Checkpointable,), {"_checkpoint_name": needy})
 
 
@@ -101,17 +101,17 @@ class TestAliases:
         assert canonical("Former") == "Known"
 
     def test_an_alias_to_itself_is_refused(self) -> None:
-        with pytest.raises(InvalidInputError, match="'Known' would lead back to itself"):
+        with pytest.raises(InvalidInputError, match="'Known' would form a cycle"):
             register_alias("Known", "Known")
 
     def test_a_circle_of_aliases_is_refused(self) -> None:
         register_alias("A", "B")
         register_alias("B", "C")
-        with pytest.raises(InvalidInputError, match="'C' would lead back to itself"):
+        with pytest.raises(InvalidInputError, match="'C' would form a cycle"):
             register_alias("C", "A")
         assert canonical("A") == "C"
 
     @pytest.mark.parametrize("names", [("", "Known"), ("Old", ""), (5, "Known"), ("Old", None)])
     def test_what_is_no_name_is_refused(self, names: Any) -> None:
-        with pytest.raises(InvalidInputError, match="non-empty text"):
+        with pytest.raises(InvalidInputError, match="non-empty string"):
             register_alias(*names)

@@ -137,7 +137,7 @@ class TestNested:
 
     def test_an_object_as_a_key_is_refused_when_it_is_saved(self) -> None:
         for value in ({MyAgent(): 1}, {(1, MyAgent()): 1}, {MyAgent()}, {(MyAgent(),)}):
-            with pytest.raises(StateError, match=r"agent\.part.* has a MyAgent as a key"):
+            with pytest.raises(StateError, match=r"agent\.part.* has a MyAgent as a dict key"):
                 encode_state(Holder(value), "agent")
 
     def test_nested_load_state_dict_overrides_are_called(self) -> None:
@@ -290,7 +290,7 @@ class TestHooks:
             def _checkpoint_version(self) -> str:
                 return self.layout
 
-        with pytest.raises(StateError, match=r"_checkpoint_version\(\) must do without"):
+        with pytest.raises(StateError, match=r"_checkpoint_version\(\) must work without"):
             reloaded(Holder([Layout()]), Holder())
 
 

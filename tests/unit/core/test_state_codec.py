@@ -539,7 +539,7 @@ class TestSealedPickles:
     def test_a_class_that_has_moved_is_reported(self, monkeypatch: Any) -> None:
         tree = encode_state({"value": Custom()}, "agent")
         monkeypatch.delitem(globals(), "Custom")
-        with pytest.raises(StateError, match=r"agent\.value does not unpickle here"):
+        with pytest.raises(StateError, match=r"agent\.value cannot be unpickled"):
             decode_state(tree, "agent")
 
     def test_a_whole_state_may_be_one_sealed_pickle(self) -> None:
@@ -761,7 +761,7 @@ class TestDamagedTrees:
         "tree", [{"$tuple": [], "a": 1}, {"a": 1, "$tuple": []}, {"$set": [], "$int": "0x1"}]
     )
     def test_a_tag_stands_alone(self, tree: Any) -> None:
-        with pytest.raises(StateError, match="agent is damaged: a tag stands alone"):
+        with pytest.raises(StateError, match="agent is damaged: a tag must be the only member"):
             decode_state(tree, "agent")
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, object(), (1,), b"x"])

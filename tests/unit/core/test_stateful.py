@@ -37,13 +37,13 @@ class TestForeignStatefuls:
 
     def test_a_module_that_is_not_there_cannot_be_made(self) -> None:
         fresh = Holder(None)
-        with pytest.raises(StateError, match=r"agent\.part .*cannot be made anew"):
+        with pytest.raises(StateError, match=r"agent\.part .*cannot be rebuilt"):
             reloaded(Holder(Module()), fresh)
         assert fresh.part is None
 
     def test_a_module_that_refuses_leaves_all_as_it_was(self) -> None:
         agent = Holder(Module())
-        with pytest.raises(StateError, match=r"agent\.part refuses the state"):
+        with pytest.raises(StateError, match=r"agent\.part rejected the state"):
             agent.load_state_dict({"more": 1, "part": StateDict(bias=1), "__class__": "Holder"})
         assert agent.part.weights == [0.0]
         assert not hasattr(agent, "more")
@@ -95,7 +95,7 @@ class TestForeignStatefuls:
 
         agent = Holder(InPlace())
         agent.part.content.append("mine")
-        with pytest.raises(StateError, match=r"agent\.part refuses the state"):
+        with pytest.raises(StateError, match=r"agent\.part rejected the state"):
             agent.load_state_dict({"part": StateDict(content=["bad"])})
         assert agent.part.content == ["mine"]
 

@@ -154,7 +154,7 @@ def test_parts_are_loaded_all_or_none(manager: CheckpointManager) -> None:
     agent, module = Agent(7), TorchLike()
     agent._late = 1
     module.weights = {"other": [1.0]}
-    with pytest.raises(StateError, match="b refuses the state"):
+    with pytest.raises(StateError, match="b rejected the state"):
         manager.load("k", {"a": agent, "b": module})
     assert agent.count == 7
     assert module.weights == {"other": [1.0]}
@@ -241,7 +241,7 @@ def test_an_expected_head_that_is_no_checkpoint_is_told(manager: CheckpointManag
     for verb in (manager.save, manager.load):
         with pytest.raises(ConflictError, match=r"an id that save\(\) returned"):
             verb("k", Agent(2), expected_head="nonsense")
-        with pytest.raises(InvalidInputError, match="A checkpoint id is non-empty text, not 5"):
+        with pytest.raises(InvalidInputError, match="A checkpoint id is non-empty string, not 5"):
             verb("k", Agent(2), expected_head=5)  # type: ignore[arg-type]
 
 

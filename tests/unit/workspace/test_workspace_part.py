@@ -56,7 +56,7 @@ def test_files_go_back_if_another_part_refuses_its_state(root: Path) -> None:
     workspace = Workspace(root, manager.store)
     manager.save("key", {"workspace": workspace, "other": Stubborn()})
     (root / "file").write_text("after")
-    with pytest.raises(StateError, match="other refuses the state"):
+    with pytest.raises(StateError, match="other rejected the state"):
         manager.load("key", {"workspace": workspace, "other": Stubborn()})
     assert (root / "file").read_text() == "after"
 

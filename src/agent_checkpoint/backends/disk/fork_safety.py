@@ -1,15 +1,14 @@
-"""Keeps forks apart from SQLite connections, locks and imports. Owns the gate between them.
+"""Fork safety: a gate that keeps `os.fork` apart from SQLite connections, locks and imports.
 
-A child that is forked while a connection is open inherits SQLite's notes of its parent's locks:
-each then takes the other for gone, and one of them may delete the log that the other writes to. So
-a fork waits until nothing is in use, and whoever has connections open closes them before it.
+A child forked while an SQLite connection is open inherits the lock bookkeeping of its parent: each
+process assumes the other is gone, and one may delete the WAL that the other writes. So a fork waits
+until no connection is in use, and open connections are closed before it.
 
-A child that is forked while another thread imports a module inherits the lock of that module, and
-would wait for ever if it imported the same. So whatever is imported at its first use, in a save or
-a load, is imported behind the gate.
+A child forked while another thread imports a module inherits the locked import lock, and would
+deadlock on the same import. So lazy imports in saves and loads run behind the gate.
 
-A lock of `flock` belongs to the open file, which a child has as well: it would keep the lock of a
-parent that is killed, from itself too. So a child closes the lock files of its parent.
+An `flock` lock belongs to the open file description, which a child shares: it would keep the lock
+of a killed parent. So a child closes the lock files of its parent.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from __future__ import annotations
 import atexit  # noqa: F401 - `weakref.finalize` imports it at its first use
 import fcntl
 
-# Hooks before a fork run in reverse order of registration. The one of `logging` takes a lock: it
-# must run after ours, or a thread behind the gate that logs waits for the thread that forks.
+# Hooks before a fork run in reverse order of registration. The hook of `logging` takes a lock:
+# it must run after ours, or a logging thread behind the gate deadlocks with the forking thread.
 import logging  # noqa: F401
 import os
 import threading
@@ -34,7 +33,7 @@ class SupportsClose(Protocol):
     """Something that must be closed before a fork."""
 
     def close(self) -> None:
-        """Close what is open; it is opened anew when it is next used."""
+        """Close; the next use opens it again."""
 
 
 class _Gate:
@@ -50,13 +49,13 @@ _lock_files: set[int] = set()
 
 
 def close_before_fork(pool: SupportsClose) -> None:
-    """Have something closed before every fork of this process."""
+    """Register a pool to be closed before every fork of this process."""
     _closed_before.add(pool)
 
 
 @contextmanager
 def block_forks() -> Iterator[None]:
-    """Let no other thread fork during the block."""
+    """Block forks by other threads during the block."""
     gate = _gate
     with gate.changed:
         gate.inside += 1
@@ -65,7 +64,7 @@ def block_forks() -> Iterator[None]:
         yield
     finally:
         gate.mine.depth -= 1
-        if gate is _gate:  # else this is a child, which was forked within the block
+        if gate is _gate:  # otherwise this is a child forked within the block
             with gate.changed:
                 gate.inside -= 1
                 gate.changed.notify_all()
@@ -73,7 +72,7 @@ def block_forks() -> Iterator[None]:
 
 @contextmanager
 def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
-    """Give an open file to lock, which is unlocked and closed at the end; no child has it.
+    """Open a lock file for the block, then unlock and close it; forked children close it too.
 
     Raises:
         OSError: it cannot be opened.
@@ -85,9 +84,9 @@ def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
         yield fd
     finally:
         try:
-            if gate is _gate:  # else this is a child, which has closed it
+            if gate is _gate:  # otherwise this is a child, which has closed it
                 # Unlock first: an interrupt after this leaks a descriptor, but no lock. Closing is
-                # not enough: a program that another thread starts has the file until it runs.
+                # not enough: a process being spawned by another thread shares the file until exec.
                 fcntl.flock(fd, fcntl.LOCK_UN)
         finally:
             if gate is _gate:
@@ -98,9 +97,7 @@ def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
 def _before_fork() -> None:
     gate = _gate
     gate.changed.acquire()
-    own = getattr(
-        gate.mine, "depth", 0
-    )  # a thread that forks within its own use: nobody to wait for
+    own = getattr(gate.mine, "depth", 0)  # a thread does not wait for itself
     gate.changed.wait_for(lambda: gate.inside <= own, timeout=_LONGEST_WAIT)
     for pool in list(_closed_before):
         pool.close()
@@ -108,10 +105,10 @@ def _before_fork() -> None:
 
 def _after_fork_in_child() -> None:
     global _gate
-    _gate = _Gate()  # the old one is held, or counts threads that are not here
+    _gate = _Gate()  # the old one is locked, or counts threads of the parent
     while _lock_files:
         with suppress(OSError):
-            os.close(_lock_files.pop())  # which unlocks nothing: the parent has it open
+            os.close(_lock_files.pop())  # does not unlock: the parent has it open
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,7 +1,7 @@
-"""Waiting for a lock of another process, for a bounded time. Owns who is named as its holder.
+"""Waits for a lock of another process with a timeout, and names its holders.
 
-A process that was stopped (Ctrl-Z, a debugger, a frozen container) keeps its locks. Whoever waits
-for one must be told which process that is. The kernel lists the holders of locks, on Linux.
+A stopped process (Ctrl-Z, a debugger, a frozen container) keeps its locks, so the error must name
+it. On Linux the kernel lists the holders of locks.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from contextlib import suppress
 from typing import NamedTuple
 
 LOCK_TIMEOUT = 60.0
-"""How long to wait for a lock if nothing else is said."""
+"""The default timeout, in seconds."""
 
-_RUNNING_FACTOR = (
-    10  # times as long, while its holders are seen to run: a collection may take its time
-)
-_MAX_UNSEEN = 5  # looks at which nobody has it: somebody whom the kernel does not show
+_RUNNING_FACTOR = 10  # times the timeout while all holders are running: gc may take long
+_MAX_UNSEEN = 5  # polls without a visible holder: the kernel does not list it
 _FIRST_PAUSE, _SHORTEST_PAUSE, _NEXT_PAUSE, _CALM_PAUSE = 0.01, 0.002, 0.0003, 0.05  # seconds
 _HALVED_AFTER, _CALM_AFTER = 0.02, 5.0
 _LOCKS = "/proc/locks"
 
 
 class LockHolder(NamedTuple):
-    """A process that holds a lock, in description."""
+    """A process that holds a lock."""
 
     description: str
     is_running: bool
-    """Whether it is seen to run, and so may let go of the lock."""
+    """Whether it is running, not stopped, and so may release the lock."""
 
 
 def acquire_lock(
@@ -41,17 +39,17 @@ def acquire_lock(
     extend_if_running: bool = True,
     is_first_waiter: bool = False,
 ) -> str | None:
-    """Lock an open file as `flock` does; return None when it is locked, else who holds it.
+    """Lock an open file with `flock`; return None on success, else a description of the holders.
 
     Args:
         fd: the open file.
         how: `LOCK_SH` or `LOCK_EX`.
-        seconds: how long to wait.
-        extend_if_running: whether to wait longer while all holders are seen to run.
-        is_first_waiter: whether nobody else waits for it.
+        seconds: the timeout.
+        extend_if_running: wait longer while all holders are running.
+        is_first_waiter: no other process waits for the lock, so poll often.
 
     Raises:
-        OSError: the file system refuses.
+        OSError: the file system failed.
     """
     started = time.monotonic()
     unseen = 0
@@ -70,8 +68,8 @@ def acquire_lock(
 
 
 def _pause(waited: float, *, is_first_waiter: bool) -> float:
-    # Whoever has waited for longer looks more often, and so comes first. A holder that takes much
-    # longer than a save is not worth that.
+    # Poll more often the longer the wait, so that the first waiter wins; not for holders that take
+    # much longer than a save.
     if waited > _CALM_AFTER:
         return _CALM_PAUSE
     if is_first_waiter:
@@ -80,21 +78,21 @@ def _pause(waited: float, *, is_first_waiter: bool) -> float:
 
 
 def lock_holders(*files: os.stat_result, writing: bool = False) -> list[LockHolder]:
-    """Return the processes that hold a lock on one of the files, as far as the kernel tells.
+    """Return the processes that hold a lock on one of the files, as far as the kernel lists them.
 
     Args:
-        files: what `stat` says of each.
-        writing: whether only those count that hold one alone.
+        files: the stat result of each file.
+        writing: only holders of exclusive locks.
     """
     lines = [line for line in _held_locks() if not writing or line[3] == "WRITE"]
-    numbers = {str(found.st_ino) for found in files}
-    # The device is not compared: file systems such as btrfs show another one here than in `stat`.
+    numbers = {str(status.st_ino) for status in files}
+    # The device is not compared: on btrfs it differs from that of `stat`.
     pids = {int(line[4]) for line in lines if line[5].rpartition(":")[2] in numbers}
     return [_describe(pid) for pid in sorted(pids)]
 
 
 def describe_holders(holders: list[LockHolder]) -> str:
-    """Return the holders of a lock for a message."""
+    """Return the holders of a lock as text for a message."""
     return ", ".join(holder.description for holder in holders) or "another process"
 
 
@@ -103,7 +101,7 @@ def _held_locks() -> Iterator[list[str]]:
     with suppress(OSError), open(_LOCKS, encoding="ascii") as lines:
         for line in lines:
             fields = line.split()
-            if len(fields) >= 6 and fields[1] != "->":  # which waits
+            if len(fields) >= 6 and fields[1] != "->":  # a waiting process
                 yield fields
 
 
@@ -115,7 +113,7 @@ def _describe(pid: int) -> LockHolder:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             name, _, rest = file.read().partition("(")[2].rpartition(")")
-    except OSError:  # its children have the open file, and with it the lock
+    except OSError:  # its children share the open file, and with it the lock
         return LockHolder(f"a process started by process {pid}, which has ended", is_running=False)
     if rest.split()[0] in ("T", "t"):
         return LockHolder(f"process {pid} ({name}), which is stopped", is_running=False)

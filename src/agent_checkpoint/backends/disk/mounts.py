@@ -1,7 +1,4 @@
-"""What is mounted where, and what kind of file system a path is on.
-
-Owns reading the mount table; decides nothing but whether locks and shared memory can be trusted.
-"""
+"""Reads the mount table: mounts, and the type of the file system of a path."""
 
 from __future__ import annotations
 
@@ -62,14 +59,14 @@ PSEUDO = frozenset(
         "tracefs",
     ]
 )
-"""What looks like a file system and is the kernel: nothing in there is anybody's data."""
+"""Kernel pseudo file systems, which hold no data."""
 
 TABLE = Path("/proc/self/mountinfo")
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
 
 
 class Mount(NamedTuple):
-    """A line of the mount table."""
+    """An entry of the mount table."""
 
     line: bytes
     id: bytes
@@ -80,16 +77,16 @@ class Mount(NamedTuple):
 
 
 def mount_table(table: Path | None = None) -> Iterator[Mount]:
-    """Iterate over what is mounted, in order: later mounts cover earlier ones at the same place.
+    """Iterate over the mounts in order: a later mount hides an earlier one at the same path.
 
     Args:
-        table: that of another process; else this one's.
+        table: the mount table of another process; this process by default.
 
     Raises:
-        OSError: there is none to read, as outside Linux.
+        OSError: there is no mount table, as outside Linux.
     """
     text = (TABLE if table is None else table).read_bytes()
-    for line in text.split(b"\n"):  # the kernel escapes no other end of a line
+    for line in text.split(b"\n"):  # other line separators are not escaped by the kernel
         left, _, right = line.partition(b" - ")
         fields, kinds = left.split(b" "), right.split(b" ")
         if len(fields) > 4 and len(kinds) > 1:
@@ -98,14 +95,14 @@ def mount_table(table: Path | None = None) -> Iterator[Mount]:
 
 
 def open_table() -> int:
-    """Return the mount table, open: `poll` tells by POLLPRI that it has changed. Raises OSError."""
+    """Open the mount table; `poll` reports changes as POLLPRI. Raises OSError."""
     return os.open(TABLE, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def network_file_system(path: Path) -> str | None:
-    """Return the type of the network file system that a path is on; None if it is on none.
+    """Return the type of the network file system of a path; None if it is local or unknown.
 
-    Where there is no mount table to read (outside Linux), nothing is known and None is returned.
+    Without a mount table (outside Linux) it is unknown.
     """
     place = Path(os.path.realpath(path))
     best: tuple[int, str] = (-1, "")
@@ -120,7 +117,7 @@ def network_file_system(path: Path) -> str | None:
 
 
 def pseudo_devices() -> frozenset[int]:
-    """Return the devices of mounts that hold no data; none where there is no mount table."""
+    """Return the devices of pseudo file systems; empty without a mount table."""
     found = set()
     try:
         for mount in mount_table():

@@ -1,8 +1,8 @@
-"""Which file a store is. Owns the comparison of an open store with its path; knows no layout.
+"""Detects that an open store was removed, moved or replaced.
 
-Whoever removes, moves or replaces a store that is open leaves a process with files that nobody will
-find again, and with knowledge (heads, ledgers, stored objects) of another store than the one at the
-path. So a backend pins one file of its store at first sight, and refuses to go on with any other.
+Writes to such a store would be lost, and cached heads, ledgers and object ids would belong to
+another store than the one at the path. So a backend pins one file of its store at first use, and
+refuses any other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _PinnedFile(NamedTuple):
 
 
 class Pin:
-    """The file or directory at a path, as it was when it was first seen there."""
+    """The identity of the file or directory at a path, recorded at first use."""
 
     def __init__(self, path: Path) -> None:
         """Pin nothing yet."""
@@ -34,14 +34,13 @@ class Pin:
         self._pinned: _PinnedFile | None = None
 
     def exists(self) -> bool:
-        """Tell whether the store exists; from then on it is this one.
+        """Return whether the store exists, and pin it.
 
         Raises:
-            StorageError: the one that was seen before is not at the path any more; or the file
-                system failed.
+            StorageError: the pinned store is no longer at the path, or the file system failed.
         """
         with wrap_os_errors(f"look at {self._name}"):
-            pinned = self._pinned  # before the look: another thread may make the store meanwhile
+            pinned = self._pinned  # before the stat: another thread may create the store meanwhile
             now = file_identity(self._name)
             if pinned is None:
                 if now is None:
@@ -50,12 +49,12 @@ class Pin:
             elif now != pinned.identity:
                 raise StorageError(
                     f"{self._name} was removed, moved or replaced since it was opened, so nothing "
-                    "was read or written. Put it back, or open the store that is there now anew."
+                    "was read or written. Put it back, or reopen the store at this path."
                 )
         return True
 
     def is_replaced(self) -> bool:
-        """Tell whether the store that was seen is not at the path any more.
+        """Return whether the pinned store is no longer at the path.
 
         Raises:
             StorageError: the file system failed.
@@ -65,9 +64,9 @@ class Pin:
             return pinned is not None and file_identity(self._name) != pinned.identity
 
     def _pin(self) -> None:
-        # Linux gives the inode number of a removed file to the next one; a descriptor keeps it
-        # from that. Closing one that was opened as a mere path drops no lock of SQLite. macOS has
-        # no such descriptors, and its file systems do not use a number twice.
+        # Linux reuses the inode number of a removed file; an open descriptor prevents that. Closing
+        # an O_PATH descriptor drops no lock of SQLite. macOS lacks O_PATH, but its file systems do
+        # not reuse inode numbers.
         if _O_PATH is None:
             found = os.stat(self._name)
             self._pinned = _PinnedFile((found.st_dev, found.st_ino), None)
@@ -79,7 +78,7 @@ class Pin:
 
 
 def _close_descriptor(pinned: _PinnedFile) -> None:
-    """Close the descriptor, unless the program has closed it and it is another file by now."""
+    """Close the descriptor, unless the program closed it and it now refers to another file."""
     with suppress(OSError):
         found = os.fstat(pinned.fd or 0)
         if pinned.fd is not None and (found.st_dev, found.st_ino) == pinned.identity:

@@ -1,8 +1,4 @@
-"""What backends on a POSIX file system share.
-
-Owns durable writes, the store lock, the mapping of OS errors and the distrust of what a store that
-came from elsewhere may hold; knows no layout and no format.
-"""
+"""POSIX helpers of the backends: durable writes, store locks, OS errors, safe file access."""
 
 from __future__ import annotations
 
@@ -30,20 +26,20 @@ _ADVICE = {
     errno.EROFS: "Reading works. To save, restore or delete, copy the store to a directory that "
     "you can write, and use the copy.",
 }
-# Neither follows a link out of the store nor waits for the other end of a pipe.
+# Do not follow a link out of the store, or block on a pipe.
 _SAFE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GATE_WAIT = 2.0  # seconds
 _TEMPORARY_NAME = re.compile(r"[0-9a-f]{24}")
 
 FileIdentity = tuple[int, int]
-"""Which file it is, whatever its name: the device and the inode."""
+"""The device and inode of a file."""
 
 
 def file_identity(path: str | os.PathLike[str]) -> FileIdentity | None:
-    """Return which file is at a path, None if there is none.
+    """Return the identity of the file at a path, None if there is none.
 
     Raises:
-        OSError: the file system refuses to tell.
+        OSError: the file system failed.
     """
     try:
         found = os.stat(path)
@@ -55,20 +51,20 @@ def file_identity(path: str | os.PathLike[str]) -> FileIdentity | None:
 def store_url(scheme: str, path: Path, *, shared: bool = False) -> str:
     """Return the store URL of a directory."""
     with block_forks():
-        from urllib.parse import quote  # slow to load, and seldom wanted
+        from urllib.parse import quote  # slow to import, and rarely needed
 
     return f"{scheme}://{quote(str(path))}{'?shared=1' if shared else ''}"
 
 
 def check_path(path: object) -> Path:
-    """Return the path that was given, with ~ expanded, if it can be one.
+    """Return a valid path, with ~ expanded.
 
     Raises:
-        InvalidInputError: it is empty, not text, or text that cannot be a path.
+        InvalidInputError: it is empty, not a string or Path, or not a valid path.
     """
     text = os.fspath(path) if isinstance(path, (str, os.PathLike)) else path
     if not isinstance(text, str):
-        raise InvalidInputError(f"A path is text or a Path, not {type(text).__name__}.")
+        raise InvalidInputError(f"A path must be a string or a Path, not {type(text).__name__}.")
     if not text:
         raise InvalidInputError('The path is empty; "." is the current directory.')
     if "\0" in text:
@@ -80,21 +76,23 @@ def check_path(path: object) -> Path:
         raise InvalidInputError(
             f"{short_repr(text)} is not a path: it has lone surrogates."
         ) from None
-    except RuntimeError as error:  # ~name of nobody
+    except RuntimeError as error:  # ~name of an unknown user
         raise InvalidInputError(f"{short_repr(text)} is not a path: {error}") from None
 
 
 def check_lock_timeout(seconds: object) -> float:
-    """Return a time to wait for a lock, if it is one. Raises InvalidInputError."""
+    """Return a valid lock timeout. Raises InvalidInputError."""
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds < float("inf"):  # type: ignore[operator]
-        raise InvalidInputError(f"lock_timeout counts seconds, not {short_repr(seconds)}.")
+        raise InvalidInputError(
+            f"lock_timeout must be a number of seconds, not {short_repr(seconds)}."
+        )
     return float(seconds)  # type: ignore[arg-type]
 
 
 @contextmanager
 def wrap_os_errors(action: str) -> Iterator[None]:
-    """Turn an OSError in the block into a StorageError that says what could not be done.
+    """Convert an OSError in the block into a StorageError that names the failed action.
 
     Raises:
         StorageError: instead of the OSError, which is its cause.
@@ -112,24 +110,24 @@ def wrap_os_errors(action: str) -> Iterator[None]:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Tell whether the error says that there is no room left."""
+    """Return whether the error means that the disk or the quota is full."""
     return error.errno in _FULL
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes can still be written at a path, which need not exist yet.
+    """Return the free bytes of the file system of a path, which need not exist.
 
     Raises:
-        OSError: the file system refuses to tell.
+        OSError: the file system failed.
     """
     return disk_space(path)[0]
 
 
 def disk_space(path: Path) -> tuple[int, int]:
-    """Return how many bytes the file system of a path has free, and how many in all.
+    """Return the free and the total bytes of the file system of a path.
 
     Raises:
-        OSError: the file system refuses to tell.
+        OSError: the file system failed.
     """
     while True:
         try:
@@ -146,15 +144,14 @@ def disk_space(path: Path) -> tuple[int, int]:
 def store_lock(
     lock_file: Path, *, exclusive: bool, seconds: float = LOCK_TIMEOUT
 ) -> Iterator[FileIdentity]:
-    """Hold the lock: shared by savers, exclusive for what deletes. Released also by a crash.
+    """Hold the store lock: shared for saves, exclusive for deletions. A crash releases it.
 
-    The kernel lets a new saver share the lock while a deleter waits for it, so that many savers
-    would keep the deleter out for ever. It therefore closes a gate, which is a lock on a second
-    file beside the first, and savers wait a while before it.
+    The kernel grants shared locks while an exclusive request waits, so many savers could starve a
+    deleter. The deleter therefore closes a gate, a lock on a second file, at which savers wait.
 
     Raises:
-        StorageError: another process holds it for longer than `seconds`; the message names it.
-        OSError: the file system refuses, or a lock file is a link or not a file.
+        StorageError: another process holds it longer than `seconds`; the message names it.
+        OSError: the file system failed, or a lock file is not a regular file.
     """
     gate = lock_file.with_name(".gate")
     if exclusive:
@@ -168,11 +165,11 @@ def store_lock(
 
 @contextmanager
 def exclusive_lock(lock_file: Path, seconds: float = LOCK_TIMEOUT) -> Iterator[FileIdentity]:
-    """Hold a lock alone, and give which file it is. Released also by a crash.
+    """Hold an exclusive lock and yield the identity of its file. A crash releases it.
 
     Raises:
-        StorageError: another process holds it for longer than `seconds`; the message names it.
-        OSError: the file system refuses, or the lock file is a link or not a file.
+        StorageError: another process holds it longer than `seconds`; the message names it.
+        OSError: the file system failed, or the lock file is not a regular file.
     """
     with _flock(lock_file, fcntl.LOCK_EX, seconds) as identity:
         yield identity
@@ -180,15 +177,14 @@ def exclusive_lock(lock_file: Path, seconds: float = LOCK_TIMEOUT) -> Iterator[F
 
 @contextmanager
 def queued_lock(lock_file: Path, seconds: float) -> Iterator[FileIdentity]:
-    """Hold a lock alone, as `held` does, after those who have waited for it before.
+    """Hold an exclusive lock, in about the order of arrival.
 
-    There is no queue at a lock that is asked for again and again: whoever has just let go of it
-    would take it again at once. So only the holder of the gate asks for it, which lets go of the
-    gate as soon as it has the lock.
+    A polled lock has no queue: a process that has just released it could take it again at once. So
+    only the holder of the gate polls the lock, and releases the gate when it has the lock.
 
     Raises:
-        StorageError: others hold either for longer than `seconds`; the message names them.
-        OSError: the file system refuses, or a lock file is a link or not a file.
+        StorageError: others hold either lock longer than `seconds`; the message names them.
+        OSError: the file system failed, or a lock file is not a regular file.
     """
     with ExitStack() as stack:
         with _gate_closed(lock_file.with_name(".gate"), seconds):
@@ -198,11 +194,11 @@ def queued_lock(lock_file: Path, seconds: float) -> Iterator[FileIdentity]:
 
 
 def check_lock_file(lock_file: Path, identity: FileIdentity) -> None:
-    """Make sure that the file whose lock is held is still the lock file.
+    """Check that the locked file is still the lock file at the path.
 
     Raises:
-        StorageError: it is not, so that somebody else may hold the lock of another file.
-        OSError: the file system refuses to tell.
+        StorageError: it was replaced, so that another process may hold the new lock.
+        OSError: the file system failed.
     """
     if file_identity(lock_file) != identity:
         raise StorageError(
@@ -214,13 +210,13 @@ def check_lock_file(lock_file: Path, identity: FileIdentity) -> None:
 
 @contextmanager
 def shared_lock(lock_file: Path, seconds: float) -> Iterator[None]:
-    """Hold a lock shared, for who only reads: needs no space, no inode and no right to write.
+    """Hold a shared lock for reading; needs no space, no inode and no write permission.
 
-    Without a lock file nobody has written here yet.
+    Without a lock file the store was never written.
 
     Raises:
-        StorageError: a writer holds it for too long; the message names it.
-        OSError: the file system refuses; or a writer came while there was nothing to lock.
+        StorageError: a writer holds it too long; the message names it.
+        OSError: the file system failed, or a writer created the lock file meanwhile.
     """
     with ExitStack() as stack:
         try:
@@ -239,7 +235,7 @@ def _gate_closed(gate: Path, seconds: float) -> Iterator[None]:
         try:
             stack.enter_context(exclusive_lock(gate, seconds))
         except OSError as error:
-            if not is_disk_full(error):  # without an inode for a gate it may only take longer
+            if not is_disk_full(error):  # without an inode for the gate the wait may only be longer
                 raise
         yield
 
@@ -253,8 +249,8 @@ def _flock(
     flags: int = os.O_RDWR | os.O_CREAT,
     is_first_waiter: bool = False,
 ) -> Iterator[FileIdentity]:
-    # Each use opens the file anew, because a lock belongs to the open file: that makes it work
-    # between threads as well as between processes.
+    # Each use opens the file again: a lock belongs to the open file description, so this also
+    # works between threads.
     while True:
         with open_lock_file(lambda: _open_lock(path, flags)) as fd:
             holders = acquire_lock(fd, how, seconds, is_first_waiter=is_first_waiter)
@@ -266,7 +262,7 @@ def _flock(
                 )
             found = os.fstat(fd)
             identity = found.st_dev, found.st_ino
-            # Else the file was replaced while this one waited, and others lock the new one.
+            # Otherwise the file was replaced during the wait, and others lock the new one.
             if file_identity(path) == identity:
                 yield identity
                 return
@@ -300,7 +296,7 @@ def _wait_at_gate(gate: Path) -> None:
 
 
 def write_new(directory: Path, data: bytes) -> Path:
-    """Write a durable file of a new random name into the directory, for the caller to link.
+    """Write a durable temporary file into the directory, for the caller to link.
 
     Raises:
         OSError: the file system failed; no file is left.
@@ -324,14 +320,14 @@ def write_new(directory: Path, data: bytes) -> Path:
 
 
 def share_like_folder(fd: int, folder: Path) -> None:
-    """Let who uses a shared store use what was just made in one of its folders; else do nothing.
+    """Give a new file or folder of a shared store the permissions of its folder.
 
-    A folder that only this user may write is no shared one: what is in it stays private. The folder
-    must be one of the store: all users may write `/tmp`, and what is in there is still private. A
-    file with other names was not made here: others may have linked one of this user's to the name.
+    Does nothing in a folder that only this user can write. The folder must belong to the store: all
+    users can write `/tmp`, but files there stay private. A file with several names is not changed:
+    others may have linked a private file of this user there.
 
     Raises:
-        OSError: the file system refuses.
+        OSError: the file system failed.
     """
     above, found = folder.stat(), os.fstat(fd)
     if other_writer(folder, above) is None or found.st_uid != os.geteuid():
@@ -352,11 +348,11 @@ def share_like_folder(fd: int, folder: Path) -> None:
 
 
 def make_store_folder(path: Path) -> None:
-    """Make one private directory below the root of a store; it is for all who share the store.
+    """Create one directory below the root of a store, shared like its parent.
 
     Raises:
-        FileExistsError: something is there.
-        OSError: the file system refuses.
+        FileExistsError: the path exists.
+        OSError: the file system failed.
     """
     path.mkdir(mode=0o700)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -367,7 +363,7 @@ def make_store_folder(path: Path) -> None:
 
 
 def link_new(directory: Path, data: bytes, target: Path) -> None:
-    """Write a durable file by way of the directory; a target that exists is left as it is.
+    """Write a durable file through a temporary directory; an existing target is not changed.
 
     Raises:
         OSError: the file system failed, or the target exists and is not a file.
@@ -385,9 +381,9 @@ def link_new(directory: Path, data: bytes, target: Path) -> None:
 
 
 def sweep_temporary_files(directory: Path) -> None:
-    """Remove what dead writers left in the directory for new files.
+    """Remove the files of dead writers from the temporary directory.
 
-    Writers hold the lock while they have files there, so the caller must hold it alone.
+    Writers hold the lock while they have files there, so the caller must hold it exclusively.
 
     Raises:
         OSError: the file system failed.
@@ -396,17 +392,17 @@ def sweep_temporary_files(directory: Path) -> None:
         if _TEMPORARY_NAME.fullmatch(item.name) is None:
             continue
         if item.is_dir(follow_symlinks=False):
-            with suppress(OSError):  # one that holds more than its name is not from a writer
+            with suppress(OSError):  # a directory with more than a `name` file is not from a writer
                 remove_stream_folder(Path(item.path))
         else:
             os.unlink(item.path)
 
 
 def remove_stream_folder(folder: Path) -> None:
-    """Remove a directory that holds at most its `name`.
+    """Remove a directory that holds at most a `name` file.
 
     Raises:
-        OSError: the file system refuses, or the directory holds more.
+        OSError: the file system failed, or the directory holds more.
     """
     (folder / "name").unlink(missing_ok=True)
     folder.rmdir()
@@ -414,10 +410,10 @@ def remove_stream_folder(folder: Path) -> None:
 
 @contextmanager
 def open_single_link(path: Path, flags: int) -> Iterator[int]:
-    """Open a file to write that has this name only: a link may lead to any file of this user's.
+    """Open a file for writing if it has a single name: a link may lead to any file of this user.
 
     Raises:
-        OSError: the file system refuses; or it is a link, has other names, or is not a file.
+        OSError: the file system failed; or it is a link, has several names, or is not regular.
     """
     fd = os.open(path, flags | _SAFE_FLAGS, 0o600)
     try:
@@ -430,15 +426,15 @@ def open_single_link(path: Path, flags: int) -> Iterator[int]:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file as `open(…, opener=)` does; a new one is private whatever the umask is."""
+    """Open a file, as an `opener=` of `open()`; a new file is private regardless of the umask."""
     return os.open(path, flags, 0o600)
 
 
 def make_directory(path: Path) -> None:
-    """Make a private directory and its parents, durably; one that exists is left as it is.
+    """Create a private directory and its parents, durably; an existing one is not changed.
 
     Raises:
-        OSError: the file system refuses.
+        OSError: the file system failed.
     """
     if path.is_dir():
         return
@@ -449,21 +445,21 @@ def make_directory(path: Path) -> None:
 
 
 def sync_parents(path: Path) -> None:
-    """Make it durable that a path exists: whoever made a directory of it may have died too early.
+    """Sync all parents of a path: a process that created one may have died before its sync.
 
     Raises:
         OSError: the file system failed.
     """
     for parent in path.parents:
-        with suppress(PermissionError):  # then it is not one that we made
+        with suppress(PermissionError):  # then it was not created by us
             sync_directory(parent)
 
 
 def make_store_directory(path: Path) -> None:
-    """Make a directory of the store, below its root, as make_directory does.
+    """Create a directory of the store, below its root, like `make_directory`.
 
     Raises:
-        OSError: the file system refuses, or a link is in its place.
+        OSError: the file system failed, or the path is a link.
     """
     refuse_link(path)
     if path.is_dir():
@@ -485,7 +481,7 @@ def refuse_link(path: Path) -> None:
 
 
 def scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """Iterate over a directory; one that is missing is an empty one.
+    """Iterate over a directory; a missing one is empty.
 
     Raises:
         OSError: the file system failed.
@@ -495,10 +491,10 @@ def scan_directory(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def is_regular(path: Path) -> bool:
-    """Tell whether a regular file is there, and not a link to one.
+    """Return whether the path is a regular file, not a link.
 
     Raises:
-        OSError: the file system refuses to tell.
+        OSError: the file system failed.
     """
     try:
         return stat.S_ISREG(path.lstat().st_mode)
@@ -510,7 +506,7 @@ def read_regular(path: Path, most: int = -1) -> bytes | None:
     """Return the first `most` bytes of a file, or None if it is a link, a pipe or a device.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: the path does not exist.
         OSError: the file system failed.
     """
     if not stat.S_ISREG(path.lstat().st_mode):

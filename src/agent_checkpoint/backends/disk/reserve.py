@@ -1,7 +1,4 @@
-"""Room kept back, so that deleting still works when the file system is full.
-
-Owns one file of allocated blocks; knows nothing of what is stored beside it.
-"""
+"""Reserved disk space, so that deletions still work when the file system is full."""
 
 from __future__ import annotations
 
@@ -13,37 +10,37 @@ from pathlib import Path
 from agent_checkpoint.backends.disk.posix import open_single_link, share_like_folder
 
 SIZE = 2 << 20
-"""Room for the database to grow by what is pending in its log, and for the log of a deletion."""
+"""Space for the pending growth of the database, and for the WAL of a deletion."""
 
-_LEAST = 32 << 10  # bytes by which it is made larger
+_LEAST = 32 << 10  # the smallest step, in bytes
 
 
 class Reserve:
-    """A file of up to two megabytes whose only use is to be given up."""
+    """A file of up to two megabytes that is deleted when space is needed."""
 
     def __init__(self, path: Path) -> None:
         """Keep the reserve at `path`."""
         self.path = path
 
     def refill(self) -> None:
-        """Make the file, or as much of it as there is room for. Failing to is no error.
+        """Allocate the file, or as much of it as fits. Failures are ignored.
 
-        Whoever writes or deletes calls it at the end, holding the lock alone: what a deletion took
-        of the reserve is taken back before others can fill the disk with it.
+        Called at the end of a write or deletion under the exclusive lock: the reserve is refilled
+        before others can fill the disk.
         """
         with suppress(OSError):
             if self._size() < SIZE:
                 _allocate(self.path)
 
     def release(self) -> None:
-        """Remove the file, so that its blocks and its inode are free. Failing to is no error."""
+        """Remove the file to free its blocks and its inode. Failures are ignored."""
         with suppress(OSError):
             self.path.unlink()
 
     def release_half(self) -> bool:
-        """Free half of it for a small record; tell whether that half was there.
+        """Free half of it for a small record; return whether that half existed.
 
-        The other half is left for deletions.
+        The other half stays reserved for deletions.
         """
         with suppress(OSError):
             if self._size() > SIZE // 2:
@@ -61,7 +58,7 @@ class Reserve:
 
 
 def _allocate(path: Path) -> None:
-    # Not synced: after a loss of power it is simply made again.
+    # Not synced: after a power failure it is allocated again.
     with open_single_link(path, os.O_WRONLY | os.O_CREAT) as fd:
         share_like_folder(fd, path.parent)
         present = os.fstat(fd).st_size

@@ -1,7 +1,4 @@
-"""How much of a disk a store may take.
-
-Owns the two limits and when they are measured; knows no layout, and nothing of what is written.
-"""
+"""Space limits of a store: minimum free space and maximum size."""
 
 from __future__ import annotations
 
@@ -20,24 +17,24 @@ from agent_checkpoint.records import short_repr
 
 MIN_FREE = 16 << 20
 MIN_SHARE = 50
-"""If nothing else is said a store leaves 16 MiB free, or a fiftieth of a small file system."""
+"""By default a store leaves 16 MiB free, or a fiftieth of a small file system."""
 
-_ADVICE = "Prune and gc, or free some space; reading and deleting still work."
+_ADVICE = "Run prune and gc, or free some space; reading and deleting still work."
 _LONGEST_RECORD = 16 << 10
 _MEASURE_EVERY = 256  # writes: other processes write and delete too
 
 
 def is_small_record(stream: str, entry: bytes, objects: Mapping[str, bytes]) -> bool:
-    """Tell whether an entry is a small record of a stream that is no key's.
+    """Return whether an entry is a small record outside the key streams.
 
-    Such as the outcome of an external side effect, a tombstone, or the end of a session whose key
-    is deleted. These are not limited: an outcome would be lost, and the key could not be deleted.
+    Such as the outcome of an external side effect, a tombstone, or the epoch that fences a deleted
+    session. These are not limited: outcomes would be lost, and keys could not be deleted.
     """
     return not (stream.startswith("key/") or objects or len(entry) > _LONGEST_RECORD)
 
 
 class SpaceLimits:
-    """Asked before each write; reading, deleting and small records are never limited."""
+    """Checked before each write; reads, deletions and small records are not limited."""
 
     def __init__(
         self,
@@ -50,11 +47,11 @@ class SpaceLimits:
         """Limit the store in the directory `path`.
 
         Args:
-            path: where the store is, or will be.
-            min_free: how many bytes of the file system to leave free; 0 for no such limit, None for
-                16 MiB or a fiftieth of it, whichever is less.
-            max_bytes: how many bytes all files of the store may have together; None for any.
-            reserve: a file of the store that does not count: it holds no data.
+            path: the directory of the store.
+            min_free: bytes of the file system to leave free; 0 for no limit, None for 16 MiB or a
+                fiftieth of it, whichever is less.
+            max_bytes: the maximum total size of the store; None for no limit.
+            reserve: a file of the store that does not count.
 
         Raises:
             InvalidInputError: a limit is not a number of bytes.
@@ -71,16 +68,16 @@ class SpaceLimits:
         self.min_free = min_free
         self.max_bytes = max_bytes
         self._reserve = reserve
-        # Threads count without a lock, which a fork could leave held for ever: what they lose is
-        # found when it is measured again.
+        # Counted without a lock, which a fork could leave locked. Lost updates are corrected when
+        # the size is measured again.
         self._size = 0
         self._until_measured = 0
 
     def check(self, objects: Mapping[str, bytes], entry: bytes = b"") -> int:
-        """Return how many bytes these are, if writing them keeps within the limits; count them.
+        """Return the size of a write that is within the limits, and count it.
 
         Raises:
-            StorageError: it does not; the message says what to do. Or the disk cannot be measured.
+            StorageError: a limit would be exceeded, or the disk cannot be measured.
         """
         incoming = len(entry) + sum(map(len, objects.values()))
         with wrap_os_errors(f"measure {self.path}"):

@@ -1,6 +1,6 @@
 """numpy arrays and scalars as JSON.
 
-Owns the only use of numpy, which is imported when a value or a checkpoint has one.
+The only module that uses numpy, which is imported when a value or a checkpoint needs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent_checkpoint.records import JsonValue
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a value is a numpy array or scalar, not of a subclass with more to it."""
+    """Return whether a value is a numpy array or scalar, not of a subclass."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
@@ -24,25 +24,25 @@ def is_plain(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a value is a plain numpy array or scalar without Python objects inside."""
+    """Return whether a value is a plain numpy array or scalar without Python objects."""
     return is_plain(value) and not value.dtype.hasobject
 
 
 def is_masked(value: Any) -> bool:
-    """Tell whether a value is a masked array."""
+    """Return whether a value is a masked array."""
     masked = sys.modules.get("numpy.ma")
     return masked is not None and type(value) is masked.MaskedArray
 
 
 def masked_content(value: Any) -> list[Any]:
-    """Return all there is to a masked array; its pickle may or may not spell out defaults."""
+    """Return the content of a masked array; its pickle may omit defaults."""
     import numpy
 
     return [value.data, numpy.ma.getmaskarray(value), value.fill_value]
 
 
-def without_gaps(value: Any) -> Any:
-    """Return an array with zeros between its fields: what is there was in memory by chance."""
+def zero_padding(value: Any) -> Any:
+    """Return an array with zeroed padding between its fields, which is random memory."""
     import numpy
 
     if not value.dtype.names:
@@ -54,10 +54,10 @@ def without_gaps(value: Any) -> Any:
 
 
 def encode_array(value: Any) -> JsonValue:
-    """Return an array as its type, shape, order and bytes; None if text cannot say its type."""
+    """Encode an array as dtype, shape, order and bytes; None if its dtype has no text form."""
     import numpy
 
-    array = without_gaps(numpy.asarray(value))
+    array = zero_padding(numpy.asarray(value))
     descr = _descr_of(array.dtype)
     if descr is None:
         return None
@@ -71,10 +71,10 @@ def encode_array(value: Any) -> JsonValue:
 
 
 def decode_array(data: Any) -> Any:
-    """Return the array, or the scalar if it has no shape.
+    """Decode an array, or a scalar if it has no shape.
 
     Raises:
-        ValueError: bytes, type and shape do not fit together.
+        ValueError: bytes, dtype and shape do not match.
     """
     with block_forks():
         import numpy
@@ -82,7 +82,7 @@ def decode_array(data: Any) -> Any:
     dtype = numpy.lib.format.descr_to_dtype(_as_descr(data["dtype"]))
     flat = numpy.frombuffer(decode_bytes(data["data"]), dtype=dtype)
     if data["shape"] is None:
-        return flat.copy()[0]  # a structured scalar is a view, which must be writable
+        return flat.copy()[0]  # a structured scalar is a view and must be writable
     # A copy, because the buffer belongs to immutable bytes.
     return flat.reshape(tuple(data["shape"]), order=data["order"]).copy(order=data["order"])
 
@@ -92,21 +92,21 @@ def _order(array: Any) -> Literal["C", "F"]:
 
 
 def _descr_of(dtype: Any) -> Any:
-    """Return a dtype as text and lists, or None if it would come back as another one."""
+    """Return a dtype as strings and lists, or None if it does not round-trip."""
     from numpy.lib.format import descr_to_dtype, dtype_to_descr
 
     if dtype.itemsize == 0 or _is_special(dtype):
         return None
     try:
         descr = _as_lists(dtype_to_descr(dtype))
-        again = descr_to_dtype(_as_descr(descr))
-    except (TypeError, ValueError):  # fields that overlap, say
+        decoded = descr_to_dtype(_as_descr(descr))
+    except (TypeError, ValueError):  # such as overlapping fields
         return None
-    return descr if again == dtype and again.type is dtype.type else None
+    return descr if decoded == dtype and decoded.type is dtype.type else None
 
 
 def _is_special(dtype: Any) -> bool:
-    """Tell whether a dtype has what its descr does not: metadata, alignment, a class of its own."""
+    """Return whether a dtype has what its descr lacks: metadata, alignment, a record class."""
     import numpy
 
     below = [dtype[name] for name in dtype.names or ()]
@@ -130,7 +130,7 @@ def _as_lists(descr: Any) -> Any:
 
 
 def _as_descr(data: Any) -> Any:
-    """Return what numpy calls a descr: fields are tuples in a list, shapes are tuples."""
+    """Return a numpy descr: a list of field tuples, with shapes as tuples."""
     if not isinstance(data, list):
         return data
     if data and isinstance(data[0], list):

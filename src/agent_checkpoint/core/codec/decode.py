@@ -1,7 +1,7 @@
-"""Plain JSON to Python values.
+"""Decodes plain JSON to Python values.
 
-Owns reading the tags; takes nothing on trust: a tag is one of ours, a registered type, a type that
-the loading class hints at, or an error.
+Input is untrusted: a tag must be built in, a registered type, or a type in the hints of the class
+being loaded.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from agent_checkpoint.store.objects.references import ObjectRef, ObjectReference
 from agent_checkpoint.store.objects.splitting import OutOfLineValue
 
 Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
-"""Gives the hinted types for a nested state, by its class name and the types hinted around it."""
+"""Returns the hinted types of a nested state, from its class name and the outer hinted types."""
 
 
 class Decoded(NamedTuple):
-    """A value made of JSON, which nobody else holds, and whether there are states in it."""
+    """A newly decoded value, and whether it contains states."""
 
     value: Any
     has_states: bool
@@ -46,19 +46,19 @@ def decode(
     trust_pickle: bool = False,
     reader: Reader | None = None,
 ) -> Decoded:
-    """Return the value that the JSON stands for.
+    """Decode a JSON tree.
 
     Args:
-        tree: what `encode` returned.
+        tree: a result of `encode`.
         path: the name of the value in messages.
-        scope: tells the type hints of a class by its name.
-        rebuild: makes an object of a state that is nested in a registered type.
+        scope: returns the type hints of a class by its name.
+        rebuild: makes an object from a state nested in a registered type.
         trust_pickle: load pickles without checking their seal.
-        reader: gives what stands outside of the tree, if it comes from a store.
+        reader: reads the objects that the tree refers to, if it comes from a store.
 
     Raises:
         StateError: a tag is unknown or damaged; the message names the path.
-        UntrustedDataError: a pickle has no seal of this user.
+        UntrustedDataError: a pickle has no valid seal.
     """
     with as_state_error(path):
         decoder = _Decoder(scope, rebuild, trust_pickle, reader)
@@ -93,13 +93,13 @@ class _Decoder:
         if kind is dict:
             return self.object(tree)
         if isinstance(tree, float) and tree - tree == 0:
-            return float(tree)  # a tree that was never written still has its ExponentFloats
+            return float(tree)  # an unwritten tree still has ExponentFloats
         if isinstance(tree, ObjectReference) and tree.source is not None:
             self.states += 1
             return ObjectRef(tree.name, tree.source)
         if isinstance(tree, OutOfLineValue):
             return self.value(tree.inline())
-        raise PathError("is damaged: not a value that JSON can have.")
+        raise PathError("is damaged: not a JSON value.")
 
     def items(self, tree: Any) -> list[Any]:
         done: list[Any] = []
@@ -123,11 +123,11 @@ class _Decoder:
     @property
     def stored(self) -> Reader:
         if self.reader is None:
-            raise PathError("is damaged: it refers to objects of a store, and there is none.")
+            raise PathError("is damaged: it refers to objects of a store, but there is no store.")
         return self.reader
 
     def whole(self, tree: Any) -> Any:
-        """Return a payload with nothing cut out of it: a value's own text, and no container."""
+        """Return the complete payload of a scalar, with objects of the store inlined."""
         return tree if type(tree) is str else resolve_tree(tree, self.reader)
 
     def listed(self, payload: Any) -> list[Any]:
@@ -137,7 +137,7 @@ class _Decoder:
         return payload
 
     def here(self, payload: Any) -> Any:
-        """Return a payload itself where a tag or a Large stands for it."""
+        """Return the payload behind a store tag or a Large."""
         if isinstance(payload, OutOfLineValue):
             return payload.inline()
         tag = tag_of(payload)
@@ -161,7 +161,7 @@ class _Decoder:
 
     def tag(self, tree: dict[str, Any]) -> Any:
         if len(tree) != 1:
-            raise PathError("is damaged: a tag stands alone.")
+            raise PathError("is damaged: a tag must be the only member.")
         ((tag, payload),) = tree.items()
         handler = _TAGS.get(tag)
         simple = DECODERS.get(tag)
@@ -180,7 +180,7 @@ class _Decoder:
             raise PathError(f"cannot be read. {error}", IntegrityError) from None
         except Exception as error:
             raise PathError(f"is damaged: not a {tag} ({cause_text(error)}).") from error
-        raise PathError(f"has the tag {short_repr(tag)}, which this version does not know.")
+        raise PathError(f"has the tag {short_repr(tag)}, which this version does not support.")
 
     def outside(self, tag: str, payload: Any) -> Any:
         if tag == "$list":
@@ -208,7 +208,7 @@ class _Decoder:
             return structure.decode(fields)
         except Exception as error:
             raise PathError(
-                f"does not fit the type {short_repr(name)} as it is now ({cause_text(error)}). "
+                f"does not fit the current type {short_repr(name)} ({cause_text(error)}). "
                 "Register it with an encode and a decode that know the old form."
             ) from error
 
@@ -238,11 +238,11 @@ class _Decoder:
         return done
 
     def pickle(self, payload: Any) -> Any:
-        self.states += 1  # there may be some in it
+        self.states += 1  # it may contain states
         return decode_pickle(self.whole(payload), trust=self.trust)
 
     def reference(self, payload: Any) -> Any:
-        self.states += 1  # it may be meant for a live object
+        self.states += 1  # it may be for a live object
         return ObjectRef(payload, self.stored.source)
 
     def default_dict(self, payload: Any) -> Any:
@@ -273,8 +273,7 @@ _TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
 
 
 def _counter(pairs: list[tuple[Any, Any]]) -> Counter[Any]:
-    # Counter(pairs) would count the pairs, and Counter(dict(pairs)) would merge equal keys' values
-    # in no other way than this does: one by one, as they were.
+    # Counter(pairs) would count the pairs.
     counter: Counter[Any] = Counter()
     for key, count in pairs:
         counter[key] = count

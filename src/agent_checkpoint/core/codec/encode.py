@@ -1,10 +1,8 @@
-"""Python values to plain JSON.
+"""Encodes Python values as plain JSON; never changes the value.
 
-Owns the tags of containers and the order in which types are tried; never changes the value.
-
-What JSON has is written as it is. Everything else is an object with one member whose name begins
-with `$` and says the type: `{"$tuple": [1, 2]}`. A user's own key that begins with `$` gets a
-second one, so data that looks like a tag stays data.
+JSON types are written directly. Any other value is an object with one member, a tag that begins
+with `$` and names the type: `{"$tuple": [1, 2]}`. A user key that begins with `$` gets a second
+`$`, so that data never looks like a tag.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from agent_checkpoint.core.checkpointable import (
     read_fields,
     version_of,
 )
-from agent_checkpoint.core.codec.arrays import encode_array, is_array, without_gaps
+from agent_checkpoint.core.codec.arrays import encode_array, is_array, zero_padding
 from agent_checkpoint.core.codec.pickles import encode_pickle
 from agent_checkpoint.core.codec.scalars import LEAVES, encode_float, encode_int, encode_text
 from agent_checkpoint.core.codec.structures import BEYOND_FIELDS, has_hidden_content
@@ -51,16 +49,16 @@ from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.objects.writer import Writer
 
 NewWriter = Callable[[], Writer]
-"""Makes a writer for the store that a state is taken for."""
+"""Makes a writer for the store that a state is captured for."""
 
 FACTORIES: dict[str, Any] = {
     cls.__name__: cls
     for cls in (list, dict, set, int, float, str, tuple, bool, bytes, deque, Counter)
 }
-"""The factories of a defaultdict that a checkpoint may name."""
+"""The default factories of a defaultdict that are stored by name."""
 
 _LONGEST_KEY = 1024
-"""A longer key stands in a list, where a store can cut it out like any other text."""
+"""A longer key is encoded in a list of pairs, so that a store can split it off like any text."""
 
 _NO_TYPES: Mapping[str, type] = {}
 
@@ -69,12 +67,12 @@ def encode(value: Any, path: str = "agent", new_writer: NewWriter | None = None)
     """Return a value, or the state of a live object, as plain JSON.
 
     Args:
-        value: what to encode; it must not change meanwhile.
+        value: the value; it must not change meanwhile.
         path: the name of the value in messages.
-        new_writer: for what stores objects of its own; without it, such are asked for their state.
+        new_writer: for parts that write their own objects; without it, `state_dict()` is used.
 
     Raises:
-        StateError: a part of it cannot be captured; the message names its path.
+        StateError: a nested value cannot be captured; the message names its path.
     """
     with as_state_error(path, value):
         return _Encoder(_NO_TYPES, new_writer).value(value, 0)
@@ -91,9 +89,9 @@ def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
 
 
 class ItemEncoder:
-    """Makes JSON of the items of a log, when they are written.
+    """Encodes the items of a log when they are written.
 
-    `types` are the classes in the hints of the log's owner.
+    `types` are the classes in the type hints of the owner of the log.
     """
 
     def __init__(self, types: Mapping[str, type], depth: int) -> None:
@@ -146,7 +144,7 @@ class _Encoder:
         return self._items(value, depth)
 
     def _dict(self, value: dict[Any, Any], depth: int) -> JsonValue:
-        # All keys first: a value must not be encoded twice, or nesting would double the work.
+        # Check all keys first: encoding values twice would double the work at each level.
         for key in value:
             if type(key) is not str or len(key) > _LONGEST_KEY or encode_text(key) is not key:
                 return {"$dict": self._pairs(value, depth)}
@@ -175,7 +173,7 @@ class _Encoder:
         return {"$tuple": self._items(value, depth)}
 
     def _set(self, value: set[Any] | frozenset[Any], depth: int) -> JsonValue:
-        # Sorted by their text: equal sets are equal bytes, whatever the order in memory.
+        # Sorted by their JSON text, so that equal sets give equal bytes.
         for member in value:
             _refuse_object(member)
         members = sorted(self._items(value, depth), key=lambda tree: write_json(inline_tree(tree)))
@@ -204,7 +202,7 @@ class _Encoder:
     def _state_dict(self, value: StateDict, depth: int) -> JsonValue:
         outer, self.types = self.types, value.types
         try:
-            # In another one it counts twice: a load takes that many steps for each.
+            # A nested state counts twice: a load recurses twice for each.
             return {"$state": self._dict(value, depth if depth == 1 else depth + 1)}
         finally:
             self.types = outer
@@ -231,7 +229,7 @@ class _Encoder:
             array = encode_array(value)
             if array is not None:
                 return {"$ndarray": array}
-            value = without_gaps(value)
+            value = zero_padding(value)
         return {"$pickle": encode_pickle(value)}
 
     def _reference(self, value: Any) -> JsonValue:
@@ -239,7 +237,7 @@ class _Encoder:
         if isinstance(value, ObjectRef):
             tree = ObjectReference(value.name, value.source)
         elif self.new_writer is None:
-            return self._reference(_ask(value))
+            return self._reference(_call_state_dict(value))
         else:
             tree = CapturedState(value, self.new_writer)
         return tree  # type: ignore[no-any-return]
@@ -251,22 +249,22 @@ def _refuse_object(value: Any) -> None:
             _refuse_object(item)
     if isinstance(value, Checkpointable):
         raise PathError(
-            f"has a {type(value).__name__} as a key or set member, whose state has no hash. "
-            "Keep it in a list or as a dict's value."
+            f"has a {type(value).__name__} as a dict key or set member, but its state is not "
+            "hashable. Keep it in a list or as a dict value."
         )
 
 
 def state_of(value: Checkpointable) -> StateDict:
-    """Return the state of an object with its fields as they are, not copied.
+    """Return the state of an object, with its fields not copied.
 
-    A class that overrides `state_dict()` is asked for it.
+    Calls `state_dict()` if the class overrides it.
 
     Raises:
         PathError: a field cannot be read.
     """
     if not overrides(value, "state_dict"):
         return own_state(value)
-    given = _ask(value)
+    given = _call_state_dict(value)
     if not isinstance(given, dict):
         raise PathError(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
     state = StateDict(given, types=hinted_types(type(value)))
@@ -279,14 +277,14 @@ def own_state(value: Checkpointable) -> StateDict:
     """Return the captured fields of an object as its state, not copied.
 
     Raises:
-        PathError: a field cannot be read, or the class has content that no field tells.
+        PathError: a field cannot be read, or the class has content outside its fields.
     """
     cls = type(value)
-    # A class that overrides state_dict() adds that content itself, and asks here by super().
+    # A class that overrides state_dict() adds that content itself and calls this by super().
     if has_hidden_content(cls) and not overrides(value, "state_dict"):
         raise PathError(
-            f"cannot be captured: {cls.__name__} is built on a class with content of its own, "
-            "which is no field. Override state_dict() and load_state_dict() to keep it."
+            f"cannot be captured: {cls.__name__} inherits from a built-in type whose content is "
+            "not in fields. Override state_dict() and load_state_dict() to save it."
         )
     state = StateDict(types=hinted_types(type(value)))
     for name, item in read_fields(value).items():
@@ -297,9 +295,10 @@ def own_state(value: Checkpointable) -> StateDict:
 
 
 def foreign_state(value: Any, segment: str) -> Any:
-    """Return the state of an attribute that is a Stateful of another kind; others as they are.
+    """Return the state of an attribute that is a foreign Stateful; other values unchanged.
 
-    A state with a member that marks our own states would be taken for one: it, too, stays as it is.
+    A Stateful whose state has a reserved member is returned unchanged too: it would be mistaken for
+    a state of a Checkpointable.
 
     Raises:
         PathError: its `state_dict()` failed.
@@ -311,19 +310,19 @@ def foreign_state(value: Any, segment: str) -> Any:
     ):
         return value
     try:
-        state = _ask(value)
+        state = _call_state_dict(value)
     except PathError as error:
         raise error.at(segment) from error.__cause__
     return StateDict(state) if isinstance(state, dict) and not META & state.keys() else value
 
 
-def _ask(value: Any) -> Any:
+def _call_state_dict(value: Any) -> Any:
     try:
         return value.state_dict()
     except StateError as error:
         raise PathError(f"cannot be captured: {error}", type(error)) from error
     except RuntimeError:
-        raise  # perhaps another thread changed a container: the caller tries again
+        raise  # perhaps another thread changed a container: the caller retries
     except Exception as error:
         raise PathError(f"has a state_dict() that failed ({cause_text(error)}).") from error
 

@@ -1,6 +1,6 @@
-"""Sealed pickles, the last resort of the codec.
+"""Sealed pickles, for values that the codec cannot encode otherwise.
 
-Owns the only place that unpickles; checks the seal first, always.
+The only module that unpickles; it verifies the seal first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def encode_pickle(value: Any) -> JsonValue:
     """Return a value as a sealed pickle.
 
     Raises:
-        PathError: it cannot be pickled; the path leads to what is to blame.
+        PathError: it cannot be pickled; the path names the value at fault.
     """
     try:
         data = pickle.dumps(value, _PROTOCOL)
@@ -39,11 +39,11 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
     """Return the value of a sealed pickle.
 
     Args:
-        payload: what `encode_pickle` returned.
-        trust: the caller said `trust_pickle=True` and takes the consequences.
+        payload: a result of `encode_pickle`.
+        trust: the caller passed `trust_pickle=True`; the seal is not verified.
 
     Raises:
-        PathError: the seal is missing or foreign, or the pickle does not load.
+        PathError: the seal is missing or invalid, or the pickle does not load.
     """
     if not isinstance(payload, dict) or not isinstance(payload.get("data"), (str, bytes)):
         raise PathError("is damaged: not a sealed pickle.")
@@ -57,11 +57,11 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
         except StateError as error:
             raise PathError(str(error), type(error)) from error.__cause__
     try:
-        return pickle.loads(data)  # noqa: S301 - the seal was checked, or the caller vouched for it
+        return pickle.loads(data)  # noqa: S301 - the seal was verified, or the caller trusts the pickle
     except Exception as error:
         raise PathError(
-            f"does not unpickle here ({cause_text(error)}). Is its class still where "
-            "it was? Types that are registered with register_type() need no pickle."
+            f"cannot be unpickled ({cause_text(error)}). Its class may have moved "
+            "or changed. Types registered with register_type() need no pickle."
         ) from error
 
 

@@ -1,7 +1,4 @@
-"""Single values that JSON lacks: dates, numbers, bytes, paths.
-
-Owns their tags and texts; containers and everything that nests are the codec's.
-"""
+"""Scalars that JSON lacks: dates, numbers, bytes, paths; their tags and text forms."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ INT_LIMIT = 2**63
 BLOB_FROM = 1024
 
 _FRACTION_LIMIT = 2**80_000
-"""Larger parts of a Fraction are not read: to reduce them takes time that grows as their square."""
+"""The largest numerator or denominator: reducing a Fraction takes quadratic time."""
 
 _ESCAPED = re.compile(r"(?:[ -\[\]-~]|\\(?:[\\tnr]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}))*")
 
 
 class Leaf(NamedTuple):
-    """How values of one type are written; `encode` returns None for one that it cannot write."""
+    """The codec of a scalar type; `encode` returns None for a value that it cannot encode."""
 
     tag: str
     encode: Callable[[Any], Any]
@@ -38,19 +35,19 @@ class Leaf(NamedTuple):
 
 
 def encode_int(value: int) -> JsonValue:
-    """Return an int as a number if every JSON reader takes it exactly, else as hex digits."""
+    """Return an int as a number if it fits into 64 bits, else as hex digits."""
     return value if -INT_LIMIT <= value < INT_LIMIT else {"$int": hex(value)}
 
 
 def encode_float(value: float) -> JsonValue:
-    """Return a float as a number, or as a tag if JSON has none for it."""
+    """Return a float as a number, or as a tag for NaN and infinities."""
     if value - value == 0:
         return exact_float(value)
     return {"$float": repr(value)}
 
 
 def encode_text(value: str) -> JsonValue:
-    """Return a string as it is, or escaped if it has lone surrogates, which UTF-8 cannot carry."""
+    """Return a string, escaped if it has lone surrogates, which UTF-8 cannot encode."""
     if value.isascii():
         return value
     try:
@@ -77,12 +74,12 @@ def _decode_text(data: str) -> str:
 
 
 def encode_bytes(value: bytes | bytearray) -> Any:
-    """Return bytes as base64, or as they are if there are many: a store keeps those apart."""
+    """Return bytes as base64; large ones as a Blob, which a store writes as its own object."""
     return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
 
 
 def decode_bytes(data: str | bytes) -> bytes:
-    """Return the bytes that `encode_bytes` was given. Raises ValueError."""
+    """Decode the result of `encode_bytes`. Raises ValueError."""
     return data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
 
 
@@ -156,7 +153,7 @@ def _encode_fraction(value: Fraction) -> JsonValue:
 
 
 def _decode_fraction(data: Any) -> Fraction:
-    # Always two: of one alone, Fraction() also reads text, and "1e999999999" takes all memory.
+    # Always two numbers: Fraction("1e999999999") would take all memory.
     numerator, denominator = (_number(part) for part in data)
     if not _is_small(numerator, denominator):
         raise ValueError("not a fraction that was written")

@@ -1,7 +1,6 @@
-"""Dataclasses, named tuples, Enums, attrs classes and pydantic models, field by field.
+"""Encodes dataclasses, named tuples, Enums, attrs classes and pydantic models field by field.
 
-Owns how each kind is taken apart and put together without running its `__init__`; knows no
-registry.
+Rebuilds them without `__init__`. Knows no registry.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from agent_checkpoint.errors import StateError
 _ATTRS = "__attrs_attrs__"
 
 BEYOND_FIELDS = object()
-"""What `Structure.encode` returns for a value with more than its fields: it is left to others."""
+"""Returned by `Structure.encode` for a value with content outside its fields."""
 
 
 class Structure(NamedTuple):
-    """How values of one class become fields and come back."""
+    """Encodes values of one class to fields, and decodes them."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
 
 def has_hidden_content(cls: type) -> bool:
-    """Tell whether a class is built on one in C, a list or an exception, say, with own content."""
-    # Only such classes make their instances with a function in C.
+    """Return whether a class inherits from a C type with its own content, such as list."""
+    # Only such classes have a __new__ in C.
     return any(
         isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
         for base in cls.__mro__
@@ -38,7 +37,7 @@ def has_hidden_content(cls: type) -> bool:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """Return all attributes that are set on a value, those in slots too."""
+    """Return all attributes of a value, including slots."""
     slots = [
         f"_{cls.__name__.lstrip('_')}{name}" if name[:2] == "__" != name[-2:] else name
         for cls in type(value).__mro__
@@ -55,7 +54,7 @@ def _slots(cls: type) -> list[str]:
 
 
 def structure_of(cls: type) -> Structure | None:
-    """Return how a class is taken apart, or None if it is of no kind that we know."""
+    """Return the structure of a class, or None if its kind is not supported."""
     if issubclass(cls, Enum):
         return Structure(_encode_enum, lambda data: _decode_enum(cls, data))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
@@ -74,7 +73,7 @@ def structure_of(cls: type) -> Structure | None:
 
 
 def _encode_enum(value: Enum) -> Any:
-    # By name, which survives renumbering; a combination of flags has no name of its own.
+    # By name, which survives renumbering; a combination of flags has no name.
     if type(value).__members__.get(value.name or "") is value:
         return value.name
     return {"value": value.value}
@@ -111,10 +110,10 @@ def _encode_fields(names: tuple[str, ...], value: Any) -> Any:
 
 
 def _check_attrs(cls: type, extra: set[str]) -> None:
-    """Refuse attributes that a pickle would lose as well: that of a slotted attrs class does."""
+    """Refuse extra attributes of a slotted attrs class, which its pickle would lose too."""
     if getattr(getattr(cls, "__getstate__", None), "__name__", "") != "slots_getstate":
         return
-    # Slots that attrs made itself are for cached properties, which are computed again.
+    # Slots that attrs adds are cached properties, which are recomputed.
     cached = {name for base in cls.__mro__ if hasattr(base, _ATTRS) for name in _slots(base)}
     if extra - cached:
         raise StateError(f"neither fields nor pickled by attrs: {', '.join(sorted(extra))}")
@@ -123,7 +122,7 @@ def _check_attrs(cls: type, extra: set[str]) -> None:
 def _build(cls: Any, data: Mapping[str, Any]) -> Any:
     defaults = _defaults(cls)
     _check_names(cls, data, defaults)
-    fresh = object.__new__(cls)  # the class's own may take arguments
+    fresh = object.__new__(cls)  # its own __new__ may take arguments
     for name, make_default in defaults.items():
         if name in data:
             object.__setattr__(fresh, name, data[name])
@@ -133,7 +132,7 @@ def _build(cls: Any, data: Mapping[str, Any]) -> Any:
 
 
 def _defaults(cls: Any) -> dict[str, Callable[[], Any] | None]:
-    """Return a maker of the default for each field; None where the field has none."""
+    """Return a default factory for each field; None if the field has no default."""
     if dataclasses.is_dataclass(cls):
         return {field.name: _dataclass_default(field) for field in dataclasses.fields(cls)}
     return {field.name: _attrs_default(field.default) for field in cls.__attrs_attrs__}
@@ -189,7 +188,7 @@ def _keeps_extra(cls: Any) -> bool:
 
 def _check_names(cls: type, data: Any, known: Any) -> None:
     if not isinstance(data, Mapping):
-        raise StateError("not fields by name")
+        raise StateError("not a mapping of fields")
     unknown = sorted(set(data) - set(known))
     if unknown:
         raise StateError(f"{cls.__name__} has no field {', '.join(unknown)}")

@@ -1,7 +1,7 @@
-"""The classes that a class names in its type hints. Owns reading annotations; changes nothing.
+"""The classes in the type hints of a class.
 
-A value whose class is named there can be written field by field and found again by its name,
-without being registered: the class being loaded vouches for it.
+The codec encodes their values field by field, and finds them again by name, without registration:
+the annotations of the class being loaded allow them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _cache: WeakKeyDictionary[type, Mapping[str, type]] = WeakKeyDictionary()
 
 
 def hinted_types(cls: type) -> Mapping[str, type]:
-    """Return the classes in the type hints of a class, and in theirs in turn, by name.
+    """Return the classes in the type hints of a class, recursively, by name.
 
-    A name that two of the classes share is left out: it would be ambiguous.
+    A name that two classes share is ambiguous and left out.
     """
     known = _cache.get(cls)
     if known is None:
@@ -49,8 +49,8 @@ def _hints(cls: type) -> list[Any]:
     try:
         return list(typing.get_type_hints(cls).values())
     except Exception:
-        # One annotation that cannot be evaluated (a name for type checkers only, say) must not
-        # hide the others.
+        # An annotation that cannot be evaluated (a name under TYPE_CHECKING) must not hide the
+        # others.
         return [hint for base in cls.__mro__ for hint in _one_by_one(base)]
 
 

@@ -1,7 +1,7 @@
-"""Types that users teach the codec. Owns the registry of names; knows no JSON.
+"""The registry of user types that the codec encodes as JSON.
 
-A tag in a checkpoint names an entry of this registry and nothing else, so a checkpoint from
-elsewhere can neither import nor call what the program did not register.
+A type tag in a checkpoint can only name an entry of this registry or a hinted type. So a foreign
+checkpoint can neither import nor call anything that the program did not register.
 """
 
 from __future__ import annotations
@@ -43,44 +43,46 @@ def register_type(
     *,
     name: str | None = None,
 ) -> Any:
-    """Write values of a class as readable JSON instead of a sealed pickle. Also a decorator.
+    """Save values of a class as readable JSON instead of a sealed pickle. Also a decorator.
 
     Args:
         cls: the class; dataclasses, named tuples, Enums, attrs and pydantic models need no more.
-        encode: makes of a value something that the codec can write.
-        decode: makes the value of that again.
-        name: what the checkpoint calls the type; the class's name if not given.
+        encode: returns a value that the codec can encode.
+        decode: rebuilds the value from it.
+        name: the name in checkpoints; the class name by default.
 
     Raises:
-        InvalidInputError: the class is of another kind and has no `encode` and `decode`, or its
-            name is taken by another class.
+        InvalidInputError: the class needs `encode` and `decode`, or its name is already
+            registered for another class.
     """
     if cls is None:
         return lambda decorated: register_type(decorated, name=name)
     if not isinstance(cls, type):
-        raise InvalidInputError(f"register_type takes a class, not {short_repr(cls)}.")
+        raise InvalidInputError(f"register_type() takes a class, not {short_repr(cls)}.")
     if (encode is None) != (decode is None):
         raise InvalidInputError(f"{cls.__name__} needs both encode and decode, or neither.")
     if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidInputError(f"A type's name is non-empty text, not {short_repr(name)}.")
+        raise InvalidInputError(
+            f"The name of a type must be a non-empty string, not {short_repr(name)}."
+        )
     if encode is not None and not (callable(encode) and callable(decode)):
-        raise InvalidInputError(f"encode and decode of {cls.__name__} are functions.")
+        raise InvalidInputError(f"encode and decode of {cls.__name__} must be functions.")
     if encode is not None and decode is not None:
         structure: Structure | None = Structure(encode, decode)
     else:
         structure = structure_of(cls)
     if structure is None:
         raise InvalidInputError(
-            f"{cls.__name__} is no dataclass, named tuple, Enum, attrs class or pydantic model: "
-            "say how, with register_type(cls, encode, decode)."
+            f"{cls.__name__} is not a dataclass, named tuple, Enum, attrs class or pydantic model: "
+            "pass functions, register_type(cls, encode, decode)."
         )
     name = name or cls.__name__
     with _lock:
         taken = _by_name.get(name)
         if taken is not None and not _replaces(cls, taken):
             raise InvalidInputError(
-                f"The name {short_repr(name)} is taken by {taken.__module__}.{taken.__qualname__}: "
-                "give this type another with name=…."
+                f"The name {short_repr(name)} is registered for "
+                f"{taken.__module__}.{taken.__qualname__}: choose another with name=…."
             )
         _by_name[name] = cls
         _by_class[cls] = (name, structure)
@@ -100,17 +102,17 @@ def type_of(value: Any, hinted: Mapping[str, type]) -> tuple[str, Structure] | N
 
 
 def type_named(name: str, hinted: Mapping[str, type]) -> Structure | None:
-    """Return the structure for a name in a checkpoint, or None if nobody vouches for it."""
-    for wanted in dict.fromkeys((name, canonical(name))):
-        cls = _by_name.get(wanted)
+    """Return the structure for a type name in a checkpoint; None if it is not allowed."""
+    for known_name in dict.fromkeys((name, canonical(name))):
+        cls = _by_name.get(known_name)
         if cls is not None:
             return _by_class[cls][1]
-        if wanted in hinted:
-            return structure_of(hinted[wanted])
+        if known_name in hinted:
+            return structure_of(hinted[known_name])
     return None
 
 
 def _replaces(cls: type, taken: type) -> bool:
-    # Defined again in the same place (a notebook cell run twice), or local to a function.
+    # Defined again (a notebook cell run twice), or local to a function.
     same = (cls.__module__, cls.__qualname__) == (taken.__module__, taken.__qualname__)
     return same or "<locals>" in taken.__qualname__

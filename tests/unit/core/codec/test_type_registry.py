@@ -104,7 +104,7 @@ class Euro(Money):
 class TestRefused:
     def test_a_name_that_is_taken(self) -> None:
         register_type(Plain, name="Taken")
-        with pytest.raises(InvalidInputError, match=r"'Taken' is taken by .*Plain.*name="):
+        with pytest.raises(InvalidInputError, match=r"'Taken' is registered for .*Plain.*name="):
             register_type(Money, lambda money: money.cents, Money, name="Taken")
         assert through_json(Plain(1)) == Plain(1)
 
@@ -139,7 +139,9 @@ class TestFailures:
 
         register_type(Money, lambda money: money.cents, fail)
         tree = encode_state({"value": [Money(1)]}, "agent")
-        with pytest.raises(StateError, match=r"^agent\.value\[0\] does not fit the type 'Money'"):
+        with pytest.raises(
+            StateError, match=r"^agent\.value\[0\] does not fit the current type 'Money'"
+        ):
             decode_state(tree, "agent")
 
     def test_an_encode_that_never_ends_is_refused(self) -> None:

@@ -678,7 +678,7 @@ def test_a_load_that_fails_takes_everything_back(store, place):
     (place / "newer.txt").write_text("newer")
     before = present(session)
     for _ in range(2):
-        with pytest.raises((ValueError, StateError), match="refuses the state"):
+        with pytest.raises((ValueError, StateError), match="rejected the state"):
             session.rollback()
         assert present(session) == before
         assert moody.mood == "stubborn"
