@@ -96,7 +96,7 @@ def test_the_log_of_a_killed_process_on_it(disk):
             assert manager.state_dict("a") == {"n": 1}
             assert manager.verify().ok
         cut = CheckpointManager(backend="sqlite", path=disk / "without shared memory")
-        with pytest.raises(StorageError, match=r"has left a log.*Copy the directory"):
+        with pytest.raises(StorageError, match=r"left a WAL.*Copy the directory"):
             cut.state_dict("a")
         cut.close()
     with CheckpointManager(backend="sqlite", path=disk / "without shared memory") as manager:

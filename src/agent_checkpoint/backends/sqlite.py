@@ -1,12 +1,10 @@
-"""The embedded backend: one SQLite database, and loose files for what is large.
+"""The SQLite backend: one database, and loose files for large objects.
 
-Owns the directory layout, the schema and the transactions; knows nothing of what the bytes mean.
-
-    <path>/store.db              streams, and objects up to LOOSE_FROM bytes (WAL mode)
-    <path>/objects/ab/ab12…      larger objects, durable before the commit that names them
-    <path>/.tmp/…                files being written
-    <path>/.lock, .gate          held alone by whoever writes
-    <path>/.reserve              room for deleting when the disk is full
+<path>/store.db              streams, and objects up to LOOSE_FROM bytes (WAL mode)
+<path>/objects/ab/ab12…      larger objects, durable before the commit that names them
+<path>/.tmp/…                temporary files
+<path>/.lock, .gate          locks: exclusive for each writer
+<path>/.reserve              reserved space for deletions on a full disk
 """
 
 from __future__ import annotations
@@ -77,11 +75,11 @@ from agent_checkpoint.records import (
 
 _LIMIT_WAL_EVERY = 256 << 10
 LOOSE_FROM = 100_000
-"""Objects of this many bytes and more are files of their own: SQLite would copy them twice."""
+"""Objects of at least this size are separate files: SQLite would copy them twice."""
 
 
 class SQLiteBackend(Backend):
-    """Objects and streams in a directory; correct with many threads and processes."""
+    """Objects and streams in a directory; safe for many threads and processes."""
 
     def __init__(
         self,
@@ -94,40 +92,40 @@ class SQLiteBackend(Backend):
         shared: bool = False,
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
-        """Use the directory `path`, which is made at the first write.
+        """Use the directory `path`, which the first write creates.
 
         Args:
-            path: where the store is, or will be.
-            durability: `full`: what was acknowledged survives a loss of power. `fast`: it
-                survives a crash of the process; a loss of power may take the last saves away.
-            min_free: as for `Limits`.
-            max_bytes: as for `Limits`.
-            compression: as in `Backend`, of a new store.
-            shared: whether it may be another user's, or one that others may write.
-            lock_timeout: for how many seconds to wait for a writer that does not go on; one that is
-                seen to run, such as a collection, is waited for ten times as long.
+            path: the directory of the store.
+            durability: `full`: acknowledged saves survive a power failure. `fast`: they survive a
+                crash of the process; a power failure may lose the last saves.
+            min_free: as for `SpaceLimits`.
+            max_bytes: as for `SpaceLimits`.
+            compression: of a new store; as for `Backend`.
+            shared: accept a directory that other users own or can write.
+            lock_timeout: seconds to wait for another writer; ten times as long while it is
+                running, for gc may take long.
 
         Raises:
-            InvalidInputError: the path is not a directory, is that of a file store, is on a network
-                file system, or is not this user's own; or an option makes no sense.
+            InvalidInputError: the path is not a directory, is a file store, is on a network file
+                system, other users own or can write it, or an option is invalid.
         """
         self.path = check_path(path).absolute()
         self.shared = shared
         self._objects = self.path / "objects"
         own = (self.path, self.path / "store.db", self._objects)
-        # No method of this object: connections that lead back to it would outlive it.
+        # Not a bound method: a reference cycle would keep connections open.
         self._check_own = (
             partial(_refuse_linked_database, own[1]) if shared else partial(check_own, *own)
         )
         if durability not in DURABILITY:
             raise InvalidInputError(
-                f"durability is 'full' or 'fast', not {short_repr(durability)}."
+                f"durability must be 'full' or 'fast', not {short_repr(durability)}."
             )
         with wrap_os_errors(f"look at {self.path}"):
             if self.path.exists() and not self.path.is_dir():
                 raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
             self._check_own()
-            # With a database in it, its readable files could not be opened any more.
+            # With a database in it, the file store could not be opened any more.
             if not (self.path / "store.db").exists() and (self.path / FORMAT_FOLDER).is_dir():
                 raise InvalidInputError(
                     f'{self.path} is a store of readable files: pass backend="file", or '
@@ -159,17 +157,17 @@ class SQLiteBackend(Backend):
 
     @property
     def url(self) -> str:  # type: ignore[override]
-        """What opens the same store in another process."""
+        """The URL that opens the same store in another process."""
         return store_url("sqlite", self.path, shared=self.shared)
 
     @property
     def repacks(self) -> SQLiteBackend:  # type: ignore[override]
-        """What finds objects by their first byte and replaces them."""
+        """This backend: it can find and replace objects."""
         return self
 
     @property
     def durability(self) -> str:
-        """Whether saves survive a loss of power, `full`, or a crash only, `fast`."""
+        """`full`: saves survive a power failure; `fast`: a crash of the process only."""
         return self._connections.durability
 
     def __repr__(self) -> str:
@@ -184,7 +182,7 @@ class SQLiteBackend(Backend):
             self._put(db, objects)
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return those of the objects that exist. Raises StorageError."""
+        """Return the existing objects. Raises StorageError."""
         found: dict[str, bytes] = {}
         loose: list[str] = []
         with self._connections.read_connection() as db:
@@ -202,13 +200,13 @@ class SQLiteBackend(Backend):
         return found
 
     def missing_objects(self, ids: Iterable[str]) -> set[str]:
-        """Return those of the ids that are not stored. Raises StorageError."""
+        """Return the ids that are not stored. Raises StorageError."""
         wanted = set(ids)
         with self._connections.read_connection() as db:
             return wanted if db is None else wanted - present_objects(db, wanted)
 
     def list_objects(self) -> Iterator[ObjectInfo]:
-        """Iterate over the objects as they are when each page is read. Raises StorageError."""
+        """Iterate over the objects, page by page. Raises StorageError."""
         after = 0
         while True:
             with self._connections.read_connection() as db:
@@ -220,7 +218,7 @@ class SQLiteBackend(Backend):
                 yield info
 
     def delete_objects(self, ids: Iterable[str]) -> None:
-        """Delete the objects while nobody writes. Raises StorageError."""
+        """Delete the objects under the write lock. Raises StorageError."""
         if not self._connections.exists():
             return
         with self._exclusive():
@@ -230,7 +228,7 @@ class SQLiteBackend(Backend):
             self._space.shrink()
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
-        """Find objects by their first byte, of those added later. Raises StorageError."""
+        """Find objects by their first byte, among those added since. Raises StorageError."""
         found: list[str] = []
         total = 0
         while True:
@@ -247,12 +245,12 @@ class SQLiteBackend(Backend):
                 return ObjectScan(found, total, position)
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Replace objects in one transaction, a loose file by renaming. Raises StorageError."""
+        """Replace objects in one transaction, loose files by rename. Raises StorageError."""
         size = self._limits.check(objects)
         with self._writing(size), self._connections.transaction() as db:
             parents = set()
             for name, data in list(stored_objects(db, objects)):
-                if data is None:  # it stays a file: a reader may be about to open it
+                if data is None:  # keep it a file: a reader may be about to open it
                     target = self._loose_file(name)
                     os.replace(write_new(self._tmp, objects[name]), target)
                     parents.add(target.parent)
@@ -312,7 +310,7 @@ class SQLiteBackend(Backend):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> list[Entry]:
-        """Return the chosen entries, a damaged one without its data. Raises StorageError."""
+        """Return the selected entries; a damaged one has no data. Raises StorageError."""
         if not is_stream(stream):
             return []
         with self._connections.read_connection() as db:
@@ -323,14 +321,14 @@ class SQLiteBackend(Backend):
             )
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
-        """Remove entries; the stream's last number stays known. Raises StorageError."""
+        """Remove entries; the last number of the stream is kept. Raises StorageError."""
         if not is_stream(stream):
             return
         if not self._connections.exists():
             return
         name = stream.encode()
         with self._exclusive():
-            # Oldest first: if it takes several transactions the head stays the head.
+            # Oldest first: with several transactions the head is removed last.
             doomed = [(name, seq) for seq in sorted(set(seqs)) if 0 < seq < MAX_SEQ]
             self._space.delete(
                 "DELETE FROM entries WHERE stream = (SELECT id FROM streams WHERE name = ?) "
@@ -340,12 +338,12 @@ class SQLiteBackend(Backend):
             self._space.shrink()
 
     def streams(self, prefix: str = "") -> Iterator[str]:
-        """Iterate over the names of streams with entries, as at the call. Raises StorageError."""
+        """Iterate over a snapshot of the names of streams with entries. Raises StorageError."""
         with self._connections.read_connection() as db:
             return iter([] if db is None else stream_names(db, prefix))
 
     def scrub(self) -> None:
-        """Rewrite the database without what was deleted, and sweep. Raises StorageError."""
+        """Rewrite the database without deleted content, and sweep files. Raises StorageError."""
         if not self._connections.exists():
             return
         with self._exclusive():
@@ -353,14 +351,14 @@ class SQLiteBackend(Backend):
             self._space.scrub()
 
     def is_replaced(self) -> bool:
-        """Tell whether the store was removed, moved or replaced. Raises StorageError."""
+        """Return whether the store was removed, moved or replaced. Raises StorageError."""
         return self._connections.is_replaced()
 
     def close(self) -> None:
-        """Close the connections; a later call opens new ones, to the same store."""
+        """Close the connections; a later call reopens the same store."""
         self._connections.close()
 
-    # -- how it is done --------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -382,7 +380,7 @@ class SQLiteBackend(Backend):
     @contextmanager
     def _writing(self, size: int) -> Iterator[None]:
         with self._exclusive():
-            # Now and then: it concerns disks that are nearly full, and takes as long as a commit.
+            # Not every time: it matters on nearly full disks only, and costs as much as a commit.
             self._since_wal_limit += size
             if self._since_wal_limit >= _LIMIT_WAL_EVERY:
                 self._space.limit_pending()
@@ -415,7 +413,7 @@ class SQLiteBackend(Backend):
         return self._objects / check_object_id(name)[:2] / name
 
     def _sweep(self) -> None:
-        """Delete files that no row names: of deleted objects, and of writers that died."""
+        """Delete loose files without a row: of deleted objects, and of dead writers."""
         self._make_directories()
         sweep_temporary_files(self._tmp)
         for folder in list(scan_directory(self._objects)):
@@ -425,16 +423,16 @@ class SQLiteBackend(Backend):
                 item.name for item in scan_directory(Path(folder.path)) if is_object_id(item.name)
             ]
             for name in self.missing_objects(names):
-                # Else it may be of somebody who writes right now, and commits next.
+                # Without the lock it may belong to a writer that commits next.
                 self._connections.check_write_lock()
                 os.unlink(os.path.join(folder.path, name))
 
 
 def _refuse_linked_database(database: Path) -> None:
-    """Refuse a database of a shared store that is one of another store, by a link to it.
+    """Refuse a database of a shared store that is a link to that of another store.
 
     Raises:
-        OSError: it is a link or has other names, or the file system refuses to tell.
+        OSError: it is a link or has several names, or the file system failed.
     """
     refuse_link(database)
     with suppress(FileNotFoundError):

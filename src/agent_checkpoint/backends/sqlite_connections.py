@@ -1,7 +1,4 @@
-"""Connections to one SQLite database: opening, checking, transactions, errors.
-
-Owns the schema and its fingerprint, durability and retry; knows no streams and no objects.
-"""
+"""The connection pool of one SQLite database: schema check, transactions, durability, errors."""
 
 from __future__ import annotations
 
@@ -50,18 +47,18 @@ SCHEMA = (
     "CREATE TABLE objects (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, "
     "size INTEGER NOT NULL, ts REAL NOT NULL, data BLOB)",
 )
-_NO_OP_WRITE = "DELETE FROM streams WHERE 0"  # but fails where nothing can be written
+_NO_OP_WRITE = "DELETE FROM streams WHERE 0"  # fails on a read-only database
 DURABILITY = {"full": "FULL", "fast": "NORMAL"}
 
 PAGE_BYTES = 8192
 WAL_BYTES = 1 << 20
-"""When the log has this many bytes SQLite moves it into the database, and cuts it to that size."""
+"""The WAL size at which SQLite checkpoints it, and to which it is truncated."""
 
 _TIMEOUT = 10.0
 _BUSY_PAUSE = 0.05
-_ALMOST_FULL = 64 << 10  # bytes free: the disk is as good as full
+_ALMOST_FULL = 64 << 10  # free bytes at which the disk counts as full
 _PERMISSION_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
-_abandoned: list[sqlite3.Connection] = []  # of a parent process: never closed here
+_abandoned: list[sqlite3.Connection] = []  # connections of a parent process: never closed here
 
 
 class _Connection(sqlite3.Connection):
@@ -73,9 +70,9 @@ class _Connection(sqlite3.Connection):
 
 
 class _PooledConnection(NamedTuple):
-    """A connection, and which files its log and its shared memory are.
+    """A connection, with the identities of its WAL and shared memory files.
 
-    Without shared memory there are none to compare, and a lock of ours does its work.
+    None without shared memory: then the store lock replaces it.
     """
 
     db: sqlite3.Connection
@@ -83,7 +80,7 @@ class _PooledConnection(NamedTuple):
 
 
 class Connections:
-    """A pool of connections, each used by one thread at a time; after a fork a new, empty pool."""
+    """A pool of connections, each used by one thread at a time; empty after a fork."""
 
     def __init__(
         self,
@@ -94,34 +91,35 @@ class Connections:
         check_own: Callable[[], None],
         lock_timeout: float,
     ) -> None:
-        """Connect to nothing yet; `check_own` refuses a database that others may have written."""
+        """Open nothing yet; `check_own` refuses a database that others can write."""
         self.database = database
         self._check_own = check_own
         self.lock_timeout = lock_timeout
         self.lock_file = lock_file
         self.reserve = reserve
         self.durability = durability
-        # Threads take from the list and give back to it without a lock, which a fork could leave
-        # held for ever: both are single steps.
+        # Threads pop and append without a lock, which a fork could leave locked: both are atomic.
         self._idle: list[_PooledConnection] = []
-        self._writer = 0  # the thread that is alone
-        self._writer_connections: list[_PooledConnection] = []  # its own, if it cannot share memory
+        self._writer = 0  # the thread with the write lock
+        self._writer_connections: list[
+            _PooledConnection
+        ] = []  # its connections without shared memory
         self._can_share = True
         self._pid = os.getpid()
         self._pin = Pin(database)
         self._companions = (f"{database}-wal", f"{database}-shm")
-        self._lock: FileIdentity | None = None  # of the lock file, while it is held
+        self._lock: FileIdentity | None = None  # of the lock file, while locked
         self._suspect = False
         self._is_log_lost = False
         self._is_directory_synced = False
-        # A store that is dropped without being closed lets go of its files too; not at exit, when
-        # a forked child would close its parent's.
+        # Also close files of a store that is dropped without close(); not at exit, where a forked
+        # child would close those of its parent.
         finalize(self, _close_all, self._idle, self._pid).atexit = False
         close_before_fork(self)
 
     @contextmanager
     def read_connection(self) -> Iterator[sqlite3.Connection | None]:
-        """Lend a connection; None if there is no database yet. Raises as `translated` does."""
+        """Yield a connection; None if there is no database. Raises as `wrap_sqlite_errors` does."""
         if not self.exists():
             yield None
             return
@@ -129,21 +127,20 @@ class Connections:
             yield db
 
     def exists(self) -> bool:
-        """Tell whether there is a database.
+        """Return whether the database exists.
 
         Raises:
-            StorageError: the one that was used before is not at its path any more, or lacks what
-                was in its log.
+            StorageError: the open database was replaced, or its WAL was lost.
         """
         if self._is_log_lost:
             raise StorageError(
                 f"The log of {self.database} was removed while it was in use, and the last saves "
-                "are gone with it. Nothing was read or written: open the store anew."
+                "are gone with it. Nothing was read or written: reopen the store."
             )
         return self._pin.exists()
 
     def is_replaced(self) -> bool:
-        """Tell whether the database that was used before is not at its path any more.
+        """Return whether the open database is no longer at its path.
 
         Raises:
             StorageError: the file system failed.
@@ -152,15 +149,14 @@ class Connections:
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
-        """Keep every other writer out, of any thread and process, and have a database.
+        """Hold the write lock, exclusive for all threads and processes; create a missing database.
 
-        Writers queue at the lock file, which is shared by all processes. At the end the reserve is
-        there again, as far as there is room. Call `exists` first: else a lock file is made where
-        the store is gone.
+        Refills the reserve at the end. Call `exists` first: otherwise a lock file is created where
+        a store was removed.
 
         Raises:
-            StorageError: the medium failed, the store is gone, or another process holds the lock
-                for too long.
+            StorageError: the medium failed, the store was removed, or another process holds the
+                lock too long.
         """
         with (
             wrap_os_errors(f"write to {self.database}"),
@@ -178,23 +174,23 @@ class Connections:
 
     @contextmanager
     def transaction(self, durability: str | None = None) -> Iterator[sqlite3.Connection]:
-        """Lend a connection within a transaction that is durable when the block ends.
+        """Yield a connection in a transaction that commits durably at the end of the block.
 
-        Only for who is `alone`.
+        Requires `write_lock`.
 
         Args:
-            durability: how durable, if not as usual here.
+            durability: overrides the durability of the store.
 
         Raises:
-            StorageError: the medium failed, or the store is gone; nothing was committed.
-            IntegrityError: the database is damaged or not ours.
+            StorageError: the medium failed or the store was removed; nothing was committed.
+            IntegrityError: the database is damaged or foreign.
         """
         with ExitStack() as stack:
             try:
                 db = stack.enter_context(self._begin_transaction(durability or self.durability))
             except StorageError as error:
-                # Without a descriptor to spare SQLite opens what it can read but not write. The
-                # connection is gone now: try with another.
+                # Out of file descriptors, SQLite opens a database read-only. That connection is
+                # closed now: retry with a new one.
                 if "readonly" not in str(error.__cause__):
                     raise
                 db = stack.enter_context(self._begin_transaction(durability or self.durability))
@@ -208,7 +204,7 @@ class Connections:
             try:
                 db.execute(_NO_OP_WRITE)
                 yield db
-                # Last of all: what is committed must be in the store that is at the path.
+                # Last: the commit must go to the store at the path.
                 self._check(pooled)
                 db.execute("COMMIT")
             except BaseException:
@@ -217,10 +213,10 @@ class Connections:
                 raise
 
     def check_write_lock(self) -> None:
-        """Make sure that the store is at the path, and still locked by who is `alone`.
+        """Check that the store is at the path and its write lock is still held.
 
         Raises:
-            StorageError: it is not, so that somebody else may write to it.
+            StorageError: it is not, so another process may write to it.
         """
         self.exists()
         with wrap_os_errors(f"look at {self.database}"):
@@ -228,9 +224,9 @@ class Connections:
                 check_lock_file(self.lock_file, self._lock)
 
     def sync_directory_once(self) -> None:
-        """Make the name of a new log durable; SQLite does so too, but does not tell if it failed.
+        """Sync the directory of a new WAL; SQLite does so too, but ignores failures.
 
-        Called after each commit; it does something after the first.
+        Called after each commit; only the first call has an effect.
 
         Raises:
             OSError: the file system failed.
@@ -240,7 +236,7 @@ class Connections:
             self._is_directory_synced = True
 
     def close(self) -> None:
-        """Close what is not lent."""
+        """Close the idle connections."""
         self._is_directory_synced = False
         self._after_fork()
         _close_all(self._idle, self._pid)
@@ -248,9 +244,9 @@ class Connections:
 
     @contextmanager
     def connection(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection, outside a transaction, to who has asked `exists` or is `alone`.
+        """Yield a connection outside a transaction; call `exists` first or hold `write_lock`.
 
-        Raises as `translated` does.
+        Raises as `wrap_sqlite_errors` does.
         """
         with self._checkout() as pooled:
             yield pooled.db
@@ -273,7 +269,7 @@ class Connections:
             try:
                 yield pooled
             except sqlite3.Error:
-                pooled.db.close()  # whatever state it is in, nobody uses it again
+                pooled.db.close()  # its state is unknown: never reuse it
                 raise
             except BaseException:
                 self._give_back(pooled)
@@ -281,10 +277,10 @@ class Connections:
             self._give_back(pooled)
 
     def _check(self, pooled: _PooledConnection) -> None:
-        """Make sure that what is committed will be in the files at the path.
+        """Check that a commit will reach the files at the path.
 
         Raises:
-            StorageError: it would not, or somebody else may hold the lock.
+            StorageError: it would not, or another process may hold the lock.
         """
         self.check_write_lock()
         if self._is_stale(pooled):
@@ -295,19 +291,19 @@ class Connections:
             )
 
     def _is_stale(self, pooled: _PooledConnection) -> bool:
-        """Tell whether a connection has other files than those at the path."""
+        """Return whether a connection uses other files than those at the path."""
         return pooled.companions not in (None, self._companion_identities())
 
     def _reconnect(self, stale: _PooledConnection, locks: ExitStack) -> _PooledConnection:
-        """Return a connection instead of one whose log was removed or replaced.
+        """Replace a connection whose WAL was removed or replaced.
 
-        A program that opens and closes the database by itself, to copy it, drops the locks that
-        SQLite has on it. Another process that ends then takes itself for the last one, and
-        removes the log after moving it into the database: nothing is lost. But somebody may have
-        removed the log by hand. Closing the connection moves it, if no other process uses it.
+        Code in this process that opens and closes the database file itself, to copy it, drops the
+        locks of SQLite. Another process that ends may then assume it is the last user, checkpoint
+        the WAL and remove it: nothing is lost. But the WAL may have been removed by hand. Closing
+        the connection checkpoints it, if no other process uses it.
 
         Raises:
-            StorageError: what was acknowledged is gone with the log.
+            StorageError: acknowledged saves were lost with the WAL.
         """
         before = _progress(stale.db)
         self.close()
@@ -325,7 +321,7 @@ class Connections:
 
     def _give_back(self, pooled: _PooledConnection) -> None:
         if self._pid != os.getpid():
-            _abandoned.append(pooled.db)  # lent in the parent, and not ours to close
+            _abandoned.append(pooled.db)  # checked out in the parent: must not be closed here
         elif pooled.db.in_transaction:
             pooled.db.close()  # its rollback failed
         elif pooled.companions is None:
@@ -337,25 +333,24 @@ class Connections:
             self._idle.append(pooled)
 
     def _mark_suspect(self) -> None:
-        # After an I/O error the pages in memory may not be those on the disk: start afresh, and
-        # look at the whole database before it is used again.
+        # After an I/O error cached pages may differ from the disk: reconnect, and check the whole
+        # database before its next use.
         self._suspect = True
         self.close()
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            # Closing a parent's connection here would drop the parent's locks.
+            # Closing a connection of the parent here would drop its locks.
             _close_all(self._idle, self._pid)
             _close_all(self._writer_connections, self._pid)
             self._writer = 0
             self._pid = os.getpid()
 
     def _open(self, locks: ExitStack) -> _PooledConnection:
-        """Open the database; what must be locked while it is used goes to `locks`.
+        """Open the database; locks that its use needs are added to `locks`.
 
-        Even to read, SQLite makes two files: the log, and the memory that its processes share.
-        Where that fails, on a full disk, without an inode or without the right to write, a lock of
-        ours does the work of the shared memory.
+        Even to read, SQLite creates the WAL and shared memory files. If that fails, on a full disk
+        or without write permission, the store lock replaces the shared memory.
         """
         is_writer = self._writer == get_ident()
         if not is_writer or self._can_share:
@@ -366,12 +361,12 @@ class Connections:
                 if "locked" in str(error):
                     raise
         if is_writer:
-            self._can_share = False  # also not when a deletion has made room: it would take of that
+            self._can_share = False  # even after a deletion: the files would take the freed space
             return self._open_exclusive()
         locks.enter_context(wrap_os_errors(f"read {self.database}"))
         with ExitStack() as lock:
             lock.enter_context(shared_lock(self.lock_file, self.lock_timeout))
-            # Without a log all is in the database, and nobody else changes that now.
+            # Without a WAL the database is complete, and the lock keeps writers out.
             if not self._log_bytes():
                 pooled = self._connect("mode=ro&immutable=1", shared=False)
                 locks.push(lock.pop_all())
@@ -382,19 +377,19 @@ class Connections:
             if error.errno not in _PERMISSION_ERRNOS:
                 raise
             raise StorageError(
-                f"Cannot read {self.database}: a program that died has left a log, "
-                f"{self.database.name}-wal, which cannot be read without the right to write here "
+                f"Cannot read {self.database}: a dead process left a WAL, "
+                f"{self.database.name}-wal, which cannot be read without write permission "
                 f"({error.strerror}). Copy the directory to where you can write, and open the copy."
             ) from error
-        locks.callback(self.reserve.refill)  # when it is closed the log goes, and its blocks
+        locks.callback(self.reserve.refill)  # closing removes the WAL and frees its blocks
         return self._open_exclusive()
 
     def _open_exclusive(self) -> _PooledConnection:
-        """Open the database so that nobody else can: what would be shared is in this process."""
+        """Open the database in exclusive locking mode, without shared memory."""
         try:
             return self._connect("mode=rw", shared=False)
         except sqlite3.OperationalError:
-            self.reserve.release()  # there was no inode for the log
+            self.reserve.release()  # there was no inode for the WAL
             return self._connect("mode=rw", shared=False)
 
     def _log_bytes(self) -> int:
@@ -406,10 +401,10 @@ class Connections:
     def _connect(self, how: str = "mode=rw", *, shared: bool = True) -> _PooledConnection:
         with wrap_os_errors(f"look at {self.database}"):
             self._check_own()
-            # SQLite waits for the other end of a pipe, and follows a link out of the store.
+            # SQLite would block on a pipe, and follow a link out of the store.
             for name in ("", "-wal", "-shm", "-journal"):
                 path = self.database.with_name(self.database.name + name)
-                # One look: another process may remove its log between two.
+                # A single lstat: another process may remove its WAL between two.
                 with suppress(FileNotFoundError):
                     if not stat.S_ISREG(os.lstat(path).st_mode):
                         raise OSError(f"{path} is not a regular file; remove it")
@@ -436,10 +431,10 @@ class Connections:
             db.execute(f"PRAGMA synchronous={DURABILITY[self.durability]}")
             db.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // PAGE_BYTES}")
             db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
-            # Overwrites what is deleted where that costs nothing; ON would write every page that
-            # becomes free, which a full disk has no room for. Some SQLites have it on by default.
+            # FAST overwrites deleted content where that is free. ON, the default of some builds,
+            # would write every freed page, for which a full disk has no space.
             db.execute("PRAGMA secure_delete=FAST")
-            # A flipped bit can make text of a blob; whoever reads checks the bytes.
+            # A flipped bit can turn a blob into text; readers check the bytes.
             db.text_factory = bytes
             return _PooledConnection(db, self._checked_companions(db) if shared else None)
         except BaseException:
@@ -447,11 +442,11 @@ class Connections:
             raise
 
     def _checked_companions(self, db: sqlite3.Connection) -> tuple[FileIdentity | None, ...]:
-        self._pin.exists()  # before and after: so it is this database that was pooled
+        self._pin.exists()  # before and after: so this is the database that was opened
         found = self._companion_identities()
         if os.stat(self._companions[0]).st_size == 0:
-            # What processes share of a log that was removed may speak of frames that a new one
-            # does not have. SQLite takes its word; moving them shows whether they are there.
+            # The shared memory of a removed WAL may refer to frames that a new WAL lacks. SQLite
+            # trusts it; a checkpoint shows whether the frames exist.
             db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         return found
 
@@ -459,7 +454,7 @@ class Connections:
         if self.exists():
             return
         fresh = self.database.with_name("new.db")
-        # What a maker that died left. SQLite drops a log beside an empty file, but we need not ask.
+        # Leftovers of a process that died while creating the database.
         for end in ("", "-journal", "-wal", "-shm"):
             fresh.with_name(fresh.name + end).unlink(missing_ok=True)
         fd = os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -477,8 +472,8 @@ class Connections:
                 for statement in SCHEMA:
                     db.execute(statement)
                 (mode,) = db.execute("PRAGMA journal_mode=WAL").fetchone()
-                if mode != "wal":  # it says what went wrong by saying what it is
-                    raise StorageError(f"Cannot write to {fresh}: it has no log.")
+                if mode != "wal":  # the pragma reports failure by returning another mode
+                    raise StorageError(f"Cannot write to {fresh}: WAL mode is not available.")
             finally:
                 db.close()
         # The database appears complete, with its schema, by one rename.
@@ -498,13 +493,13 @@ def _durability(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
 
 
 def _uri(database: Path, how: str) -> str:
-    """Return the URI of a database, with the mode in which SQLite is to open it."""
+    """Return the SQLite URI of a database with open options."""
     path = str(database).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     return f"file:{path}?{how}"
 
 
 def _close_all(idle: list[_PooledConnection], pid: int) -> None:
-    """Close the connections that process `pid` pooled; in a child of it, only forget them."""
+    """Close the connections that process `pid` opened; a child only forgets them."""
     with suppress(IndexError):  # until none is left
         while True:
             db = idle.pop().db
@@ -516,11 +511,11 @@ def _close_all(idle: list[_PooledConnection], pid: int) -> None:
 
 @contextmanager
 def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Iterator[None]:
-    """Turn sqlite3's errors in the block into ours.
+    """Convert sqlite3 errors in the block.
 
     Raises:
         StorageError: the medium failed; retryable if the database stayed busy.
-        IntegrityError: the database is damaged, or not one of ours.
+        IntegrityError: the database is damaged or foreign.
     """
     try:
         yield
@@ -549,7 +544,7 @@ def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Itera
 
 
 def _database_users(database: Path) -> str:
-    """Return in words who keeps others from writing to a database, or from opening it."""
+    """Describe the processes that hold exclusive locks on a database."""
     files = []
     for end in ("", "-shm"):
         with suppress(OSError):
@@ -558,14 +553,14 @@ def _database_users(database: Path) -> str:
 
 
 def _is_disk_full(text: str, database: Path) -> bool:
-    # With no room for the log's first bytes SQLite speaks of an I/O error, or cannot open a file.
+    # Without space for the WAL, SQLite reports an I/O error or cannot open a file.
     with suppress(OSError):
         return "full" in text or free_bytes(database) <= _ALMOST_FULL
     return False
 
 
 def _begin(db: sqlite3.Connection, seconds: float) -> None:
-    """Begin to write; the lock file keeps writers out, but a checkpoint may be under way."""
+    """Begin a write transaction; a checkpoint may still be running despite the write lock."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -579,7 +574,7 @@ def _begin(db: sqlite3.Connection, seconds: float) -> None:
 
 
 def _check_schema(db: sqlite3.Connection, database: Path) -> None:
-    """Refuse a database that has anything in it but our tables: it may have been prepared."""
+    """Refuse a database with anything but the expected tables: it may be crafted."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
@@ -598,7 +593,7 @@ def _check_schema(db: sqlite3.Connection, database: Path) -> None:
 
 
 def _progress(db: sqlite3.Connection) -> int:
-    """Return a number that grows with every entry, and never becomes less."""
+    """Return a number that grows with every entry and never decreases."""
     (total,) = db.execute("SELECT coalesce(sum(last), 0) FROM streams").fetchone()
     return int(total)
 

@@ -1,9 +1,9 @@
-"""Database files of stores: those that this process has open, and how others are recognised.
+"""Database files of stores: which ones this process has open, and how to recognise others.
 
 A process loses all POSIX locks on a file when it closes any descriptor of that file. Closing a
-second descriptor of a database would take SQLite's locks away, and another process could then
-delete the log that SQLite writes to here. So a database that is open in this process is known by
-its inode and is never opened a second time. Knows no SQLite, which is slow to import.
+second descriptor of a database would drop the locks of SQLite, and another process could then
+delete the WAL that SQLite writes here. So open databases are registered by inode and never opened
+a second time. Does not import sqlite3, which is slow.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ _open: dict[int, tuple[int, int]] = {}
 
 @contextmanager
 def database_open_lock() -> Iterator[None]:
-    """Let no thread look into a database during the block, which opens one and registers it."""
+    """Keep other threads from reading databases while the block opens and registers one."""
     with _lock:
         yield
 
 
 def register(connection: object, path: str | os.PathLike[str]) -> None:
-    """Remember that a connection has a database open."""
+    """Register the database of an open connection."""
     try:
         found = os.stat(path)
     except OSError:
-        return  # it is gone: no name leads to it
+        return  # it was removed: no path leads to it
     _open[id(connection)] = found.st_dev, found.st_ino
 
 
 def unregister(connection: object) -> None:
-    """Forget a connection that is closed. Twice is fine."""
+    """Unregister a closed connection; may be called twice."""
     _open.pop(id(connection), None)
 
 
 def is_open_here(directory: int, path: bytes) -> bool:
-    """Tell whether a file, named relative to an open directory, is a database open here."""
+    """Return whether a file, relative to an open directory, is a database open in this process."""
     return _identity(directory, path) in _open.copy().values()
 
 
 def is_store_database(directory: int, path: bytes) -> bool:
-    """Tell whether a file, named relative to an open directory, is the database of a store."""
+    """Return whether a file, relative to an open directory, is the database of a store."""
     with _lock:
         identity = _identity(directory, path)
         if identity is None or identity in _open.copy().values():

@@ -1,8 +1,6 @@
-"""The rows of an SQLite store: how entries and objects are asked for and checked.
+"""The queries of the SQLite backend, and the checksum that binds an entry to its stream and number.
 
-Owns the queries, and the mark that binds an entry to its place; knows no files, no transactions and
-no locks. SQLite has no checksums: what is read may have any type and value, so nothing is taken on
-trust.
+SQLite has no checksums: a damaged row may hold any type and value, so every value is checked.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ MAX_SEQ = 2**63 - 1
 _BATCH = 500  # ids in one statement
 _ROWS = 128  # rows in one statement; older SQLites take 999 values
 PAGE_ROWS = 10_000
-"""Objects that are listed in one statement."""
+"""Rows in one page of a listing."""
 
 
 def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
-    """Insert an entry under the stream's next number, and return that.
+    """Insert an entry under the next number of the stream; return the number.
 
     Raises:
         IntegrityError: the row of the stream is damaged.
@@ -53,9 +51,8 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
 
 
 def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, Any]]) -> None:
-    """Insert objects: id, size, time, and data or None if it is a file. Those that exist stay."""
-    # Many rows a statement: Python lets other threads run once a statement, not once a row, and
-    # each time it waits until it may go on.
+    """Insert objects: id, size, time, and data or None for a file. Existing ones are kept."""
+    # Many rows per statement: Python releases the GIL once per statement and waits to get it back.
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
         marks = ",".join(["(?,?,?,?)"] * len(some))
@@ -66,7 +63,7 @@ def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, 
 
 
 def change_object(db: sqlite3.Connection, name: str, data: bytes, *, is_loose: bool) -> None:
-    """Replace the bytes of an object, or of one that is a file only their number."""
+    """Replace the bytes of an object; of a loose file only its size."""
     db.execute(
         "UPDATE objects SET size = ?, data = ? WHERE id = ?",
         (len(data), None if is_loose else data, bytes.fromhex(name)),
@@ -78,8 +75,8 @@ def first_bytes(
 ) -> tuple[list[tuple[str, bytes | None]], list[Any] | None]:
     """Return the next page of objects, each with its first byte, None if it is a file.
 
-    A position is number, id and time of the last object of a page. Numbers rise as long as that
-    object is there; when it is gone its number may be used again, and the look begins anew.
+    A position is the row number, id and time of the last object of a page. Row numbers rise while
+    that object exists; once it is deleted its number may be reused, and the scan starts over.
 
     Returns:
         The page, and the position at its end.
@@ -123,7 +120,7 @@ def read_entries(
     limit: int | None,
     newest_first: bool,
 ) -> list[Entry]:
-    """Return the chosen entries; one whose row was damaged has no data."""
+    """Return the selected entries; one with a damaged row has no data."""
     name = stream.encode()
     order = "DESC" if newest_first else "ASC"
     rows = db.execute(
@@ -148,14 +145,14 @@ def stream_names(db: sqlite3.Connection, prefix: str) -> list[str]:
         "(SELECT 1 FROM entries WHERE stream = streams.id)",
         (len(wanted), wanted),
     )
-    # A damaged name is shown as well as can be; its entries do not fit it and read as damaged.
+    # A damaged name is decoded lossily; the checksums of its entries then fail.
     return [name.decode("utf-8", "replace") for (name,) in rows if isinstance(name, bytes)]
 
 
 def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectInfo]]:
-    """Return the next page of objects, each with the number to go on after."""
+    """Return the next page of objects, each with its row number."""
     rows = db.execute(
-        # A damaged row may hold anything: as numbers its size and time are at least numbers.
+        # A damaged row may hold anything: casts make size and time numbers.
         "SELECT number, id, CAST(size AS INTEGER), CAST(ts AS REAL) FROM objects "
         "WHERE number > ? AND length(id) = 32 ORDER BY number LIMIT ?",
         (after, PAGE_ROWS),
@@ -164,12 +161,12 @@ def object_infos(db: sqlite3.Connection, after: int) -> list[tuple[int, ObjectIn
 
 
 def stored_objects(db: sqlite3.Connection, ids: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Iterate over those of the objects that exist: id, and data or None if it is a file."""
+    """Iterate over the existing objects: id, and data or None for a file."""
     return _select(db, "id, data", ids)
 
 
 def present_objects(db: sqlite3.Connection, ids: Iterable[str]) -> set[str]:
-    """Return those of the ids that are stored."""
+    """Return the ids that are stored."""
     return {name for (name,) in _select(db, "id", ids)}
 
 
@@ -184,15 +181,14 @@ def _select(db: sqlite3.Connection, columns: str, ids: Iterable[str]) -> Iterato
 
 
 def _digests(ids: list[str]) -> list[bytes]:
-    """Return the ids as they are stored, without those that are none."""
+    """Return the valid ids as bytes."""
     ids = [name for name in ids if is_object_id(name)]
     whole = bytes.fromhex("".join(ids))
     return [whole[at : at + 32] for at in range(0, len(whole), 32)]
 
 
 def _mark(of_name: int, seq: int, data: bytes) -> int:
-    # A flipped bit in a key would show an entry under another number or in another stream, whole
-    # and with a right hash of its own.
+    # A flipped bit in a row key would show an intact entry under another number or stream.
     return zlib.crc32(data, zlib.crc32(b"/%d/" % seq, of_name))
 
 

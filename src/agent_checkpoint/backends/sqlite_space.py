@@ -1,7 +1,6 @@
-"""The room that an SQLite store takes: deleting without any, giving it back, leaving no trace.
+"""Disk space of an SQLite store: vacuum, WAL checkpoints, deletion on a full disk, scrubbing.
 
-Owns vacuum, checkpoints of the log and the use of the reserve; knows no streams and no objects.
-Every method is for who is `alone` with the database.
+Every method requires the write lock.
 """
 
 from __future__ import annotations
@@ -17,20 +16,20 @@ from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, 
 from agent_checkpoint.errors import StorageError
 
 _MIN_FREE_PAGES = (
-    128  # free pages, a megabyte: fewer are used again soon, and moving pages costs syncs,
+    128  # free pages, a megabyte: fewer are soon reused, and moving pages costs syncs,
 )
-_MIN_FREE_SHARE = 4  # unless they are a quarter of all
+_MIN_FREE_SHARE = 4  # unless they are a quarter of all pages
 _FIRST_STEP, _MAX_STEP = 32, 4096  # pages moved in one transaction
 _SHRINK_SECONDS = 2.0
-_READER_WAIT = 0.2  # seconds to wait for those who read
+_READER_WAIT = 0.2  # seconds to wait for readers
 _SCRUB_READER_WAIT = 5.0
 _MAX_WAL_BYTES = 4 * WAL_BYTES
-_LOW_SPACE = 4 << 20  # bytes free on the disk: then every page counts, and also what the log takes
-_MAX_PENDING = 1 << 20  # bytes by which the database has still to grow; half of the reserve
+_LOW_SPACE = 4 << 20  # bytes free on the disk, below which every page is reclaimed
+_MAX_PENDING = 1 << 20  # bytes of pending database growth; half of the reserve
 
 
 class SpaceManager:
-    """Gives back what was deleted, and deletes also where there is no room to write."""
+    """Reclaims deleted space, and deletes on a full disk."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -40,11 +39,11 @@ class SpaceManager:
     def delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Run a deleting statement for all rows, in one transaction.
 
-        A deletion has to be written, too. Where that fails because the disk is full the reserve is
-        given up, and the rows are deleted in order, in as many transactions as the room allows.
+        A deletion needs space too. On a full disk the reserve is released, and the rows are deleted
+        in order, in as many transactions as the space allows.
 
         Raises:
-            StorageError: the medium failed; the first of the rows may be gone.
+            StorageError: the medium failed; the first rows may be deleted.
         """
         size = len(rows)
         try:
@@ -73,9 +72,9 @@ class SpaceManager:
                 done += size
 
     def shrink(self) -> None:
-        """Give free pages back to the file system, for a few seconds at most.
+        """Return free pages to the file system, for a few seconds at most.
 
-        What cannot be given back now, because others read, is left for the next time.
+        Pages that readers block are left for the next call.
 
         Raises:
             IntegrityError: the database is damaged.
@@ -89,11 +88,11 @@ class SpaceManager:
                     self._vacuum_free_pages()
 
     def limit_pending(self) -> None:
-        """Keep the log and what is pending in it within bounds; called before each commit.
+        """Limit the size of the WAL and the pending growth of the database; called before commits.
 
-        What is new grows the database only when the log is moved into it. There may be room for
-        that in the log but not in the database: then the disk is full, and nothing more is taken.
-        Else the reserve would not be enough to empty the log, and so to make room at all.
+        The database grows only when the WAL is checkpointed. If the disk has space for the WAL but
+        not for the database, writes must stop: otherwise the reserve would not suffice for the
+        checkpoint that frees space.
 
         Raises:
             StorageError: the medium failed, or is full.
@@ -107,25 +106,23 @@ class SpaceManager:
             self._limit_wal(db)
 
     def _limit_wal(self, db: sqlite3.Connection) -> None:
-        # SQLite begins the log anew only when nobody reads from it. Where readers overlap without
-        # a gap that is never; waiting a moment for those of now makes it so.
+        # SQLite restarts the WAL only when no reader uses it. With overlapping readers that never
+        # happens, so wait briefly for the current ones.
         size = self._wal.stat().st_size if self._wal.exists() else 0
         if size > self._wal_limit:
-            self._wal_limit = (
-                size + _MAX_WAL_BYTES
-            )  # if it is busy do not wait again at every write
+            self._wal_limit = size + _MAX_WAL_BYTES  # if busy, do not wait again at every write
             with _busy_timeout(db, _READER_WAIT):
                 if _truncate_wal(db):
                     self._wal_limit = _MAX_WAL_BYTES
 
     def scrub(self) -> None:
-        """Write the database anew without what was deleted, and empty the log.
+        """Rewrite the database without deleted content, and truncate the WAL.
 
         Raises:
-            StorageError: somebody reads, there is no room for a copy, or the medium failed.
+            StorageError: a reader is active, there is no space for a copy, or the medium failed.
         """
         database = self._connections.database
-        self._connections.reserve.release()  # the copy of a small store may find room in it
+        self._connections.reserve.release()  # the copy of a small store may fit into it
         try:
             done = self._rewrite()
         except StorageError as error:
@@ -146,7 +143,7 @@ class SpaceManager:
 
     def _rewrite(self) -> bool:
         with self._connections.connection() as db, _busy_timeout(db, _SCRUB_READER_WAIT):
-            if not _truncate_wal(db):  # before the work: who reads now would make it useless
+            if not _truncate_wal(db):  # first: an active reader would make the work useless
                 return False
             db.execute("PRAGMA secure_delete=ON")
             db.execute("VACUUM")
@@ -162,21 +159,21 @@ class SpaceManager:
                 return
             with _busy_timeout(db, _READER_WAIT):
                 step = _FIRST_STEP
-                # The log is emptied between the steps: on a full disk each makes room for the next.
+                # Truncate the WAL between steps: on a full disk each frees space for the next.
                 while _truncate_wal(db) and _free_pages(db) and time.monotonic() < end:
-                    # Not `execute`, which takes only the first step of it, a single page.
+                    # Not `execute`, which moves only a single page.
                     db.executescript(f"PRAGMA incremental_vacuum({step})")
                     step = min(2 * step, _MAX_STEP)
 
     def _delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        # Always durable: files of what is deleted go next, and must not go alone.
+        # Always durable: the loose files of these rows are deleted next.
         with self._connections.transaction("full") as db:
             db.executemany(statement, rows)
 
 
 @contextmanager
 def _busy_timeout(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
-    """Wait for others as long as this within the block; after an error nobody uses `db` again."""
+    """Set the busy timeout within the block; after an error `db` is not used again."""
     (usual,) = db.execute("PRAGMA busy_timeout").fetchone()
     db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
     yield
@@ -184,7 +181,7 @@ def _busy_timeout(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
 
 
 def _truncate_wal(db: sqlite3.Connection) -> bool:
-    """Move the log into the database and cut it to nothing; tell whether nobody was in the way."""
+    """Checkpoint and truncate the WAL; return whether no reader blocked it."""
     (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     return not busy
 

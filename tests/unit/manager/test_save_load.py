@@ -241,7 +241,7 @@ def test_an_expected_head_that_is_no_checkpoint_is_told(manager: CheckpointManag
     for verb in (manager.save, manager.load):
         with pytest.raises(ConflictError, match=r"an id that save\(\) returned"):
             verb("k", Agent(2), expected_head="nonsense")
-        with pytest.raises(InvalidInputError, match="A checkpoint id is non-empty string, not 5"):
+        with pytest.raises(InvalidInputError, match="A checkpoint id is non-empty text, not 5"):
             verb("k", Agent(2), expected_head=5)  # type: ignore[arg-type]
 
 

@@ -340,7 +340,7 @@ def test_what_makes_no_sense(store, machine):
         session.save()
         manager = session.manager
     other = External("other", take=int, restore=int)
-    with pytest.raises(StateMismatchError, match="no snapshot of 'other'"):
+    with pytest.raises(StateMismatchError, match="not a snapshot of 'other'"):
         Session("job", store=manager, parts={"machine": other})
     bad = External("bad", take=lambda: (n for n in ()), restore=int)
     with pytest.raises(StateError):
