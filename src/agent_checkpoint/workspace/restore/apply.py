@@ -166,8 +166,14 @@ class PlanExecutor:
         except OSError as error:
             if error.errno == errno.ENOTEMPTY:
                 self.left[shown] = "an entry was created in it"
+                self._note_names_in(step.path)
             else:
                 self.failed[shown] = error.strerror or type(error).__name__
+
+    def _note_names_in(self, path: bytes) -> None:
+        """Have the final scan find what was created in a directory, also where nothing is watched."""
+        with suppress(OSError), directory_below(self._root, path) as fd:
+            self.touched.setdefault(path, set()).update(map(os.fsencode, os.listdir(fd)))
 
     def _remove(self, step: Step, fd: int, staging: Staging) -> None:
         if not step.removes_folder:

@@ -288,12 +288,14 @@ def test_what_comes_meanwhile_is_not_overwritten(
     assert os.readlink(ws.path / "a" / "b" / "link") == "../x"
 
 
+@pytest.mark.parametrize("watch", [True, False])
 def test_a_directory_into_which_something_comes_meanwhile_stays(
-    ws: Workspace, tree: Tree, meanwhile: Meanwhile
+    ws: Workspace, tree: Tree, meanwhile: Meanwhile, watch: bool
 ) -> None:
     (ws.path / "new").mkdir()
     meanwhile(lambda: (ws.path / "new" / "file").write_text("unsaved"))
-    assert set(ws.restore(tree).leave) == {"new", "new/file"}
+    with Workspace(ws.path, ws.store, watch=watch) as opened:
+        assert set(opened.restore(tree).leave) == {"new", "new/file"}
     assert (ws.path / "new" / "file").read_text() == "unsaved"
 
 
