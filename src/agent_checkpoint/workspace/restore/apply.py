@@ -171,7 +171,7 @@ class PlanExecutor:
                 self.failed[shown] = error.strerror or type(error).__name__
 
     def _note_names_in(self, path: bytes) -> None:
-        """Have the final scan find what was created in a directory, also where nothing is watched."""
+        """Have the final scan find what was created in a directory, also without a watcher."""
         with suppress(OSError), directory_below(self._root, path) as fd:
             self.touched.setdefault(path, set()).update(map(os.fsencode, os.listdir(fd)))
 
