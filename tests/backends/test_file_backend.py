@@ -242,7 +242,7 @@ def test_a_damaged_last_stops_appends_and_says_what_to_do(backend, content):
     backend.remove("key/a", [3])
     last = backend.path / "a" / "last"
     last.write_bytes(content)
-    with pytest.raises(StorageError, match="damaged; write into it the highest number") as caught:
+    with pytest.raises(StorageError, match="damaged; write the highest number") as caught:
         backend.append("key/a", b"x")
     assert str(last) in str(caught.value)
     assert [entry.seq for entry in backend.read("key/a")] == [1, 2]

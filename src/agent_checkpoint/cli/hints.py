@@ -24,15 +24,15 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"session\.undo\(\) returns to it", f"`{_COMMAND} rollback --to` with that id returns to it"),
     (r'effects="(\w+)"', r"--effects \1"),
     (r"gc\(ignore_clock=True\)", f"`{_COMMAND} gc --ignore-clock`"),
-    (r"Prune and gc\b", f"`{_COMMAND} prune` and `{_COMMAND} gc`"),
+    (r"Run prune and gc\b", f"Run `{_COMMAND} prune` and `{_COMMAND} gc`"),
     (r"restore the safety checkpoint ([\w@%+=:,./-]+)\.$", rf"`{_COMMAND} restore \1`."),
     (r"[Pp]ass workspace=", "Say --workspace"),
-    (r"open it with shared=True, which", "say --shared, which"),
+    (r"pass shared=True, which", "say --shared, which"),
     (
         r"delete the key here and import the archive",
         f"`{_COMMAND} delete` the key here and `{_COMMAND} import` the archive",
     ),
-    (r'say backend="\w+", or (\w+://\S+)\.$', r"say --store \1"),
+    (r'pass backend="\w+", or (\w+://\S+)\.$', r"say --store \1"),
     (
         r"Pass rebind=True to continue with the files in it\.",
         "Name an empty directory.",
@@ -44,7 +44,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r", with paths=,", ", by its path,"),
     (r"delete it before importing (.*)\.", r"import \1 into another store, by --store."),
     (r"verify\(\)", f"`{_COMMAND} verify`"),
-    (r" \(an id is what save\(\) returned\)", ""),
+    (r" \(pass an id that save\(\) returned\)", ""),
 )
 
 
