@@ -77,8 +77,8 @@ def test_the_directory_is_saved_to_a_line_of_its_own(archive: Path, mine: Path) 
 def test_an_import_says_what_it_brought_and_that_it_owns_nothing(archive: Path, mine: Path) -> None:
     done = run("import", archive)
     assert "1 checkpoint" in done.out
-    assert f"It says that it is of {mine}" in done.out
-    assert "owns nothing here" in done.out
+    assert f"It claims the directory {mine}" in done.out
+    assert "not bound to any directory" in done.out
     row = run("keys", "--json").data[0]
     assert (row["foreign"], row["directory"]) == (True, None)
 

@@ -441,7 +441,7 @@ def test_what_the_rules_of_a_project_leave_out_is_told(work: Scene) -> None:
     (work.workspace / ".checkpointignore").write_text("*\n")
     for number in range(2):
         work.tool(number)
-    assert work.log.count("leaves out: '.git', 'src'") == 1
-    assert "leaves out: '.git', 'src'" in work.command("hook", "status")
-    assert "Left out by rules, and not restored: .git, src" in work.command("save")
+    assert work.log.count("excludes: '.git', 'src'") == 1
+    assert "excludes: '.git', 'src'" in work.command("hook", "status")
+    assert "Excluded by ignore rules, not restored: .git, src" in work.command("save")
     assert json.loads(work.command("save", "--json"))["left_out"] == [".git", "src"]

@@ -84,7 +84,7 @@ def test_what_is_written_during_a_restore_is_told(
     answer(lambda: monkeypatch.setattr(atomic_rename, "_rename", rename_late), then=False)
     done = run("restore", "@1", at=repo)
     assert done.status == 0
-    assert "leave app.py: it changed during the restore" in done.out
+    assert "keep app.py: it changed during the restore" in done.out
     assert (repo / "app.py").read_text() == "written meanwhile"
 
 

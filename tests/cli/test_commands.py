@@ -77,7 +77,7 @@ def test_the_reference_is_up_to_date() -> None:
 def test_the_help_groups_the_commands() -> None:
     shown = run("--help").out
     assert shown == root_parser().format_help()
-    for group in ("files:", "sessions:", "the store:", "more:"):
+    for group in ("files:", "sessions:", "store:", "more:"):
         assert group in shown
     assert all(f"  {listed.name} " in shown for listed in COMMANDS)
     assert max(map(len, root_parser().format_help(80).splitlines())) <= 80
@@ -203,14 +203,14 @@ def test_doctor_of_a_store_that_cannot_be_written(
     ran = run("--store", place, "doctor")
     assert (place if exists else tmp_path) in asked
     assert f"store: {place}, 0 keys" in ran.out
-    assert ("cannot be written" in ran.out) == exists
+    assert ("not writable" in ran.out) == exists
 
 
 def test_doctor_of_a_store_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "store.db").write_text("no store" * 1000)
     ran = run("--store", tmp_path, "doctor")
     assert ran.status == 0
-    assert "name another: --store PATH" in ran.out
+    assert "choose another store: --store PATH" in ran.out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -11,7 +11,7 @@ from tests.cli.world import run, run_process
 def test_it_is_told_where_one_says(tmp_path: Path) -> None:
     ran = run_process("demo", "--in", "here", at=tmp_path)
     assert ran.status == 0, ran.err
-    assert "6. A rollback past it is refused" in ran.out
+    assert "6. A rollback past the irreversible effect is refused" in ran.out
     assert (tmp_path / "here" / "store" / "store.db").exists()
 
 
@@ -25,7 +25,7 @@ def test_it_narrates_by_itself_on_a_terminal(tmp_path: Path) -> None:
 def test_a_store_is_refused(tmp_path: Path) -> None:
     ran = run("--store", tmp_path / "x", "demo", "--in", "here", at=tmp_path)
     assert (ran.status, ran.out) == (2, "")
-    assert "a store of its own" in ran.err
+    assert "its own store" in ran.err
     assert not (tmp_path / "here").exists()
 
 
@@ -33,10 +33,10 @@ def test_a_directory_that_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = run("demo", "--in", ".", at=tmp_path)
     assert (ran.status, ran.out) == (2, "")
-    assert ran.err == f"agent-checkpoint: {tmp_path} is not empty: name a new directory.\n"
+    assert ran.err == f"agent-checkpoint: {tmp_path} is not empty: choose a new directory.\n"
     ran = run("demo", "--in", "file", at=tmp_path)
     assert ran.status == 2
-    assert "cannot be used (File exists)" in ran.err
+    assert "(File exists)" in ran.err
 
 
 def test_a_directory_that_cannot_be_written(
@@ -44,9 +44,9 @@ def test_a_directory_that_cannot_be_written(
 ) -> None:
     ran = run("demo", "--in", "/proc/nothing", at=tmp_path)
     assert ran.status == 2
-    assert "/proc/nothing cannot be used (" in ran.err
+    assert "Cannot use the directory /proc/nothing (" in ran.err
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
     ran = run("demo", "--in", "kept", at=tmp_path)
     assert ran.status == 2
-    assert f"{tmp_path / 'kept'} cannot be written: name another directory." in ran.err
+    assert f"{tmp_path / 'kept'} is not writable: choose another directory." in ran.err
     assert "Error" not in ran.err

@@ -29,7 +29,7 @@ def test_save_break_restore(tmp_path: Path) -> None:
 
 def test_save_tells_that_nothing_has_changed(repo: Path) -> None:
     again = run("save", at=repo)
-    assert "Nothing has changed since @2" in again.out
+    assert "No changes since @2" in again.out
     data = run("save", "--json", at=repo).data
     assert data["new"] is False
     assert data["files"] == 2

@@ -115,7 +115,7 @@ def test_a_store_that_was_named_and_is_not_there(
     for name in ("nowhere", "no-store", "sqlite://" + str(tmp_path / "nowhere")):
         store = name if "://" in name else tmp_path / name
         ran = run("--store", store, *typed, at=place)
-        assert (ran.status, "There is no store at" in ran.err) == (3, True), ran
+        assert (ran.status, "No store at" in ran.err) == (3, True), ran
     assert not (tmp_path / "nowhere").exists()
     monkeypatch.setenv("AGENT_CHECKPOINT_STORE", str(tmp_path / "nowhere"))
     assert run(*typed, at=place).status == 3
@@ -134,7 +134,7 @@ def test_your_own_store_may_be_empty_but_not_verified() -> None:
     assert run("keys").status == 0
     ran = run("verify")
     assert ran.status == 3
-    assert "There is no store at" in ran.err
+    assert "No store at" in ran.err
 
 
 @pytest.mark.parametrize("name", ["~1", "@~1"])
@@ -208,7 +208,7 @@ def test_nothing_of_a_difference_is_cut_in_a_pipe() -> None:
 def test_one_is_not_many(repo: Path) -> None:
     (repo / "app.py").write_text("broken\n")
     told = run("restore", "@1", "--dry-run", at=repo).out
-    assert "1 of these was never saved before; the safety checkpoint holds it." in told
+    assert "1 of these was never saved; the safety checkpoint has it." in told
 
 
 def test_a_rollback_without_files_to_change_does_not_say_nothing_to_do(session: Path) -> None:

@@ -263,14 +263,14 @@ def test_it_ends_when_it_has_nothing_to_do(work: Scene) -> None:
 def test_it_ends_when_it_is_told_to(work: Scene) -> None:
     work.tool(2)
     (server,) = work.servers()
-    assert "Told to end" in work.command("hook", "stop")
+    assert "Stopped the daemon" in work.command("hook", "stop")
     wait_for(lambda: not work.servers())
     work.tool(3)
     (server,) = work.servers()
     os.kill(server, signal.SIGTERM)
     wait_for(lambda: not work.servers())
     assert work.sockets() == []
-    assert "no process" in work.command("hook", "stop")
+    assert "No daemon is running" in work.command("hook", "stop")
     assert [path.name for path in (work.home / "store").glob("*-wal")] == []  # closed in order
 
 

@@ -122,7 +122,7 @@ def test_what_takes_long_is_finished_behind_the_agent(direct: Scene) -> None:
         if Path("/proc/self/cmdline").exists():  # those who wait for the first one give up
             wait_for(lambda: len(savers(direct)) == 1)
     wait_for(lambda: calls(direct) == ["toolu_2", "toolu_3"])
-    assert "goes on while the agent works" in direct.log
+    assert "continues in the background" in direct.log
     direct.tool(6)
     assert calls(direct)[-1] == "toolu_6"
     assert not list((direct.home / "hook").glob("*.lock"))
@@ -162,7 +162,7 @@ def test_an_input_that_never_ends_is_not_waited_for(direct: Scene) -> None:
     process = started(direct, b'{"session_id": ')
     assert process.wait(timeout=20) == 0
     process.communicate()
-    assert "has not ended after 15 bytes" in direct.log
+    assert "after 15 bytes" in direct.log
 
 
 def test_an_event_that_is_too_long_is_read_to_its_end(direct: Scene) -> None:
@@ -215,13 +215,13 @@ def test_a_transcript_that_cannot_be_read_keeps_no_file_from_being_saved(direct:
     os.mkfifo(place / "fifo")
     os.symlink("loop", place / "loop")
     paths = {
-        str(large): "up to 268,435,456 are saved",
-        str(place / "fifo"): "is no file",
-        str(place): "cannot be read (Is a directory)",
-        "/dev/zero": "is no file",
-        str(place / "loop"): "cannot be read",
-        f"{place}/\ud800.jsonl": "no name of a file",
-        f"{place}/{'x' * 300}": "cannot be read",
+        str(large): "the limit is 268,435,456",
+        str(place / "fifo"): "is not a regular file",
+        str(place): "(Is a directory)",
+        "/dev/zero": "is not a regular file",
+        str(place / "loop"): "Cannot read the transcript",
+        f"{place}/\ud800.jsonl": "not a valid file name",
+        f"{place}/{'x' * 300}": "Cannot read the transcript",
     }
     for number, (path, why) in enumerate(paths.items()):
         (direct.workspace / "src" / "app.py").write_text(f"print({number})\n")
@@ -238,7 +238,7 @@ def test_a_transcript_that_cannot_be_read_keeps_no_file_from_being_saved(direct:
     direct.hook("claude-code", {**event, "tool_use_id": "again"})
     assert len(direct.log.splitlines()) == len(paths)  # told once
     told = direct.command("rewind", "@1", "--yes")
-    assert "The conversation of then was not saved, and stays: " in told
+    assert "The checkpoint has no conversation; it is not rewound: " in told
     assert (direct.workspace / "src" / "app.py").read_text() == "print(0)\n"
     direct.tool(9)  # with a transcript that is one
     assert note_of(direct).trouble is None

@@ -295,7 +295,7 @@ def test_events_that_an_old_version_would_choke_on(
         (programs / "claude").chmod(0o755)
     path = f"{programs}:/usr/bin:/bin"
     work.command("hook", "install", "claude-code", PATH=path)
-    assert "already" in work.command("hook", "install", "claude-code", PATH=path)
+    assert "Already installed" in work.command("hook", "install", "claude-code", PATH=path)
     settings = work.place / "home" / ".claude" / "settings.json"
     hooks = json.loads(settings.read_text())["hooks"]
     assert ("PostToolBatch" in hooks) == is_known
@@ -319,7 +319,7 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
 def test_the_command_installs_for_the_user_or_the_project(work: Scene) -> None:
     home = Path(work.environment["HOME"])
     assert str(home / ".claude" / "settings.json") in work.command("hook", "install", "claude-code")
-    assert "already" in work.command("hook", "install", "claude-code", "--user")
+    assert "Already installed" in work.command("hook", "install", "claude-code", "--user")
     work.command("hook", "install", "codex", "--project")
     assert (work.workspace / ".codex" / "hooks.json").exists()
     told = json.loads(work.command("hook", "status", "--json"))
@@ -385,7 +385,7 @@ def test_a_named_store_is_the_one_that_is_used(way: str, tmp_path: Path) -> None
         assert f"agent-checkpoint --store '{store}' rewind" in told
         file = work.workspace / ".codex" / "hooks.json"
         once = file.read_text()
-        assert "already" in work.command(
+        assert "Already installed" in work.command(
             "hook", "install", "codex", "--project", "--store", str(store)
         )
         assert file.read_text() == once
@@ -447,7 +447,7 @@ def test_a_word_that_nobody_knows(word: str, work: Scene) -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (1, b"")  # 2 would block the agent's call
-    assert f"There is no '{word}' here" in done.stderr.decode()
+    assert f"Unknown argument '{word}'" in done.stderr.decode()
     assert "install, uninstall, status, stop, claude-code, codex, gemini." in done.stderr.decode()
 
 

@@ -71,7 +71,7 @@ def test_many_branches_are_named_and_not_drawn() -> None:
             manager.fork("run", f"try-{number}")
     shown = run("log", "run").out
     assert shown.count("fork of run@1") == 7
-    assert shown.count("Also forked off at @1") == 33
+    assert shown.count("Also forked at @1") == 33
     assert len(run("log", "run", "--json").data["branches"]) == 40
     assert "try-" not in run("log", "run", "--no-branches").out
 

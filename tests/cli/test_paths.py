@@ -47,7 +47,7 @@ def test_a_path_that_is_nowhere(below: Path) -> None:
     assert "relative" not in lost.err
     meant = run("restore", "@3", "src/lib.py", "--yes", at=below)
     assert meant.status == 3
-    assert "'lib.py' is there" in meant.err
+    assert "did you mean 'lib.py'?" in meant.err
     assert run("diff", "--path", "nowhere.txt", at=below).status == 3
     assert run("show", "@3", "nowhere.txt", at=below).status == 3
     assert (below / "lib.py").read_text() == "two\n"
@@ -73,7 +73,7 @@ def test_a_restore_of_a_part_says_so(repo: Path) -> None:
 def test_diff_of_some_paths(below: Path) -> None:
     at = below.parent
     assert run("diff", "--path", "src", "--stat", at=at).out.splitlines() == [
-        "files: 1 differs",
+        "files: 1 changed",
         "  ~ src/lib.py (content)",
     ]
     both = run("diff", "--path", "src", "--path", "notes.md", "--json", at=at).data["files"]

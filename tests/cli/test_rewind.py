@@ -47,7 +47,7 @@ def test_the_tool_calls_are_listed_newest_first(work: Scene) -> None:
         ["toolu_2"],
     ]
     assert [row["lines"] for row in told["checkpoints"]] == [4, 3, 2]
-    assert "lines: how long the conversation was" in work.command("rewind")
+    assert "lines: length of the transcript" in work.command("rewind")
     assert "Bash sed" in work.command("rewind")
     assert len(json.loads(work.command("rewind", "-N", "1", "--json"))["checkpoints"]) == 1
 
@@ -77,14 +77,14 @@ def test_a_preview_changes_nothing(work: Scene) -> None:
     assert now(work) == AT_4
     assert len(work.history(CLAUDE)) == 3
     told = work.command("rewind", "@1", status=4)  # nobody is there to be asked
-    assert "Nothing was done" in told
+    assert "Nothing was changed" in told
     assert now(work) == AT_4
     assert len(work.history(CLAUDE)) == 3
 
 
 def test_it_says_what_it_cannot_do(work: Scene) -> None:
     told = work.command("rewind", "@1", "--yes")
-    assert "stays done" in told
+    assert "are not undone" in told
     assert "claude --resume 5b0fd7d1" in told
     assert "To undo: " in told
 
@@ -175,7 +175,7 @@ def test_a_checkpoint_from_elsewhere_names_no_paths_here(work: Scene) -> None:
     victim.write_text("changed since")
     shutil.rmtree(config)  # now that secret is somebody else's
     told = work.command("rewind", "claude-code/foreign", "--yes", status=2)
-    assert "not saved under your secret" in told
+    assert "not sealed with your secret" in told
     assert victim.read_text() == "changed since"
 
 
@@ -219,7 +219,7 @@ def test_what_a_running_agent_still_writes_is_not_lost(work: Scene) -> None:
     assert other != kept
     assert [json.loads(line)["n"] for line in other.read_text().splitlines()] == [1, 2, 78]
     assert len(kept.read_text().splitlines()) == 5
-    assert "still adds goes there" in work.command("rewind", "@1", "--yes")
+    assert "keeps writing to it" in work.command("rewind", "@1", "--yes")
 
 
 def test_where_files_have_one_name_only(work: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ def test_a_transcript_that_has_become_a_link_is_not_written_through(work: Scene)
     work.transcript.unlink()
     work.transcript.symlink_to(victim)
     told = work.command("rewind", "@1", "--yes", status=1)
-    assert "is not a file now" in told
+    assert "is a link or not a regular file" in told
     assert "--only files" in told
     assert victim.read_text() == "mine"
     assert list(victim.parent.glob(".profile*")) == [victim]
@@ -267,7 +267,7 @@ def test_the_preview_names_real_paths(work: Scene) -> None:
     work.tool(5)
     work.tool(6)
     told = work.command("rewind", "~1", "--dry-run")
-    assert f"cut {moved}/t.jsonl from 3 lines" in told
+    assert f"truncate {moved}/t.jsonl from 3 lines" in told
     told = work.command("rewind", "@1", "--dry-run")
     assert f"In {work.workspace}:" in told
     assert json.loads(work.command("rewind", "@1", "--dry-run", "--json"))["directory"] == str(
@@ -340,7 +340,7 @@ def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> N
         fcntl.flock(lock, fcntl.LOCK_EX)
         event = work.event("claude-code.post-tool-use", tool_use_id="toolu_5")
         work.hook("claude-code", event, AGENT_CHECKPOINT_HOOK_SECONDS="0.3")
-        wait_for(lambda: "is being saved or rewound by" in work.log)
+        wait_for(lambda: "is locked by" in work.log)
     assert len(work.history(CLAUDE)) == 3
     work.command("rewind", "@1", "--yes")
     assert now(work) == AT_2

@@ -48,7 +48,7 @@ def test_before_on_the_way_and_after(work: Scene) -> None:
     )
     assert (done.returncode, done.stdout) == (7, b"said\n")
     rows = list(reversed(work.history(key(work))))
-    told = f"agent-checkpoint: saved {rows[-1]['id']}; all: agent-checkpoint log {key(work)}\n"
+    told = f"agent-checkpoint: saved {rows[-1]['id']}; history: agent-checkpoint log {key(work)}\n"
     assert done.stderr.decode() == f"bad\n{told}"
     assert rows[0]["label"].startswith("before sh -c")
     assert rows[-1]["label"].startswith("after sh -c")
@@ -82,7 +82,7 @@ def test_options_of_the_command_are_its_own(dashes: list[str], work: Scene) -> N
     told = work.command("run", "--key", "nightly", *dashes, "ls", "-la", "--color=never")
     assert "app.py" in told or "src" in told
     assert work.keys() == ["nightly"]
-    assert "Say what to run" in work.command("run", *dashes, status=2)
+    assert "No command given" in work.command("run", *dashes, status=2)
 
 
 def test_a_key_of_ones_own(work: Scene) -> None:
@@ -95,7 +95,7 @@ def test_a_key_of_ones_own(work: Scene) -> None:
 def test_what_cannot_be_run(work: Scene) -> None:
     told = work.command("run", "--", "no-such-command-here", status=127)
     assert told == (
-        "agent-checkpoint: 'no-such-command-here' cannot be run (No such file or directory).\n"
+        "agent-checkpoint: Cannot run 'no-such-command-here': No such file or directory.\n"
     )
     assert work.keys() == []  # nothing was run, so nothing is left of it
     (work.workspace / "script").write_text("")

@@ -20,7 +20,7 @@ def head_of(key: str) -> str:
 def test_rollback_takes_files_and_state_back(session: Path) -> None:
     done = run_process("rollback", "--to", "@5", "--yes", at=session)
     assert done.status == 0, done.err
-    assert "start the agent again" in done.out
+    assert "restart it" in done.out
     assert sorted(item.name for item in session.iterdir()) == ["app.py", "read.txt"]
     agent = Coder()
     with Session("fix", agent=agent) as again:
@@ -57,7 +57,7 @@ def test_a_rollback_past_a_mail_is_refused(session: Path) -> None:
     before = head_of("fix")
     refused = run("rollback", "fix", "--to", "@1", "--yes")
     assert refused.status == 4
-    assert "cannot be undone: send_mail(" in refused.out
+    assert "irreversible: send_mail(" in refused.out
     assert "--effects warn" in refused.out
     assert "session." not in refused.out
     assert head_of("fix") == before
@@ -119,7 +119,7 @@ def test_undoing_needs_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         PYTHONPATH=f"{root}:{':'.join(sys.path)}",
     )
     assert done.status == 0, done.err
-    assert "was undone: charge(" in done.out
+    assert "compensated: charge(" in done.out
     assert run("rollback", "shop", "--import", "no.such.module").status == 2
 
 

@@ -97,7 +97,7 @@ def test_doctor_tells(repo: Path, store: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "say --shared" in str(refused["detail"])
     found = checks("--store", store, "--shared")
     assert found["store"]["works"]
-    assert "only checkpoints sealed under your secret" in str(found["shared store"]["detail"])
+    assert "only checkpoints sealed with your secret" in str(found["shared store"]["detail"])
     assert "shared store" not in checks()
     assert found["secret"]["works"]
     monkeypatch.delenv("AGENT_CHECKPOINT_SECRET", raising=False)

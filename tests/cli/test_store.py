@@ -36,8 +36,8 @@ def test_keys(session: Path, repo: Path) -> None:
 
 
 def test_keys_of_an_empty_store() -> None:
-    assert "nothing here yet" in run("keys").out
-    assert "No key begins" in run("keys", "x").out
+    assert "The store is empty" in run("keys").out
+    assert "No keys start" in run("keys", "x").out
     assert run("keys", "--json").data == []
 
 
@@ -95,7 +95,10 @@ def test_stats_with_files_show_what_is_shared(tmp_path: Path) -> None:
     assert data["logical_bytes"] == sum(row["logical_bytes"] for row in rows)
     for row in rows:  # two checkpoints with both files, one of them with a little one
         assert 0 <= row["logical_bytes"] - (2 * 250_000 + len("more")) < 1000
-    assert f"one by one, have {format_size(data['logical_bytes'])}\n" in shown
+    assert (
+        f"stored, {format_size(data['logical_bytes'])} before deduplication and compression\n"
+        in shown
+    )
     assert "without files" not in shown
 
 
@@ -147,7 +150,7 @@ def test_delete_of_what_is_damaged(tmp_path: Path) -> None:
         manager.save("run", {"step": 2})
     entry = next(path for path in store.rglob("*") if path.is_file() and b'"step":1' in read(path))
     entry.write_bytes(b"rubbish")
-    assert "cannot be read" in run("--store", f"file://{store}", "delete", first, "--dry-run").out
+    assert "unreadable" in run("--store", f"file://{store}", "delete", first, "--dry-run").out
     assert run("--store", f"file://{store}", "delete", first, "--yes").status == 0
     assert run("--store", f"file://{store}", "verify").status == 0
 
@@ -158,7 +161,7 @@ def read(path: Path) -> bytes:
 
 @pytest.mark.usefixtures("counted")
 def test_verify(tmp_path: Path) -> None:
-    assert run("verify").out.startswith("All is well")
+    assert run("verify").out.startswith("No problems found")
     assert run("verify", "--json").data["ok"] is True
 
 
@@ -192,7 +195,7 @@ def test_prune_and_gc() -> None:
     assert (len(told["deleted"]), told["kept"], told["done"]) == (7, 3, False)
     refused = run("prune", "run", "--keep-latest", 2)
     assert refused.status == 4
-    assert "8 checkpoints of run would go, 2 stay" in refused.out
+    assert "run: 8 checkpoints to delete, 2 to keep" in refused.out
     done = run(
         "prune",
         "run",
@@ -208,13 +211,15 @@ def test_prune_and_gc() -> None:
     assert done.data["done"] is True
     left = [row["id"].rpartition("-")[2] for row in run("log", "run", "--json").data["checkpoints"]]
     assert left == ["10", "9", "5", "3"]
-    assert "All 4 checkpoints" in run("prune", "run", "--keep-newer-than", 1).out
+    assert (
+        "nothing to delete, 4 checkpoints kept" in run("prune", "run", "--keep-newer-than", 1).out
+    )
     assert run("prune", "run", "--keep-newer-than", "1e300").status == 2
     told = run("gc", "--dry-run", "--json").data
     assert told["objects"] > 0
     assert told["done"] is False
     assert run("gc", "--json").data == {**told, "done": True}
-    assert run("gc").out == "Everything is needed.\n"
+    assert run("gc").out == "Nothing to delete: all objects are reachable.\n"
 
 
 def test_purge_reads_the_secret_from_the_standard_input() -> None:
@@ -235,7 +240,7 @@ def test_purge_reads_the_secret_from_the_standard_input() -> None:
     for ran in (told, refused, done):
         assert secret not in ran.out + ran.err
     assert "[purged]" in run("show", "run").out
-    assert "No checkpoint holds it" in run("purge", stdin=secret).out
+    assert "No checkpoint contains the secret" in run("purge", stdin=secret).out
     assert run("purge", stdin="abc").status == 2
 
 

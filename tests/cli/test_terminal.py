@@ -104,13 +104,13 @@ def test_progress_is_not_in_the_output(repo: Path) -> None:
     assert ran.err == ""
     status, seen = on_terminal("verify", at=repo)
     assert status == 0
-    assert "All is well" in seen
+    assert "No problems found" in seen
 
 
 @pytest.mark.parametrize("term", ["xterm-256color", "dumb"])
 @pytest.mark.parametrize(
     ("verb", "words"),
-    [("stats", "Counting"), ("gc", "Looking for what is needed"), ("verify", "Verifying")],
+    [("stats", "Counting"), ("gc", "Marking reachable objects"), ("verify", "Verifying")],
 )
 def test_long_work_is_counted_on_a_terminal(repo: Path, verb: str, words: str, term: str) -> None:
     """TERM=dumb takes the way of an installation without rich, too."""
@@ -146,7 +146,7 @@ def test_who_says_no_is_not_told_how_to_say_yes(repo: Path) -> None:
     status, seen = on_terminal("restore", "@1", "app.py", at=repo, answer="n", columns=200)
     assert status == 4
     assert f"Restore app.py in {repo.resolve()} from @1?" in seen
-    assert "Nothing was done." in seen
+    assert "Nothing was changed." in seen
     assert "--yes" not in seen
     assert "--yes" in run_process("restore", "@1", at=repo).out
 
@@ -167,8 +167,8 @@ def test_huge_values_are_cut_on_a_terminal_alone(tmp_path: Path) -> None:
     assert len(seen) < 5000
     assert "y" * 100_000 in run_process("show", "run", at=tmp_path).out
     _, seen = on_terminal("log", "run", at=tmp_path)
-    assert seen.count("Also forked off at @1") == 20
-    assert "And 13 more" in seen
+    assert seen.count("Also forked at @1") == 20
+    assert "and 13 more" in seen
 
 
 def test_bytes_are_not_for_a_terminal(repo: Path) -> None:

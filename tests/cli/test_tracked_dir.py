@@ -38,7 +38,7 @@ def test_a_restore_ends_with_what_is_there_now(repo: Path) -> None:
     assert shown[0].endswith("restored to @1  ← now")
     assert "@3" in shown[1]
     assert run("diff", "--exit-code", at=repo).status == 0
-    assert run("save", at=repo).out.startswith("Nothing has changed since @4")
+    assert run("save", at=repo).out.startswith("No changes since @4")
     undo(done, repo)
     assert contents(repo) == broken
     assert kinds(repo)[0] == ("rollback", "restored to @3")

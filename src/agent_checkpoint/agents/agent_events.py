@@ -1,8 +1,8 @@
-"""Events of coding agents as one noun. Owns what their formats have in common, and the words.
+"""Hook events of coding agents. Owns parsing them into one type, and their labels.
 
-Followed are the formats that the agents document: Claude Code 2.1.145 (hooks reference), Codex
-0.129 (`codex-rs/hooks/schema`) and Gemini CLI 0.26 (`docs/hooks/reference.md`), or newer. What is
-not known is passed over; what has to be there is checked.
+The formats are those documented by Claude Code 2.1.145 (hooks reference), Codex 0.129
+(`codex-rs/hooks/schema`) and Gemini CLI 0.26 (`docs/hooks/reference.md`), or newer. Unknown fields
+are ignored; required fields are checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLAUDE, CODEX, GEMINI = "claude-code", "codex", "gemini"
 AGENTS = (CLAUDE, CODEX, GEMINI)
 
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
-"""When it is: before a tool call, after one, after several, or between turns."""
+"""When an event occurs: before a tool call, after one, after several, or between turns."""
 
 _MOMENTS = {
     "PreToolUse": BEFORE,
@@ -59,7 +59,7 @@ _MOST_CALLS = 50
 
 
 class Call(NamedTuple):
-    """One call of a tool."""
+    """One tool call."""
 
     tool: str
     words: str
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What an agent tells of itself at one moment."""
+    """One hook event."""
 
     agent: str
     name: str
@@ -79,7 +79,7 @@ class Event(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """When it is."""
+        """When the event occurs."""
         return _MOMENTS.get(self.name, TURN)
 
     @property
@@ -89,12 +89,12 @@ class Event(NamedTuple):
 
     @property
     def is_end(self) -> bool:
-        """Whether nothing is going on after it."""
+        """Whether a turn or the session has ended."""
         return self.name in ("Stop", "AfterAgent", "SessionEnd")
 
     @property
     def label(self) -> str:
-        """The event in words."""
+        """The label of the checkpoint."""
         if self.calls:
             words = ", ".join(call.words for call in self.calls)
             return _short(f"before {words}" if self.moment == BEFORE else words)
@@ -103,7 +103,7 @@ class Event(NamedTuple):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Words to find the checkpoint by."""
+        """Tags of the checkpoint: event, tools and tool call ids."""
         found = [f"event:{self.name}"]
         for call in self.calls:
             found += [f"tool:{call.tool}", *([call.id] if call.id else [])]
@@ -111,26 +111,28 @@ class Event(NamedTuple):
 
 
 def read_event(agent: str, text: bytes) -> Event:
-    """Return what an event says.
+    """Parse an event.
 
     Args:
-        agent: which agent it is from; it is found out if that is none.
-        text: the event, as the agent sends it.
+        agent: the name of the agent; detected from the event if it is not a known name.
+        text: the JSON that the agent sent.
 
     Raises:
-        InvalidInputError: it is no event.
+        InvalidInputError: the text is not a valid event.
     """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError(f"The event is no JSON ({error}).") from None
+        raise InvalidInputError(f"The hook event is not JSON ({error}).") from None
     if not isinstance(data, dict):
-        raise InvalidInputError(f"An event is a JSON object, not {type(data).__name__}.")
+        raise InvalidInputError(f"The hook event is not a JSON object but {type(data).__name__}.")
     name = _text(data, "hook_event_name")
     transcript = data.get("transcript_path")
     cwd = _text(data, "cwd")
     if not os.path.isabs(cwd) or "\0" in cwd:
-        raise InvalidInputError(f"The cwd of the event is no absolute path: {short_repr(cwd)}.")
+        raise InvalidInputError(
+            f"The cwd of the hook event is not an absolute path: {short_repr(cwd)}."
+        )
     prompt = data.get("prompt")
     return Event(
         agent if agent in AGENTS else _agent_of(name, data),
@@ -164,7 +166,7 @@ def _calls(data: dict[str, Any]) -> list[Call]:
 
 
 def _words(tool: str, given: Any, cwd: str) -> str:
-    """Return a call in a few words: the tool, and what it was given that tells most."""
+    """Return a tool call as one line: the tool and its most telling argument."""
     found: Any = given
     if isinstance(given, dict):
         named = [given[name] for name in _TELLING if isinstance(given.get(name), (str, list))]
@@ -187,7 +189,7 @@ def _short(text: str) -> str:
 def _text(data: dict[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > 4096:
-        raise InvalidInputError(f"The event has no {name}.")
+        raise InvalidInputError(f"The hook event has no valid {name}.")
     return value
 
 

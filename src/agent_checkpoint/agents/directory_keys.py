@@ -1,7 +1,8 @@
-"""Which keys belong to a directory. Owns how that is found out; opens nothing.
+"""The keys that belong to a directory. Owns the lookup and its trust rules; opens nothing.
 
-The line of a directory carries this user's claim in each checkpoint. Sessions and coding agents
-note where they work, under the same seal. What only says that it is of a directory is foreign.
+`save` writes a directory to its own key; each checkpoint carries a claim of the directory, sealed
+by this user. Sessions and coding agents record their directory under the same seal. A key that
+names a directory without a valid seal is unverified.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree_names import WORKSPACE, key_of, natural_key, own_key
 
 _FORK = "fork"
-"""Who noted where the files of a fork are, in checkpoints of version 0.1."""
+"""The agent in the notes of forks that version 0.1 wrote."""
 RESTORED = "restored "
-"""How the label of a checkpoint begins that a restore of a directory ends with."""
+"""The label prefix of the checkpoint that a restore writes."""
 
 _LOOKED_THROUGH = 100
 
@@ -44,11 +45,11 @@ class Owned(NamedTuple):
     key: str
     is_session: bool
     is_line: bool
-    """Whether it is of the directory alone: what `save` adds to."""
+    """Whether it is the directory's own key, to which `save` writes."""
 
 
 def keys_of(store: Store, place: Path) -> list[str]:
-    """Return the keys that belong to a directory, the one with the latest checkpoint first.
+    """Return the keys of a directory, most recently saved first.
 
     Raises:
         StorageError: the medium failed.
@@ -57,7 +58,7 @@ def keys_of(store: Store, place: Path) -> list[str]:
 
 
 def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
-    """Return the keys that belong to each of some directories, the latest first.
+    """Return the keys of each directory, most recently saved first.
 
     Raises:
         StorageError: the medium failed.
@@ -79,12 +80,12 @@ def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
                     Owned(ts_ns, key, SESSION_PART in head.parts, line)
                 )
         except UNUSABLE:
-            continue  # `verify` tells about it
+            continue  # `verify` reports it
     return {place: sorted(keys, reverse=True) for place, keys in found.items()}
 
 
 class OtherLine(NamedTuple):
-    """A line that is said to be of a directory, and is not proven to be this user's."""
+    """A key that claims a directory without a valid seal of this user."""
 
     ts_ns: int
     key: str
@@ -92,10 +93,10 @@ class OtherLine(NamedTuple):
 
 
 def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
-    """Return the lines that are said to be of a directory and are not this user's, latest first.
+    """Return the unverified keys that claim a directory, latest first.
 
     Raises:
-        StateError: the secret cannot be read just now.
+        StateError: the secret cannot be read.
         StorageError: the medium failed.
     """
     found = []
@@ -106,24 +107,25 @@ def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
             if head is None or said.place(store, head) is None or is_line(store, head, place):
                 continue
         except UNUSABLE:
-            continue  # `verify` tells about it
+            continue  # `verify` reports it
         why = why_not_owned(store, head) or "it was sealed under another secret"
         found.append(OtherLine(head.ts_ns, key, why))
     return sorted(found, reverse=True)
 
 
 def foreign_words(line: OtherLine) -> str:
-    """Return what a person has to know of a line that is not theirs, or is not known to be."""
+    """Return the notice about an unverified key, with the commands to use or inspect it."""
     key = shell_quote(line.key)
     return (
-        f"The key {one_line(line.key)} is said to be of this directory, but {line.why}: it is not "
-        f"taken for yours. If it is, `agent-checkpoint save --mine {key}` goes on with it. "
-        f"Otherwise `agent-checkpoint restore {key} --into DIR` shows what it holds."
+        f"The key {one_line(line.key)} claims this directory but is not trusted: {line.why}. If it "
+        "is "
+        f"yours, run `agent-checkpoint save --mine {key}` to continue it. To inspect its files, "
+        f"run `agent-checkpoint restore {key} --into DIR`."
     )
 
 
 class _Said:
-    """Which of some directories a line is said to be of, whoever says so."""
+    """Maps a key to the directory that it claims, verified or not."""
 
     def __init__(self, places: list[Path]) -> None:
         self._by_key = {key_of(place): place for place in places}
@@ -139,7 +141,7 @@ class _Said:
 
 
 def line_around(store: Store, here: Path) -> tuple[Path, str]:
-    """Return the nearest directory that was saved by itself, and its key: here if there is none.
+    """Return the nearest directory, upwards from one, that `save` has saved, and its key.
 
     Raises:
         StorageError: the medium failed.
@@ -154,18 +156,18 @@ def line_around(store: Store, here: Path) -> tuple[Path, str]:
 
 
 def line_of(store: Store, place: Path) -> str:
-    """Return the key that a directory is saved to. Raises StorageError."""
+    """Return the directory's own key, to which `save` writes. Raises StorageError."""
     found = owned_by(store, [place]).get(place, ())
     key = next((owned.key for owned in found if owned.is_line), None)
     return own_key(store, place) if key is None else key
 
 
 def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
-    """Tell whether a key is the line of a directory, by the newest checkpoint of the key.
+    """Tell whether a key is a directory's own key, from the newest checkpoint of the key.
 
     Raises:
         IntegrityError: its note is damaged.
-        StateError: the secret cannot be read just now.
+        StateError: the secret cannot be read.
         StorageError: the medium failed.
     """
     key = head.key if natural_key(head.key) == key_of(place) else ""
@@ -174,11 +176,11 @@ def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
     note = _note(store, head)
     if note is None or note.agent != _FORK or note.root != str(place):
         return False
-    return note.is_ours  # else what is saved here would go to the key of another
+    return note.is_ours  # otherwise saves would go to another user's key
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
-    """Tell whether the files of a checkpoint may be of somebody else. Raises as `is_line` does."""
+    """Tell whether a checkpoint may come from another user. Raises as `is_line` does."""
     if checkpoint.token is None and checkpoint.claim is not None:
         return why_not_owned(store, checkpoint) is not None
     note = read_note(store, checkpoint)
@@ -186,17 +188,17 @@ def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
 
 
 def _note(store: Store, checkpoint: Checkpoint) -> Note | None:
-    """Return where a checkpoint says that it works, if that is its own word."""
+    """Return the note of a checkpoint, if it was written for this key."""
     note = read_note(store, checkpoint)
     if note is None:
         return None
     own = f"{note.agent}/{note.session}" if note.agent in AGENTS else note.session
-    # One that was forked off by a program repeats what the other key noted.
+    # A fork made by the API repeats the note of its origin.
     return note if own == checkpoint.key else None
 
 
 def _last_saved(store: Store, head: Checkpoint) -> int:
-    """Return when somebody last saved something; what a restore or a fork put aside is not that."""
+    """Return the time of the last save; checkpoints that a restore wrote do not count."""
     if not _is_restore(head):
         return head.ts_ns
     older = islice(store.newest_first(head.key), _LOOKED_THROUGH)
@@ -210,21 +212,21 @@ def _is_restore(checkpoint: Checkpoint) -> bool:
 
 
 def works_in(store: Store, head: Checkpoint) -> str | None:
-    """Return the directory that a checkpoint's session works in, if it says so."""
+    """Return the verified directory of a session or coding agent; None if there is none."""
     if HOOK in head.parts:
         note = _note(store, head)
         return note.root if note is not None and note.is_ours else None
     if SESSION_PART not in head.parts:
         return None
     meta = read_session_record(store, head)
-    # A fork that nobody has opened yet repeats what the other session noted.
+    # A fork that was never opened repeats the record of its origin.
     if meta is None or meta.workspace is None or meta.key != head.key or not meta.is_bound:
         return None
     return os.path.realpath(meta.workspace)
 
 
 def said_place(store: Store, head: Checkpoint) -> str | None:
-    """Return the directory that a line is said to be of, whoever says so; None if nobody does.
+    """Return the directory that a key claims, verified or not; None if it claims none.
 
     Raises:
         IntegrityError: its notes are damaged.
@@ -237,7 +239,7 @@ def said_place(store: Store, head: Checkpoint) -> str | None:
 
 
 def line_place(store: Store, head: Checkpoint) -> str | None:
-    """Return the directory that a key is the line of, if it is; from its newest checkpoint.
+    """Return the directory whose own key this is, if verified; from its newest checkpoint.
 
     Raises as `is_line` does.
     """
@@ -245,7 +247,7 @@ def line_place(store: Store, head: Checkpoint) -> str | None:
 
 
 def _line_of(head: Checkpoint) -> str | None:
-    """Return the directory that a line is said to be of."""
+    """Return the directory that a key claims by its claim or by its name."""
     if head.claim is not None:
         return head.claim.path
     natural = natural_key(head.key)
@@ -254,11 +256,11 @@ def _line_of(head: Checkpoint) -> str | None:
 
 
 def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
-    """Return the directory that the files of a checkpoint are those of; None if nobody can tell.
+    """Return the directory that the files of a checkpoint belong to; None if unknown.
 
-    What a checkpoint says about itself counts if it was this user who said so: one that came from
-    elsewhere must not choose what is written to. What was sealed under another secret counts in
-    that very directory, where the preview says so; what was imported counts nowhere.
+    Only a seal of this user is trusted: a checkpoint from elsewhere must not choose the directory
+    to write to. A checkpoint sealed with another secret is accepted if it names the current
+    directory, and the preview says so; an imported one is never accepted.
     """
     is_imported = checkpoint.token is not None
     if HOOK in checkpoint.parts:

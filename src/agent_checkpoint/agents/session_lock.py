@@ -1,4 +1,4 @@
-"""One process at a time for a session. Owns the lock, which the kernel drops with the process."""
+"""The lock of a session: one process at a time. The kernel releases it with the process."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _BREATH = 0.02
 
 @contextmanager
 def alone(key: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Have a session for this process: nobody saves in the middle of a rewind.
+    """Hold the lock of a session, so that no process saves during a rewind.
 
     Args:
-        key: of the session.
-        patience: for how many seconds to wait for another one.
+        key: the key of the session.
+        patience: seconds to wait for another process.
 
     Raises:
-        ConflictError: another process has it for longer than that.
+        ConflictError: another process still holds the lock after that time.
     """
     directory = open_state()
-    if directory is None:  # no place for a lock is no reason to save nothing
+    if directory is None:  # without a state directory, save without a lock
         yield
         return
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.session.lock"
     try:
         try:
             lock = _wait_for(directory, name, key, patience)
-        except OSError:  # nor is one that cannot be written
+        except OSError:  # not writable: save without a lock
             yield
             return
         try:
@@ -51,7 +51,7 @@ def alone(key: str, patience: float = PATIENCE) -> Iterator[None]:
 
 
 def take_lock(directory: int, name: str) -> int | None:
-    """Return the lock of a name, which is held until it is closed; None if another has it."""
+    """Return a descriptor that holds the lock until closed; None if another process has it."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         lock = os.open(name, flags, 0o600, dir_fd=directory)
@@ -62,7 +62,7 @@ def take_lock(directory: int, name: str) -> int | None:
             return None
         if os.fstat(lock).st_nlink:
             return lock
-        os.close(lock)  # one that has ended took it away just now
+        os.close(lock)  # its previous holder has just unlinked it
 
 
 def _wait_for(directory: int, name: str, key: str, patience: float) -> int:
@@ -76,8 +76,8 @@ def _wait_for(directory: int, name: str, key: str, patience: float) -> int:
             with suppress(FileNotFoundError):
                 files.append(os.stat(name, dir_fd=directory))
             raise ConflictError(
-                f"Nothing was done: {short_repr(key)} is being saved or rewound by "
-                f"{describe_holders(lock_holders(*files))}, for longer "
-                f"than {patience:g} s. Let that end or go on, then try again."
+                f"The session {short_repr(key)} is locked by "
+                f"{describe_holders(lock_holders(*files))} for more "
+                f"than {patience:g} s. Nothing was changed. Wait for that process, then retry."
             )
         time.sleep(_BREATH)

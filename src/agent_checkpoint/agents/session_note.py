@@ -1,4 +1,4 @@
-"""What the hook notes about an agent in each checkpoint. Owns that part, and reading it."""
+"""The note that the hook writes to each checkpoint: agent, session and paths. Owns that part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from agent_checkpoint.store.store import Store
 PART = "hook"
 """The name of the part."""
 TRANSCRIPT = "transcript"
-"""The name of the part that the conversation is."""
+"""The name of the part with the conversation."""
 
 
 class Note(NamedTuple):
-    """Which session of which agent a checkpoint is of, and where it works."""
+    """The agent, session and directory of a checkpoint."""
 
     agent: str
     session: str
@@ -31,15 +31,15 @@ class Note(NamedTuple):
     calls: tuple[Call, ...] = ()
     transcript: dict[str, Any] | None = None
     trouble: str | None = None
-    """Why the conversation is not in the checkpoint, although there is one."""
+    """Why the conversation could not be saved, if it could not."""
     rewind: dict[str, Any] | None = None
-    """What was about to be done, in the safety checkpoint of a rewind: see `rewinding`."""
+    """The intended rewind, in the safety checkpoint before it."""
     seal: str | None = None
-    """Proves that it was this user's hook that named the paths: anybody can write a note."""
+    """Proves that this user's hook named the paths: anybody can write a note."""
     host: str = ""
-    """Where the paths are. It is sealed and not written: a note of another host is not ours."""
+    """The host of the paths. Sealed but not stored: the seal of another host does not match."""
     is_imported: bool = False
-    """Whether it came with an archive: then a seal of ours vouches for nothing beside it."""
+    """Whether the checkpoint was imported: then even a valid seal proves nothing."""
 
     @classmethod
     def of(
@@ -56,12 +56,12 @@ class Note(NamedTuple):
         return cls(*names, event.calls, transcript, host=host, **more).sealed()
 
     def sealed(self) -> Note:
-        """Return it with the seal of this user; without one, nothing is written to its paths."""
+        """Return the note with this user's seal; nothing is written to paths of unsealed notes."""
         return self._replace(seal=seal_claim(self._said()))
 
     @property
     def is_ours(self) -> bool:
-        """Whether it was this user who wrote it, on this host."""
+        """Whether this user wrote the note on this host."""
         return not self.is_imported and is_own_claim(self._said(), self.seal)
 
     def _said(self) -> bytes:
@@ -74,14 +74,14 @@ class Note(NamedTuple):
         return json.dumps(said, sort_keys=True).encode()
 
     def dump(self) -> JsonValue:
-        """Return the part, ready to be written. Raises StateError."""
+        """Return the encoded part. Raises StateError."""
         found = {name: value for name, value in self._asdict().items() if value is not None}
         del found["host"], found["is_imported"]
         return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
 
 
 def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
-    """Return what the hook noted in a checkpoint; None if it is none of the hook.
+    """Return the note of a checkpoint; None if the hook did not write it.
 
     Raises:
         IntegrityError: the part is damaged.
@@ -111,7 +111,7 @@ def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
         )
     except (StateError, KeyError, TypeError, ValueError) as error:
         where = short_repr(checkpoint.id, 120)
-        raise IntegrityError(f"The checkpoint {where} has a damaged note of a hook.") from error
+        raise IntegrityError(f"The checkpoint {where} has a damaged hook note.") from error
 
 
 def _transcript(found: Any) -> dict[str, Any] | None:
@@ -119,7 +119,7 @@ def _transcript(found: Any) -> dict[str, Any] | None:
         return None
     kinds = {"path": str, "lines": int, "bytes": int, "ended": bool, "digest": str}
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError("not what a transcript is noted as")
+        raise ValueError("invalid transcript record")
     return {name: found[name] for name in kinds}
 
 
@@ -128,13 +128,13 @@ def _rewind(found: Any) -> dict[str, Any] | None:
         return None
     kinds = {"target": str, "files": bool, "conversation": bool, "exclude": list}
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError("not what a rewind is noted as")
+        raise ValueError("invalid rewind record")
     return {**{name: found[name] for name in kinds}, "exclude": list(map(_text, found["exclude"]))}
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError("not a text")
+        raise ValueError("not a non-empty string")
     return value
 
 

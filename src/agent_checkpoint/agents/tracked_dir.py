@@ -1,7 +1,7 @@
-"""A directory and its line of checkpoints. Owns what is written to it.
+"""A directory with its own key. Owns the checkpoints that `save` and `restore` write.
 
-A directory has a key of its own, by its path. One that a fork was put into has that of the fork.
-Each checkpoint of the line carries this user's claim that the line is that of the directory.
+The key is derived from the path; a directory that a fork was written to has the key of the fork.
+Each checkpoint carries this user's claim that the key is that of the directory.
 """
 
 from __future__ import annotations
@@ -19,46 +19,47 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
 _ROLLBACK, _PARTIAL = "rollback", "restore"
-"""Kinds of checkpoints that go back, in full and in part, as those of sessions."""
+"""Checkpoint kinds of complete and partial restores, the same as those of sessions."""
 
 
 class Line(Workspace):
-    """A workspace whose checkpoints go to a certain key."""
+    """A workspace whose checkpoints go to a given key."""
 
     def __init__(self, place: Path, store: Store, key: str, **options: Any) -> None:
         """Open the directory.
 
         Args:
             place: the directory.
-            store: where its checkpoints go.
-            key: its key.
-            options: those of `Workspace`; most commands are over before it pays to watch.
+            store: the store.
+            key: the key of the directory.
+            options: those of `Workspace`; by default it is not watched, since most commands are
+                short.
 
         Raises as `Workspace` does.
         """
-        self._line_key = key  # first: an interrupted restore is finished at once
+        self._line_key = key  # set first: opening finishes an interrupted restore
         super().__init__(place, store, **{"watch": False, **options})
 
     def _key_in(self, store: Store) -> str:
         return self._line_key
 
     def fill(self, tree: Tree, first: str) -> Plan:
-        """Put the files of the first checkpoint into a directory that is empty.
+        """Write the files of the first checkpoint to an empty directory.
 
-        There is nothing that would have to be saved before. Raises as `restore` does.
+        Needs no safety checkpoint. Raises as `restore` does.
         """
         from agent_checkpoint.workspace.restore.operation import SafetySnapshot  # slow to load
 
         return self.restore_held(tree, SafetySnapshot(tree, first))
 
     def go_back(self, target: Checkpoint, tree: Tree, named: list[str] | None, **wish: Any) -> Plan:
-        """Restore, and save what there is then: the head of a key is always its present.
+        """Restore, then save the result: the head of a key always matches the directory.
 
         Args:
-            target: a checkpoint of its key.
-            tree: its files.
-            named: the paths that are restored; None if all are.
-            wish: what of it, as for `restore`.
+            target: a checkpoint of the key.
+            tree: the files of the target.
+            named: the paths to restore; None for all.
+            wish: options as for `restore`.
 
         Raises as `restore` and `snapshot` do.
         """
@@ -67,7 +68,7 @@ class Line(Workspace):
             self._save_restored(target, named, done.safety_id)
         except CheckpointError as error:
             raise WorkspaceError(
-                f"The files were restored, but no checkpoint tells so ({error}). To go back, "
+                f"The files were restored, but saving the result failed ({error}). To undo, "
                 f"restore the safety checkpoint {done.safety_id}."
             ) from error
         return done
@@ -79,7 +80,7 @@ class Line(Workspace):
         label = f"to {name}" if named is None else f"{format_paths(named)} from {name}"
         label = f"{RESTORED}{label}".encode("utf-8", "replace").decode()
         before = () if safety_id is None else (safety_id,)
-        is_whole = named is None  # also if something is left: steps go on from there
+        is_whole = named is None  # also if some paths were kept: later steps count from there
         with self._ready():
             draft = self._take(full=True).draft(
                 self.key, self.store, kind=_ROLLBACK if is_whole else _PARTIAL, label=label

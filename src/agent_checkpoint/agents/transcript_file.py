@@ -1,6 +1,6 @@
-"""The file of an agent's conversation. Owns reading it on as it grows, and replacing it.
+"""The transcript file of a coding agent. Owns reading it incrementally and replacing it.
 
-It is lines, and what is in them is the agent's own business.
+A transcript is a file of lines; their contents are not interpreted.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import short_repr
 
 MOST = 256 << 20
-"""The most bytes of a conversation that are saved."""
+"""The maximum size of a transcript that is saved."""
 _MARK = 4096
 
 
 class Transcript:
-    """The lines of one file, as they were last read."""
+    """The lines of a transcript file as of the last read."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.lines: Log[str] = Log()
         self.is_ended = True
-        """Whether the last line has its end."""
+        """Whether the last line ends with a newline."""
         self._file: tuple[int, int] | None = None
         self._at = 0
         self._whole = 0
@@ -38,19 +38,19 @@ class Transcript:
 
     @property
     def size(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes read."""
         return self._at
 
     def read(self, *, again: bool = False) -> bool:
-        """Read what was added; tell whether there is such a file at all.
+        """Read appended lines; return whether the file exists.
 
-        A last line without an end is on its way into the file, and left out, unless it is whole.
+        A last line without a newline is being written, and skipped, unless it is complete JSON.
 
         Args:
-            again: read everything, also if it seems to have grown only.
+            again: read the whole file, even if it seems to be only appended to.
 
         Raises:
-            StorageError: it cannot be read, or is too large.
+            StorageError: the file cannot be read, or is too large.
         """
         name = short_repr(self.path, 200)
         try:
@@ -59,18 +59,18 @@ class Transcript:
             return False
         except OSError as error:
             why = error.strerror or error
-            raise StorageError(f"The transcript {name} cannot be read ({why}).") from error
-        except UnicodeError:  # of a lone surrogate
-            raise StorageError(f"The transcript {name} has no name of a file.") from None
+            raise StorageError(f"Cannot read the transcript {name} ({why}).") from error
+        except UnicodeError:  # a lone surrogate
+            raise StorageError(f"The transcript path {name} is not a valid file name.") from None
 
     def _read(self, name: str, *, again: bool) -> bool:
         with open(self.path, "rb", opener=_open_at_once) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
-                raise StorageError(f"The transcript {name} is no file.")
+                raise StorageError(f"The transcript {name} is not a regular file.")
             if found.st_size > MOST:
                 raise StorageError(
-                    f"The transcript {name} has {found.st_size:,} bytes; up to {MOST:,} are saved."
+                    f"The transcript {name} has {found.st_size:,} bytes; the limit is {MOST:,}."
                 )
             has_grown = not again and self._file == (found.st_dev, found.st_ino)
             if has_grown and found.st_size >= self._at:
@@ -101,7 +101,7 @@ class Transcript:
         self._at += end
         self._mark = (self._mark + data[:end])[-_MARK:]
         self.is_ended = not (rest and self._is_whole(rest))
-        if not self.is_ended:  # it is read once more the next time
+        if not self.is_ended:  # the next read starts at this line again
             self.lines.append(_text(rest))
 
     def _is_whole(self, rest: bytes) -> bool:
@@ -113,7 +113,7 @@ class Transcript:
             return False
 
     def note(self) -> dict[str, Any]:
-        """Return what tells this state of the file from others."""
+        """Return the record that identifies this state of the file."""
         last = self.lines[-1].encode("utf-8", "surrogateescape") if len(self.lines) else b""
         digest = hashlib.sha256(self._mark + b"\0" + last).hexdigest()[:16]
         found = {"lines": len(self.lines), "bytes": self._at, "ended": self.is_ended}
@@ -121,16 +121,16 @@ class Transcript:
 
 
 def text_of(lines: Sequence[str], *, is_ended: bool) -> bytes:
-    """Return lines as the bytes of a file."""
+    """Return the file contents of lines."""
     text = "\n".join(lines).encode("utf-8", "surrogateescape")
     return text + b"\n" if is_ended and lines else text
 
 
 def own_place(path: str) -> str:
-    """Return the real path of a transcript that may be replaced; it need not be there.
+    """Return the real path of a transcript that may be replaced; it need not exist.
 
     Raises:
-        StorageError: it is a link, or anything else but a file: what it leads to is not ours.
+        StorageError: it is a link or not a regular file: a link may lead to any file.
     """
     folder, name = os.path.split(path)
     try:
@@ -141,29 +141,29 @@ def own_place(path: str) -> str:
         return place
     except (OSError, ValueError) as error:
         raise StorageError(
-            f"The transcript {short_repr(path, 200)} cannot be used ({error})."
+            f"Cannot use the transcript {short_repr(path, 200)} ({error})."
         ) from error
     raise StorageError(
-        f"The transcript {short_repr(place, 200)} is not a file now, but a link or the like, so "
-        "it is not replaced. `--only files` leaves it alone."
+        f"The transcript {short_repr(place, 200)} is a link or not a regular file, so it is not "
+        "replaced. Use `--only files` to rewind only the files."
     )
 
 
 def remove_stray(path: str) -> None:
-    """Take away what a rewind of a transcript has left that was killed."""
+    """Remove the temporary file of a rewind that was killed."""
     with suppress(OSError, ValueError):
         folder, name = os.path.split(path)
         os.unlink(_beside(os.path.join(os.path.realpath(folder), name)))
 
 
 class Replacement:
-    """A text that is written and durable, and can take the place of a transcript at once."""
+    """A new transcript, written and synced next to the old one, to be renamed over it."""
 
     def __init__(self, path: str, text: bytes) -> None:
-        """Write it beside the transcript. One at a time: its name is always the same.
+        """Write the temporary file. Its name is fixed: only one may exist at a time.
 
         Raises:
-            StorageError: it cannot be written there.
+            StorageError: it cannot be written.
         """
         self._path = own_place(path)
         self._fresh = _beside(self._path)
@@ -180,15 +180,15 @@ class Replacement:
                 os.fsync(file.fileno())
         except OSError as error:
             self.discard()
-            raise StorageError(f"{short_repr(path, 200)} cannot be written ({error}).") from error
+            raise StorageError(f"Cannot write {short_repr(path, 200)} ({error}).") from error
 
     def put(self) -> str | None:
-        """Put it in the place of the transcript; return where the one before is kept.
+        """Replace the transcript atomically; return the path of the previous one.
 
-        That is the very file, not a copy: what somebody who has it open still adds is not lost.
+        The previous one keeps its inode: appends of a process that has it open are not lost.
 
         Raises:
-            StorageError: it cannot be done; the transcript is as it was.
+            StorageError: it failed; the transcript is unchanged.
         """
         kept = None
         try:
@@ -204,24 +204,24 @@ class Replacement:
             if kept is not None:
                 _take_back(kept, self._path)
             where = short_repr(self._path, 200)
-            raise StorageError(f"{where} cannot be replaced ({error}).") from error
+            raise StorageError(f"Cannot replace {where} ({error}).") from error
         return kept
 
     def discard(self) -> None:
-        """Take it away, if it was not put there. Twice is fine."""
+        """Remove the temporary file, if it was not used. Idempotent."""
         with suppress(OSError):
             os.unlink(self._fresh)
 
 
 def _beside(path: str) -> str:
-    """Return the name of what is to replace a file: always the same, so that it can be found."""
+    """Return the path of the temporary file: fixed, so that crash recovery finds it."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     return os.path.join(folder, f".rewind-{digest}")
 
 
 def _keep(path: str) -> str | None:
-    """Give a file another name, which nothing has; return it, or None if there is no file."""
+    """Link a file to an unused name; return it, or None if there is no file."""
     number, found = 1, f"{path}.before-rewind"
     while True:
         try:
@@ -232,7 +232,7 @@ def _keep(path: str) -> str | None:
             found = f"{path}.before-rewind-{number}"
         except FileNotFoundError:
             return None
-        except OSError:  # a file system without such links
+        except OSError:  # a file system without hard links
             if not os.path.lexists(found):
                 os.rename(path, found)
                 return found
@@ -249,7 +249,7 @@ def _take_back(kept: str, path: str) -> None:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe, too
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)  # does not block on a pipe
 
 
 def _text(line: bytes) -> str:

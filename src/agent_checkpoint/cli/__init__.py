@@ -1,1 +1,1 @@
-"""The command `agent-checkpoint`: what people type, and what they see."""
+"""The command `agent-checkpoint`: arguments, output, prompts and commands."""

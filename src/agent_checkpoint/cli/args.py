@@ -1,6 +1,6 @@
-"""From what was typed to a command and its arguments. Owns the parsers, their help and complaints.
+"""Parse the command line. Owns the parsers, the help texts and the usage errors.
 
-The help has a form of its own: that of argparse differs from one Python to the next.
+The help has its own format: argparse formats help differently from one Python version to the next.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ from agent_checkpoint.cli.command_table import COMMANDS, Listed, find_command
 NAME = "agent-checkpoint"
 WRONG = 2
 
-BEGIN = "Save, restore, roll back, fork and resume what an AI agent is in the middle of."
+BEGIN = "Save, restore, roll back, fork and resume the files and state of an AI agent."
 END = (
-    "Ids: a checkpoint's id; its key for the latest; key~2 for two before that; key@17 for the "
-    "17th. In a directory that was saved, @~2 and @17 will do.\n\n"
-    f"{NAME} COMMAND --help tells more, with examples. Exit status: 0 done, 1 failed, 2 wrong "
-    "usage, 3 no such thing, 4 refused, 130 interrupted."
+    "ID is a checkpoint id; KEY for the latest checkpoint of a key; KEY~2 for two checkpoints "
+    "earlier; KEY@17 for number 17. In a saved directory the key can be left out: @~2, @17.\n\n"
+    f"Run {NAME} COMMAND --help for options and examples. Exit status: 0 success, 1 failure, "
+    "2 usage error, 3 not found, 4 refused, 130 interrupted."
 )
 _ELSEWHERE = {
-    "help": f"it is {NAME} --help, or {NAME} COMMAND --help",
-    "version": f"it is {NAME} --version",
-    "undo": f"what was there before a restore is a safety checkpoint: {NAME} log shows its number, "
-    f"and {NAME} restore @NUMBER goes back to it",
-    "list": f"it is {NAME} keys, or {NAME} log for one of them",
-    "status": f"it is {NAME} diff --stat",
+    "help": f"use {NAME} --help or {NAME} COMMAND --help",
+    "version": f"use {NAME} --version",
+    "undo": f"every restore saves a safety checkpoint first: find its number with {NAME} log, "
+    f"then run {NAME} restore @NUMBER",
+    "list": f"use {NAME} keys to list keys, or {NAME} log for the history of one",
+    "status": f"use {NAME} diff --stat",
 }
-"""What people type who know other programs."""
+"""Hints for command names that other programs have."""
 _SHARED = (
-    "the store may be another user's, or one that others may write: only what is sealed under your "
-    "secret is used"
+    "the store belongs to another user or is writable by others: trust only checkpoints sealed "
+    "with your secret"
 )
 _LEFT = 26
 _NARROW, _WIDE = 50, 100
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in two lines, and what may have been meant."""
+    """A parser whose errors take two lines and suggest the nearest option."""
 
     examples = ""
-    """Lines for the end of the help."""
+    """Example lines for the end of the help."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **options})
-        self.add_argument("-h", "--help", action="help", help="show this")
+        self.add_argument("-h", "--help", action="help", help="show this help")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and complain of options that nobody knows."""
+        """Parse the arguments. Exits with a usage error on unknown options."""
         found, left = super().parse_known_args(args, namespace)
         strange = [text for text in left if text.startswith("-") and text != "-"]
         if strange:
@@ -60,25 +60,25 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def _complain_of(self, option: str) -> NoReturn:
-        self.error(f"there is no option {option}{meant(option, self._option_string_actions)}")
+        self.error(f"unknown option {option}{meant(option, self._option_string_actions)}")
 
     def error(self, message: str) -> NoReturn:
-        """Leave with two lines on the standard error."""
+        """Print two lines to stderr and exit with the status of a usage error."""
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if wrong is not None:
             choices = re.findall(r"[\w-]+", wrong[2])
-            message = f"there is no {wrong[1]!r} here{meant(wrong[1], choices)}"
-            message += "" if "mean" in message else f": it is one of {', '.join(choices)}"
+            hint = meant(wrong[1], choices) or f": choose from {', '.join(choices)}"
+            message = f"unknown argument {wrong[1]!r}{hint}"
         message = "".join(char if char.isprintable() else "?" for char in message)
         end = "" if message.endswith(("?", ".")) else "."
         self.exit(WRONG, f"{self.prog}: {message}{end}\nTry: {self.prog} --help\n")
 
     def format_usage(self) -> str:
-        """Return the line of the usage."""
+        """Return the usage line with its heading."""
         return f"usage: {self.usage_line()}\n"
 
     def usage_line(self) -> str:
-        """Return how it is called."""
+        """Return the usage line."""
         if self.usage:
             return str(self.usage)
         words = [self.prog]
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return " ".join(words)
 
     def format_help(self, width: int | None = None) -> str:
-        """Return the whole help, in lines of so many characters."""
+        """Return the whole help, wrapped to a width; that of the terminal if None."""
         room = width or min(max(shutil.get_terminal_size().columns, _NARROW), _WIDE)
         blocks = [_wrapped(f"usage: {self.usage_line()}", room, indent=11)]
         if self.description:
@@ -119,10 +119,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class Root(Parser):
-    """The parser of what stands before the command."""
+    """The parser of the options before the command."""
 
     def format_help(self, width: int | None = None) -> str:
-        """Return the help, with the commands by what they are about."""
+        """Return the help, with the commands in groups."""
         room = width or min(max(shutil.get_terminal_size().columns, _NARROW), _WIDE)
         blocks = [f"usage: {self.usage}", _wrapped(BEGIN, room)]
         groups: dict[str, list[str]] = {}
@@ -139,7 +139,7 @@ class Root(Parser):
 
 
 class _Version(argparse.Action):
-    """Shows the version, read when it is asked for."""
+    """Prints the version, which is imported only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
         from agent_checkpoint import __version__
@@ -149,10 +149,10 @@ class _Version(argparse.Action):
 
 
 def parse(typed: Sequence[str]) -> argparse.Namespace:
-    """Return what was typed; `command` in it is None if it was no command.
+    """Return the parsed command line; `command` is None if none was given.
 
     Raises:
-        SystemExit: it makes no sense, or was a question for help.
+        SystemExit: a usage error, or help was requested.
     """
     before, rest = _split(typed)
     root = root_parser()
@@ -166,19 +166,19 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
         names = [command.name for command in COMMANDS]
         other = _ELSEWHERE.get(rest[0])
         hint = meant(rest[0], names) if other is None else f": {other}"
-        root.error(f"there is no command {rest[0]!r}{hint}")
+        root.error(f"unknown command {rest[0]!r}{hint}")
     chosen.command = listed
     return parser_of(rest[0]).parse_args(rest[1:], chosen)
 
 
 def root_parser() -> Root:
-    """Return the parser of what stands before the command."""
+    """Return the parser of the options before the command."""
     parser = Root(prog=NAME, usage=f"{NAME} [--store PATH|URL] [--shared] COMMAND …")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     parser.add_argument(
         "--store",
         metavar="PATH|URL",
-        help="the store; else $AGENT_CHECKPOINT_STORE, or your own",
+        help="the store (default: $AGENT_CHECKPOINT_STORE, else the store in your home directory)",
     )
     parser.add_argument("--shared", action="store_true", help=_SHARED)
     parser.set_defaults(command=None)
@@ -198,27 +198,30 @@ def parser_of(name: str) -> Parser:
 
 
 def complete(parser: Parser, listed: Listed) -> None:
-    """Give the parser of a command all that the command takes."""
+    """Add the arguments of a command to its parser."""
     module = listed.load()
     module.arguments(parser)
     parser.examples = module.EXAMPLES
-    # After the command, too, where one looks for it.
+    # Accepted after the command, too: users expect them there.
     parser.add_argument("--store", metavar="PATH|URL", default=argparse.SUPPRESS, help="the store")
     parser.add_argument(
-        "--shared", action="store_true", default=argparse.SUPPRESS, help="others may write it"
+        "--shared",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="the store is writable by other users",
     )
 
 
 def meant(text: str, names: Iterable[str]) -> str:
-    """Return a question for the nearest name, if one is near."""
-    from difflib import get_close_matches  # slow to load, and wanted only here
+    """Return ": did you mean NAME?" for the closest name; empty if none is close."""
+    from difflib import get_close_matches  # slow to import
 
     close = get_close_matches(text, list(names), n=1)
     return f": did you mean {close[0]}?" if close else ""
 
 
 def _split(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Part what stands before the command from the rest."""
+    """Split the command line into the options before the command and the rest."""
     place = 0
     while place < len(typed) and typed[place].startswith("-"):
         place += 2 if typed[place] == "--store" else 1
@@ -226,7 +229,7 @@ def _split(typed: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def subcommands(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    """Return the parsers of the commands within a command, by name."""
+    """Return the parsers of subcommands, by name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return dict(action.choices)
@@ -290,7 +293,7 @@ def _row(begin: str, words: str, room: int, left: int = _LEFT) -> list[str]:
 def _wrapped(text: str, room: int, indent: int = 0) -> str:
     import textwrap
 
-    # What belongs together, such as `[--into DIR]`, stays in one line.
+    # Groups such as `[--into DIR]` are not broken across lines.
     held = (
         re.sub(r"\[[^\]]*\]", lambda match: match[0].replace(" ", "\0"), text) if indent else text
     )

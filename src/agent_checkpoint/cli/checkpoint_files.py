@@ -1,4 +1,4 @@
-"""Files of a checkpoint, shown without restoring them. Owns their list and their bytes."""
+"""List or print the files of a checkpoint without restoring them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TYPES = {FOLDER: "directory", LINK: "link"}
 
 
 def show_files(args: Namespace, places: Places, store: Store, checkpoint: Checkpoint) -> Answer:
-    """Return the list of a checkpoint's files, or the bytes of one.
+    """Return the list of a checkpoint's files, or print the contents of one.
 
     Raises:
-        NotFoundError: it has no files, or not this one.
-        InvalidInputError: the bytes are none for a terminal, or for JSON.
-        IntegrityError: something of it is missing or damaged.
+        NotFoundError: the checkpoint has no files, or not this one.
+        InvalidInputError: a binary file would be printed to a terminal.
+        IntegrityError: data of the checkpoint is missing or damaged.
     """
     tree = tree_in(store, checkpoint)
     if tree is None:
@@ -58,7 +58,7 @@ def _list(tree: Tree, path: str, paths: Paths) -> Answer:
             out.line(f"{row['mode']}  {row['size']:>{wide}}  {name}{link}")
         if len(told) > shown:
             left = format_count(len(told) - shown, "file")
-            out.line(f"and {left} more: | less shows them all", style="dim")
+            out.line(f"and {left} more (pipe to less to see all)", style="dim")
 
     return Answer(rows, tell)
 
@@ -83,10 +83,10 @@ def _content(tree: Tree, item: Item, said: str, out: Out) -> Answer:
         begin = next(data, b"")
         if b"\0" in begin[:_PROBE]:
             raise InvalidInputError(
-                f"{short_repr(said, 200)} is no text ({format_size(item.size)}): send it "
-                "elsewhere, by > FILE."
+                f"{short_repr(said, 200)} is a binary file ({format_size(item.size)}): redirect it "
+                "with > FILE."
             )
         text = b"".join([begin, *data]).decode("utf-8", "replace")
         return Answer(None, lambda out: out.line(text.removesuffix("\n")))
-    out.write(data)  # while the store is open: a file may be larger than the memory
+    out.write(data)  # streamed while the store is open: a file may exceed the memory
     return Answer(None, lambda out: None)

@@ -1,7 +1,7 @@
-"""A command that is run for a person, with what it prints. Owns the process and its terminal.
+"""Run a command and capture its output. Owns the child process and its pseudo-terminal.
 
-What it prints goes on unchanged. On a terminal it gets one of its own, so that programs which talk
-to a person do what they always do.
+The output is passed through unchanged. On a terminal the child gets a pseudo-terminal, so that
+interactive programs behave as usual.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from agent_checkpoint.records import short_repr
 
 _PIECE = 1 << 16
 _LAST_WORDS = 0.5
-"""How long the output of a command that has ended is read, if others go on to print there."""
+"""Seconds to keep reading after the child has exited while its descendants still write."""
 _PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
@@ -40,11 +40,11 @@ class CannotStartError(CheckpointError):
     def __init__(self, message: str, is_missing: bool) -> None:
         super().__init__(message)
         self.status = 127 if is_missing else 126
-        """What a shell would say."""
+        """The exit status that a shell would return."""
 
 
 class Running:
-    """One command, from its start to its end."""
+    """One command, from start to exit."""
 
     def __init__(self, command: list[str], place: Path, output: Output) -> None:
         self._command = command
@@ -52,13 +52,14 @@ class Running:
         self._output = output
 
     def run(self, on_start: Callable[[], object]) -> int:
-        """Run it; return its exit status, as a shell tells it.
+        """Run the command; return its exit status as a shell does (128 + signal number).
 
         Args:
-            on_start: called when it has been started: a process with threads had better not fork.
+            on_start: called after the start; threads begin here, since forking a process with
+                threads is unsafe.
 
         Raises:
-            CannotStartError: there is no such command, or it cannot be run.
+            CannotStartError: the command does not exist or is not executable.
         """
         if os.isatty(0) and os.isatty(1):
             return self._on_terminal(on_start)
@@ -69,7 +70,7 @@ class Running:
     def _with_pipes(self, on_start: Callable[[], object]) -> int:
         process = self._start(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         on_start()
-        # Ctrl-C on a terminal reaches it by itself.
+        # On a terminal the kernel sends Ctrl-C to the child, too.
         numbers = _PASSED_ON if os.isatty(0) else (*_PASSED_ON, signal.SIGINT, signal.SIGQUIT)
         ignored = (signal.SIGINT, signal.SIGQUIT) if os.isatty(0) else ()
         with _passing_on(process.pid, numbers, ignored), selectors.DefaultSelector() as selector:
@@ -112,7 +113,7 @@ class Running:
                 is_in_use = self._talk(ours, process)
                 status = process.wait()
         finally:
-            with suppress(termios.error):  # it may be gone by now
+            with suppress(termios.error):  # the terminal may be gone
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
             signal.signal(signal.SIGWINCH, resized)
         if is_in_use:
@@ -121,12 +122,12 @@ class Running:
         return status if status >= 0 else 128 - status
 
     def _talk(self, ours: int, process: subprocess.Popen[bytes]) -> bool:
-        """Pass on what both sides say; tell whether something still has the other side."""
-        typed = b""  # what the command has not taken yet: it may print for long before it reads
+        """Relay input and output; return whether some process still has the terminal open."""
+        typed = b""  # input the child has not read yet
         os.set_blocking(ours, False)
         with selectors.DefaultSelector() as selector:
             selector.register(ours, selectors.EVENT_READ)
-            with suppress(PermissionError):  # a file, which is always ready
+            with suppress(PermissionError):  # epoll does not take regular files
                 selector.register(0, selectors.EVENT_READ)
             for found in _ready(selector, process):
                 if found.fd == ours:
@@ -136,7 +137,7 @@ class Running:
                     if data:
                         self._pass_on(data, 1)
                     typed = _type(ours, typed)
-                elif len(typed) < _PIECE:  # who types ahead more than that waits
+                elif len(typed) < _PIECE:  # limits the input buffered ahead of the child
                     data = os.read(0, _PIECE)
                     typed = _type(ours, typed + data)
                     if not data:
@@ -156,7 +157,7 @@ class Running:
             command = short_repr(shlex.join(self._command), 120)
             why = error.strerror if isinstance(error, OSError) else error
             is_missing = isinstance(error, FileNotFoundError)
-            raise CannotStartError(f"{command} cannot be run ({why}).", is_missing) from None
+            raise CannotStartError(f"Cannot run {command}: {why}.", is_missing) from None
 
     def _pass_on(self, data: bytes, target: int) -> None:
         self._output.add(data)
@@ -166,9 +167,9 @@ class Running:
 def _ready(
     selector: selectors.BaseSelector, process: subprocess.Popen[bytes]
 ) -> Iterator[selectors.SelectorKey]:
-    """Iterate over what can be read, until all is closed or the process has ended.
+    """Iterate over readable descriptors until all are closed or the process has exited.
 
-    What it leaves running may keep its output, and go on to print: then its own end is the end.
+    Background children may keep the output open: the exit of the process itself counts.
     """
     until = None
     while selector.get_map():
@@ -182,13 +183,13 @@ def _ready(
 
 
 def _let_go_on(fd: int, target: int) -> None:
-    """Have what is still printed go where it would have gone without us."""
-    with suppress(OSError):  # there is no `cat`
+    """Let a background `cat` forward output that arrives after this process exits."""
+    with suppress(OSError):  # `cat` is missing
         subprocess.Popen(["cat"], stdin=fd, stdout=target, start_new_session=True)  # noqa: S607 - as on PATH
 
 
 def _read_terminal(ours: int) -> bytes | None:
-    """Return what was printed; None if it was nothing, and no bytes if nobody is there any more."""
+    """Return the output; None if there is none yet, empty bytes at the end."""
     try:
         return os.read(ours, _PIECE)
     except BlockingIOError:
@@ -200,12 +201,12 @@ def _read_terminal(ours: int) -> bytes | None:
 
 
 def _type(ours: int, data: bytes) -> bytes:
-    """Hand over what was typed, as far as it is taken; return the rest."""
+    """Write input to the terminal of the child; return what it did not take."""
     try:
         return data[os.write(ours, data) :] if data else b""
     except BlockingIOError:
         return data
-    except OSError:  # nobody is there any more
+    except OSError:  # the child has closed its terminal
         return b""
 
 
@@ -213,9 +214,9 @@ def _write(fd: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(fd, data) :]
-        except BlockingIOError:  # another program has made it so
+        except BlockingIOError:  # another process has set O_NONBLOCK
             select.select([], [fd], [], 1)
-        except OSError:  # who reads may have had enough; the command is not to suffer by it
+        except OSError:  # the reader is gone; the command continues
             return
 
 
@@ -229,7 +230,7 @@ def _copy_size(terminal: int) -> None:
 def _passing_on(
     pid: int, numbers: tuple[signal.Signals, ...], ignored: tuple[signal.Signals, ...]
 ) -> Iterator[None]:
-    """Have signals go to a process meanwhile."""
+    """Forward signals to a process for the duration of the block."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Effects and requests, in words and for programs. Owns how one is shown and found by name."""
+"""Effects and approval requests as text and JSON. Owns lookup by id prefix."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _NAMED = 8
 
 
 def effect_words(effect: Effect) -> str:
-    """Return an effect in one line."""
+    """Return an effect as one line of text."""
     return f"{one_line(effect.words, 200)} ({effect.kind}, {format_time(effect.ts)})"
 
 
 def effect_data(effect: Effect) -> dict[str, Any]:
-    """Return an effect for programs."""
+    """Return an effect as JSON data."""
     return {
         "id": effect.id,
         "session": effect.session,
@@ -37,7 +37,7 @@ def effect_data(effect: Effect) -> dict[str, Any]:
 
 
 def request_data(request: Request) -> dict[str, Any]:
-    """Return a request for programs; the arguments are added by who can read them."""
+    """Return a request as JSON data; the caller adds the arguments."""
     return {
         "id": request.id,
         "session": request.session,
@@ -57,22 +57,22 @@ def request_data(request: Request) -> dict[str, Any]:
 
 
 def all_ledgers(store: Store) -> Iterator[Ledger]:
-    """Iterate over the ledgers of a store that can be read. Raises StorageError."""
+    """Iterate over the readable ledgers of a store. Raises StorageError."""
     for family in lineages(store):
         ledger = Ledger(store, family)
         try:
             ledger.refresh()
         except UNUSABLE:
-            continue  # `verify` tells about it
+            continue  # `verify` reports it
         yield ledger
 
 
 def named(text: str, names: Iterable[str], noun: str) -> str:
-    """Return the one name that is meant: itself, or the only one that begins so.
+    """Return the name that equals a text, or the only one that starts with it.
 
     Raises:
-        NotFoundError: there is none.
-        InvalidInputError: there are several.
+        NotFoundError: no name matches.
+        InvalidInputError: several names match.
     """
     known = list(names)
     if text in known:
@@ -83,6 +83,6 @@ def named(text: str, names: Iterable[str], noun: str) -> str:
     if found:
         some = ", ".join(sorted(found)[:_NAMED]) + (", …" if len(found) > _NAMED else "")
         raise InvalidInputError(
-            f"{short_repr(text)} is the beginning of {len(found)} {noun}s: {some}."
+            f"{short_repr(text)} is ambiguous: it matches {len(found)} {noun}s: {some}."
         )
-    raise NotFoundError(f"There is no {noun} {short_repr(text)} in this store.")
+    raise NotFoundError(f"No {noun} {short_repr(text)} in this store.")

@@ -1,7 +1,7 @@
-"""Commands that are shown to be typed. Owns how they are written; knows no error by its class.
+"""Turn API calls in library messages into commands, and print commands to copy.
 
-The library speaks to who programs with it, and names calls. Who has typed a command gets the
-command that does the same. It is for the store that was named, or it would act on another.
+Messages of the library name calls and parameters. Users of the command get the equivalent
+commands and options, with the same --store, so that they act on the same store.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ _FORCE = ", or pass Workspace(path, force=True)"
 
 
 def typed(command: str, store: str | None) -> str:
-    """Return a command as it is to be typed.
+    """Return a complete command line.
 
     Args:
-        command: its name and what follows, quoted for a shell.
-        store: what was said by `--store`, if anything was.
+        command: the command name and its arguments, quoted for a shell.
+        store: the value of `--store`, if given.
     """
     return f"{_COMMAND} {command}" if store is None else f"{_begin(store)} {command}"
 
 
 def in_commands(message: str, store: str | None = None, *, can_force: bool = False) -> str:
-    """Return a message of the library with commands and options in the place of calls.
+    """Return a message of the library with commands and options instead of API calls.
 
     Args:
-        message: what it says.
-        store: what was said by `--store`, if anything was.
+        message: the message.
+        store: the value of `--store`, if given.
         can_force: whether the command has `--force`.
     """
     message = message.replace(_FORCE, ", or say --force" if can_force else "")
@@ -74,7 +74,7 @@ def in_commands(message: str, store: str | None = None, *, can_force: bool = Fal
         message = re.sub(pattern, words, message)
     if store is None:
         return message
-    # Only those that we have put there: a name of the user's stands in quotes, not in these.
+    # Only commands inserted above have backquotes: user-supplied names are in single quotes.
     return message.replace(f"`{_COMMAND} ", f"`{_begin(store)} ")
 
 

@@ -1,8 +1,8 @@
-"""From what was typed to an exit status. Owns that, and that errors are told in a line or two.
+"""The entry point of the command. Owns exit statuses and the printing of errors.
 
-0  done                         3  there is no such thing
-1  it failed                    4  refused, or a person said no
-2  what was typed is wrong    130  interrupted
+0  success        3  not found
+1  failure        4  refused, or not confirmed
+2  usage error  130  interrupted
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
 _ENCODING = "_AGENT_CHECKPOINT_ENCODING"
-"""Set by a process for the one that takes its place: in which encoding to write."""
+"""The output encoding, passed to the process that replaces this one by exec."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that was typed; return the exit status."""
+    """Run a command; return the exit status."""
     _open_all()
     if arguments is None:
         _speak_utf8()
@@ -41,17 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Who reads has had enough. Python would complain once more when it ends.
+        # The reader has closed the pipe; Python would report it again at exit.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
 
 
 def _speak_utf8() -> None:
-    """Have names of files and arguments be UTF-8, as stores have them, whatever the locale is.
+    """Restart Python in UTF-8 mode if the locale has another encoding: stores use UTF-8 names.
 
-    Python reads them by the locale once, when it starts: in another one it has to start again. What
-    is written stays in the encoding of the locale, which the terminal is taken to have.
+    Python decodes arguments and file names once, at its start. The output stays in the encoding
+    of the locale, which is that of the terminal.
     """
     encoding = os.environ.pop(_ENCODING, None)
     if encoding is not None:
@@ -63,17 +63,17 @@ def _speak_utf8() -> None:
     elif sys.getfilesystemencoding() != "utf-8" and sys.executable:
         os.environ[_ENCODING] = str(getattr(sys.stdout, "encoding", None) or "ascii")
         command = [sys.executable, "-X", "utf8", "-m", "agent_checkpoint", *sys.argv[1:]]
-        with suppress(OSError):  # then it goes on as it is
+        with suppress(OSError):  # continue in the encoding of the locale
             os.execv(sys.executable, command)  # noqa: S606 - this very program
         del os.environ[_ENCODING]
 
 
 def _open_all() -> None:
-    """Have something for input, output and errors: a file of ours must not take their numbers."""
+    """Open descriptors 0 to 2 if they are closed, so that no other file gets their numbers."""
     for fd in range(3):
         try:
             os.fstat(fd)
-        except OSError:  # closed by who started us
+        except OSError:  # closed by the parent process
             os.open(os.devnull, os.O_RDWR)
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - as long as the process
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
@@ -120,7 +120,7 @@ def _complain(chosen: argparse.Namespace, message: str) -> None:
 
 
 def status_of(error: Exception) -> int:
-    """Return the exit status of an error."""
+    """Return the exit status for an error."""
     from agent_checkpoint.errors import (
         ConflictError,
         InvalidInputError,

@@ -1,7 +1,7 @@
-"""What a person sees. Owns tables, colours, questions and progress; knows no checkpoint.
+"""Output of the command. Owns tables, colors, prompts and progress; knows no checkpoints.
 
-Plain text unless a person looks at a terminal and the extra `cli` is there: without colours, and
-nothing is cut off. Whatever comes from a store is shown as text.
+Plain text, untruncated, when stdout is not a terminal; colors need a terminal and the extra `cli`.
+Control characters in stored data are escaped.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ __all__ = [
 ]
 
 Tell = Callable[[int, str], None]
-"""Called with how much is done, and what to say about it."""
+"""Called with the amount done and a description."""
 
 
 class Answer(NamedTuple):
-    """What a command found or did."""
+    """The result of a command, as JSON data and as text."""
 
     data: Any
-    """The same for a program, as JSON."""
+    """The output of --json."""
     show: Callable[[Out], object]
-    """Writes it for a person."""
+    """Writes the text output."""
     status: int = 0
 
 
 class Out:
-    """The standard output, as it is."""
+    """Standard output, a terminal or not."""
 
     def __init__(self, stream: TextIO | None = None, *, store: str | None = None) -> None:
-        """Take the stream, the standard output if None.
+        """Wrap a stream.
 
         Args:
-            stream: where to write.
-            store: what was said by `--store`: commands that are shown say it, too.
+            stream: where to write; stdout if None.
+            store: the value of `--store`, repeated in hints.
         """
         self._store = store
         self.has_asked = False
-        """Whether somebody was there to answer a question."""
+        """Whether a prompt was shown."""
         self._stream = sys.stdout if stream is None else stream
         with suppress(AttributeError, ValueError, OSError):
-            # A name that is no UTF-8, or a terminal that has no such sign, is no reason to fail.
+            # Names that are not UTF-8, and characters the terminal lacks, are escaped.
             self._stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         self.is_terminal = _is_terminal(self._stream)
         self._console = _rich_console(self._stream) if self.is_terminal else None
@@ -73,7 +73,7 @@ class Out:
 
     @property
     def columns(self) -> int | None:
-        """How many columns there are; None if nobody looks and nothing is cut."""
+        """The width of the terminal; None without one, when nothing is truncated."""
         if not self.is_terminal:
             return None
         if self._console is not None:
@@ -84,40 +84,40 @@ class Out:
 
     @property
     def has_signs(self) -> bool:
-        """Whether lines and arrows can be written, and not only ASCII."""
+        """Whether the encoding has box-drawing characters and arrows."""
         encoding = str(getattr(self._stream, "encoding", None) or "ascii")
         return encoding.lower().replace("-", "").startswith("utf")
 
     def line(self, text: str = "", *, style: str = "") -> None:
-        """Write a line, or some: `style` is one of rich's, and ignored without it."""
+        """Write one or more lines; `style` is a rich style, ignored without rich."""
         text = escape_text(text)
         if style and text and self._console is not None:
             text = "\n".join(self._styled(line, style) for line in text.split("\n"))
         self._stream.write(text + "\n")
 
     def hint(self, words: str, command: str, *, style: str = "dim") -> None:
-        """Write a command that can be pasted, after the words that say what for.
+        """Write a command to copy, after its purpose.
 
         Args:
-            words: what it does.
-            command: its name and what follows, quoted for a shell.
+            words: the purpose, such as "To undo".
+            command: the command name and its arguments, quoted for a shell.
             style: as for `line`.
         """
         self.line(f"{words}: {typed(command, self._store)}", style=style)
 
     def limit(self, number: int) -> int:
-        """Return how much is shown of what may be long: so much on a terminal, else all of it."""
+        """Return a limit for long output: the number on a terminal, else no limit."""
         return number if self.is_terminal else sys.maxsize
 
     def write(self, pieces: Iterable[bytes]) -> None:
-        """Write bytes as they are. Raises OSError."""
+        """Write bytes unchanged. Raises OSError."""
         self._stream.flush()
         for piece in pieces:
             self._stream.buffer.write(piece)
         self._stream.buffer.flush()
 
     def pieces(self, *pieces: tuple[str, str]) -> None:
-        """Write one line of pieces, each with its style; on a terminal it is cut at the edge."""
+        """Write one line of (text, style) pairs, truncated to the width of the terminal."""
         room = self.columns
         done = []
         for text, style in pieces:
@@ -129,7 +129,7 @@ class Out:
         self._stream.write("".join(done).rstrip(" ") + "\n")
 
     def table(self, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Write rows in columns; numbers stand to the right."""
+        """Write a table; columns of numbers are right-aligned."""
         cells = [[one_line(item) for item in row] for row in rows]
         right = [
             bool(cells) and all(_is_number(row[column]) for row in cells)
@@ -147,11 +147,11 @@ class Out:
             self._stream.write("  ".join(padded).rstrip() + "\n")
 
     def json(self, data: Any) -> None:
-        """Write data for a program."""
+        """Write JSON."""
         self._stream.write(json_text(data, ascii_only=not self.has_signs) + "\n")
 
     def confirm(self, question: str) -> bool:
-        """Ask a person; nobody there means no."""
+        """Ask a yes/no question; without a terminal the answer is no."""
         if not (self.is_terminal and _is_terminal(sys.stdin)):
             return False
         self.has_asked = True
@@ -161,13 +161,11 @@ class Out:
 
     @contextmanager
     def progress(self, words: str, total: Callable[[], int] | None = None) -> Iterator[Tell]:
-        """Show how far long work is, on the terminal of the errors.
-
-        Nothing is shown if that is none, or if the output goes elsewhere.
+        """Show progress on stderr, unless stdout or stderr is not a terminal.
 
         Args:
-            words: what is being done; shown at once.
-            total: counts how much there is to do, while the words are shown.
+            words: the current operation, shown at once.
+            total: returns the total amount; called after the first display, as it may be slow.
         """
         if not (self.is_terminal and _is_terminal(sys.stderr)):
             yield lambda done, said: None
@@ -186,13 +184,13 @@ class Out:
             task = bar.add_task(words, total=None)
             if total is not None:
                 bar.update(task, total=total())
-            # Markup is taken out: what is said may have a path in it.
+            # A path in the description may contain rich markup.
             yield lambda done, said: bar.update(
                 task, completed=done, description=f"{words}: {one_line(said)}".replace("[", "\\[")
             )
 
     def flush(self) -> None:
-        """Write what is held back. Raises OSError."""
+        """Flush the stream. Raises OSError."""
         self._stream.flush()
 
     def _styled(self, text: str, style: str) -> str:
@@ -222,7 +220,7 @@ class Out:
 
 @contextmanager
 def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
-    """Show one line that changes, without the extra `cli`; it is gone at the end."""
+    """Show a single updating line without rich; it is cleared at the end."""
     shown = ""
 
     def show(text: str) -> None:
@@ -263,4 +261,4 @@ def _rich_console(stream: TextIO) -> Any:
         from rich.console import Console
     except ImportError:
         return None
-    return Console(file=stream, emoji=False)  # which goes by NO_COLOR
+    return Console(file=stream, emoji=False)  # rich honors NO_COLOR

@@ -1,7 +1,7 @@
-"""Paths of a directory's files, as people type and read them. Owns what they are relative to.
+"""File paths in arguments and output. Owns what they are relative to.
 
-That is where one is, as with `git status`: what was shown can be typed. From elsewhere, and where
-files are put elsewhere, they are relative to the directory.
+Inside the directory they are relative to the current directory, as in `git status`, so that shown
+paths can be typed. Elsewhere, and with --into, they are relative to the root of the directory.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _GIT = ".git"
 
 
 class Paths:
-    """The paths of one directory, seen from another."""
+    """The paths of a directory's files, relative to a base directory."""
 
     def __init__(self, root: Path | None, here: Path) -> None:
-        """Take both.
+        """Set the base.
 
         Args:
-            root: the directory; None if nobody knows where it is.
-            here: where one is; if that is not in the directory, it plays no part.
+            root: the root of the files; None if unknown.
+            here: the current directory; the base if it is inside the root, else the root is.
         """
         self._root = Path("/") if root is None else root
         is_inside = root is not None and (root == here or root in here.parents)
         self._base = here if is_inside else self._root
 
     def typed(self, said: Sequence[str]) -> list[str] | None:
-        """Return paths that were said as those of the directory; None if one is all of it.
+        """Return typed paths relative to the root; None if one of them is the root itself.
 
         Raises:
-            InvalidInputError: one is not in the directory.
+            InvalidInputError: a path is outside of the root.
         """
         found = []
         for path in said:
@@ -48,7 +48,7 @@ class Paths:
         return found
 
     def shown(self, path: str) -> str:
-        """Return a path of the directory as one types it here."""
+        """Return a path, relative to the root, as it is shown and typed."""
         if self._base == self._root:
             return path
         end = "/" if path.endswith("/") else ""
@@ -57,19 +57,19 @@ class Paths:
     def missing(
         self, said: str, path: str, tree: Tree | None, checkpoint: Checkpoint
     ) -> NotFoundError:
-        """Return the error for a path that is nowhere, with the one that may have been meant."""
+        """Return the error for a missing path, with a hint if the path exists at the root."""
         hint = ""
         if tree is not None and self._base != self._root and holds(tree, os.path.normpath(said)):
-            hint = (
-                f" Paths are relative to where you are: {short_repr(self.shown(said), 200)} is "
-                "there."
-            )
+            fitting = short_repr(self.shown(said), 200)
+            hint = f" Paths are relative to the current directory: did you mean {fitting}?"
         name = f"{short_repr(checkpoint.id, 120)} (@{checkpoint.seq})"
-        return NotFoundError(f"There is no {short_repr(path, 200)} in the checkpoint {name}.{hint}")
+        return NotFoundError(
+            f"No such path in the checkpoint {name}: {short_repr(path, 200)}.{hint}"
+        )
 
 
 def holds(tree: Tree, path: str) -> bool:
-    """Tell whether there is something at a path. Raises IntegrityError, StorageError."""
+    """Tell whether a tree has a path. Raises IntegrityError, StorageError."""
     try:
         find(tree, path)
     except NotFoundError:
@@ -78,13 +78,13 @@ def holds(tree: Tree, path: str) -> bool:
 
 
 def below(paths: Sequence[str]) -> Callable[[str], bool]:
-    """Return what tells whether a path is one of some, or below one."""
+    """Return a predicate: whether a path is one of the given paths, or inside one."""
     begins = tuple(f"{path}/" for path in paths)
     return lambda path: path in paths or f"{path.rstrip('/')}/".startswith(begins)
 
 
 def git_above(path: str) -> str | None:
-    """Return the directory of git that a path is in; None if it is in none."""
+    """Return the .git directory that a path is in; None if it is in none."""
     names = path.rstrip("/").split("/")
     if _GIT not in names[:-1]:
         return None
@@ -92,7 +92,7 @@ def git_above(path: str) -> str | None:
 
 
 def without_git(paths: Sequence[str]) -> tuple[list[str], dict[str, int]]:
-    """Part the paths that people care about from what git writes: how many are in which `.git`."""
+    """Return the paths outside of .git, and the number of paths inside each .git directory."""
     kept: list[str] = []
     counts: dict[str, int] = {}
     for path in paths:

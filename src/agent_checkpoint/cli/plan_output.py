@@ -1,4 +1,4 @@
-"""What is done to files, for people and programs. Owns the words about a plan; decides nothing."""
+"""Restore plans as text and JSON. Owns the output of a plan; makes no decisions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = 15
 
 
 def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -> None:
-    """Show what is done to which paths, what is left alone, and why.
+    """Show which paths are written, deleted and kept, and why.
 
     Args:
-        out: where to.
-        plan: what is shown.
-        paths: how paths are called here.
-        is_foreign: whether the files may be of somebody else. Then each that can be run, or that
-            git runs or takes settings from, is named, however many there are.
+        out: the output.
+        plan: the plan.
+        paths: how paths are displayed.
+        is_foreign: whether the files may come from another user. Then every executable, and every
+            file that git runs or reads settings from, is listed without a limit.
     """
     shown = out.limit(_SHOWN)
     for words, changed, style in (
@@ -45,7 +45,7 @@ def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -
     if unseen:
         was, them = ("was", "it") if unseen == 1 else ("were", "them")
         out.line(
-            f"  {unseen:,} of these {was} never saved before; the safety checkpoint holds {them}.",
+            f"  {unseen:,} of these {was} never saved; the safety checkpoint has {them}.",
             style="yellow",
         )
 
@@ -54,8 +54,8 @@ def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -
 
 
 def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
-    """Name what of a plan could run code, of files that may be of somebody else."""
-    out.line("  These files are not proven to be yours.", style="yellow")
+    """List the paths of an untrusted plan that could run code."""
+    out.line("  These files are not verified to be yours.", style="yellow")
     for words, found in (
         ("becomes executable", plan.executable),
         ("is run or read by git", plan.git_files),
@@ -65,7 +65,7 @@ def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
 
 
 def show_since(out: Out, before: Plan | None, done: Plan | None, paths: Paths) -> None:
-    """Show what became of files otherwise than the preview said."""
+    """Show where the result differs from the preview."""
     if done is not None:
         shown = {} if before is None else before.leave
         fresh = {path: why for path, why in done.leave.items() if path not in shown}
@@ -74,13 +74,15 @@ def show_since(out: Out, before: Plan | None, done: Plan | None, paths: Paths) -
 
 
 def show_meanwhile(out: Out, plan: Plan, paths: Paths) -> None:
-    """Show what became of versions that others wrote, or may still write, during a restore."""
+    """Show files that other processes wrote, or still have open, during a restore."""
     for path, where in plan.kept.items():
-        what = f"a version of {one_line(paths.shown(path))} was written meanwhile"
-        out.line(f"  {what}: it is kept as {one_line(paths.shown(where))}", style="yellow")
+        what = f"{one_line(paths.shown(path))} was changed during the restore"
+        out.line(
+            f"  {what}: that version is kept as {one_line(paths.shown(where))}", style="yellow"
+        )
     for path in plan.open[: out.limit(_SHOWN)]:
         what = f"another process has {one_line(paths.shown(path))} open"
-        out.line(f"  {what}: what it still writes goes to the old file", style="yellow")
+        out.line(f"  {what}: its writes go to the old file", style="yellow")
 
 
 def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
@@ -88,21 +90,21 @@ def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
     named, _ = without_git(list(plan.leave))
     for path in named[:shown]:
         why = one_line(plan.leave[path])
-        out.line(f"  leave {one_line(paths.shown(path))}: {why}", style="yellow")
+        out.line(f"  keep {one_line(paths.shown(path))}: {why}", style="yellow")
     if len(named) > shown:
-        out.line(f"  leave {len(named) - shown:,} more", style="yellow")
-    # Directories stay for what is left in them: that goes without saying.
+        out.line(f"  keep {len(named) - shown:,} more", style="yellow")
+    # Directories that stay because of kept entries are not listed.
     holding = {str(above) for path in plan.leave for above in PurePosixPath(path).parents}
     inside = {path: why for path, why in plan.leave.items() if path not in holding}
     for why in dict.fromkeys(inside.values()):
         _, of_git = without_git([path for path, said in inside.items() if said == why])
         for path, number in of_git.items():
             what = f"{one_line(paths.shown(path))} ({format_count(number, 'file')})"
-            out.line(f"  leave {what}: {one_line(why)}", style="yellow")
+            out.line(f"  keep {what}: {one_line(why)}", style="yellow")
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
-    """Return the same for programs."""
+    """Return a plan as JSON data."""
     return {
         "write": plan.write,
         "delete": plan.delete,

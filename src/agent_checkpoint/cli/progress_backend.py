@@ -1,4 +1,4 @@
-"""A backend that tells where it is and how much of it was read. Owns that; all else is its own."""
+"""A backend wrapper that reports how much was read. Owns the counts; forwards everything."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Entry, ObjectInfo
 
 _PAUSE = 0.1
-"""Seconds between two tellings; the first read is told at once."""
+"""Seconds between two reports; the first read is reported at once."""
 
 
 class TellingBackend(Backend):
-    """Another backend, whose reads are counted."""
+    """A backend whose reads are counted."""
 
     def __init__(self, inner: Backend, tell: Tell) -> None:
         self._inner = inner
@@ -29,27 +29,27 @@ class TellingBackend(Backend):
 
     @property
     def readable(self) -> bool:  # type: ignore[override]
-        """Whether entries are for people to read."""
+        """As of the wrapped backend."""
         return self._inner.readable
 
     @property
     def compression(self) -> str | None:  # type: ignore[override]
-        """How a new one packs its objects."""
+        """As of the wrapped backend."""
         return self._inner.compression
 
     @property
     def repacks(self) -> SupportsRepack | None:  # type: ignore[override]
-        """What finds and replaces objects, if anything does."""
+        """As of the wrapped backend."""
         return self._inner.repacks
 
     @property
     def shared(self) -> bool:  # type: ignore[override]
-        """Whether others may write it."""
+        """As of the wrapped backend."""
         return self._inner.shared
 
     @property
     def path(self) -> Path | None:
-        """Where it is, if it is a directory."""
+        """The directory of the wrapped backend, if it has one."""
         return getattr(self._inner, "path", None)
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ class TellingBackend(Backend):
 
 
 def place_of(backend: Backend) -> str:
-    """Return where a store is, for people: its directory, or what it calls itself."""
+    """Return the location of a store for display: its directory, or its repr."""
     return str(getattr(backend, "path", None) or repr(backend))
 
 
@@ -134,17 +134,17 @@ def telling_manager(
     counts_all: bool = False,
     must_exist: bool = False,
 ) -> Iterator[CheckpointManager]:
-    """Open the store for long work, and show on a terminal how far it is.
+    """Open the store for a long operation, with progress on a terminal.
 
     Args:
-        places: where the store is.
-        out: where to show it.
-        words: what is being done.
-        counts_all: whether every object will be read, so that it is known how many there are.
+        places: the location of the store.
+        out: the output.
+        words: the operation.
+        counts_all: whether every object will be read; then the total is known.
         must_exist: as for `Places.manager`.
 
     Raises:
-        CheckpointError: it cannot be opened.
+        CheckpointError: the store cannot be opened.
     """
     with places.manager(must_exist=must_exist) as manager:
         backend = manager.store.backend

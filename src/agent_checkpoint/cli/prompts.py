@@ -1,4 +1,4 @@
-"""Questions before something is changed. Owns when a person is asked, and what silence means."""
+"""Confirmation before changes. Owns --yes, --json and the question; no terminal means no."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.output import Answer, Out, one_line
 from agent_checkpoint.errors import ConflictError
 
-_NOTHING_DONE = "Nothing was done."
-_UNASKED = f"{_NOTHING_DONE} Say --yes to go on without a question."
+_NOTHING_DONE = "Nothing was changed."
+_UNASKED = f"{_NOTHING_DONE} Pass --yes to proceed without confirmation."
 
 
 def add_yes(parser: ArgumentParser) -> None:
-    """Add the option that stands for an answer."""
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    """Add --yes."""
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
 
 
 def add_json(parser: ArgumentParser, *, needs_yes: bool = False) -> None:
-    """Add the option for programs."""
-    more = "; asks nothing, so say --yes too" if needs_yes else ""
-    parser.add_argument("--json", action="store_true", help=f"for programs{more}")
+    """Add --json."""
+    more = "; never prompts: add --yes to apply" if needs_yes else ""
+    parser.add_argument("--json", action="store_true", help=f"print JSON{more}")
 
 
 def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> bool:
-    """Show what would be done and ask; nobody there, or a program, means no."""
+    """Show the preview and ask; without a terminal, or with --json, the answer is no."""
     if args.yes:
         return True
     if args.json:
@@ -36,15 +36,15 @@ def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> 
 
 
 def again(args: Namespace, error: ConflictError) -> None:
-    """Say that something else would be done than was agreed to: it is asked once more."""
+    """Print that the plan has changed since the confirmation; the caller asks again."""
     args.out.line(one_line(str(error)), style="yellow")
 
 
 def refused(data: Any) -> Answer:
-    """Return the answer of a command that was not agreed to."""
+    """Return the result of a command that was not confirmed."""
 
     def show(out: Out) -> None:
-        # Who has just said no knows how to say yes.
+        # After a prompt the user knows how to confirm.
         out.line(_NOTHING_DONE if out.has_asked else _UNASKED)
 
     return Answer(data, show, REFUSED)

@@ -1,6 +1,6 @@
-"""`docs/cli.md`, made from the help of the commands. Owns the form of that page.
+"""Generate `docs/cli.md` from the help of the commands. Owns the layout of that page.
 
-`python -m agent_checkpoint.cli.reference_page` writes it to the standard output.
+`python -m agent_checkpoint.cli.reference_page` writes it to stdout.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from agent_checkpoint.cli.command_table import COMMANDS
 
 _WIDTH = 96
 _BEGIN = """\
-# The command
+# Command-line reference
 
 Generated from the help of the commands by `python -m agent_checkpoint.cli.reference_page`;
-edit the help, not this page. How to use it is on [a page of its own](how-to/command-line.md).
+edit the help, not this page. For a tour see [Use the command line](how-to/command-line.md).
 """
 
 

@@ -1,4 +1,4 @@
-"""What a command does to a directory, as checkpoints. Owns its output, and when one is due."""
+"""Checkpoints of a directory and of a command's output. Owns the parts, and when one is due."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.workspace import Workspace
 
 OUTPUT, RUN = "output", "run"
-"""The names of the parts: what was printed, and what was run."""
+"""Names of the parts: captured output, and the command with its status."""
 _MOST_BEGIN, _MOST_END = 512 << 10, 64 << 10
 
 
 class Output:
-    """What a command prints: the beginning in pieces that are only added to, and the end."""
+    """The output of a command: its beginning in an append-only log, and its end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class Output:
         self._dropped = 0
 
     def add(self, data: bytes) -> None:
-        """Take what was printed."""
+        """Append output; bytes between beginning and end are dropped and counted."""
         with self._lock:
             if self._begun < _MOST_BEGIN:
                 head, data = data[: _MOST_BEGIN - self._begun], data[_MOST_BEGIN - self._begun :]
@@ -47,7 +47,7 @@ class Output:
                 self._dropped += len(end) - len(self._end)
 
     def dump(self) -> Any:
-        """Return the part, ready to be written."""
+        """Return the encoded part."""
         with self._lock:
             end = self._end.decode("utf-8", "surrogateescape")
             found = {"begin": self.begin, "dropped": self._dropped, "end": end}
@@ -55,24 +55,24 @@ class Output:
 
     @property
     def size(self) -> int:
-        """How many bytes were printed."""
+        """The total number of bytes printed."""
         return self._begun + len(self._end) + self._dropped
 
 
 class Recorder:
-    """Saves a directory, and what a command has printed, as checkpoints of one key."""
+    """Saves a directory and the output of a command as checkpoints of one key."""
 
     def __init__(
         self, store: Store, workspace: Workspace, key: str, line: str, command: list[str]
     ) -> None:
-        """Prepare.
+        """Prepare the recorder.
 
         Args:
-            store: where the checkpoints go.
+            store: the store.
             workspace: the directory.
-            key: their key.
-            line: the key that the directory is saved to by itself.
-            command: what is run.
+            key: the key of the checkpoints.
+            line: the directory's own key.
+            command: the command.
         """
         self._store = store
         self._workspace = workspace
@@ -90,14 +90,14 @@ class Recorder:
         seconds: float | None = None,
         full: bool = False,
     ) -> Checkpoint | None:
-        """Save what is there now; return the checkpoint, if one was due.
+        """Save a checkpoint; return it, or None if none was due.
 
         Args:
-            label: what it is called.
-            only_changes: do nothing if no file has changed since the last checkpoint.
-            status: the exit status, if there is one by now.
-            seconds: how long it took.
-            full: look at every file.
+            label: the label.
+            only_changes: save nothing if no file has changed since the last checkpoint.
+            status: the exit status, if the command has exited.
+            seconds: the run time.
+            full: stat every file, instead of relying on change notifications.
 
         Raises:
             CheckpointError: nothing was saved.
@@ -124,7 +124,7 @@ class Recorder:
 
 
 class _Files:
-    """Captures a workspace, and keeps what it was handed to."""
+    """Captures a workspace, and remembers the writer."""
 
     writer: Writer
 

@@ -1,7 +1,4 @@
-"""Where a command works: the store, the directory, and what short names mean there.
-
-Owns finding them; prints nothing.
-"""
+"""The store and the directory of a command, and the keys and ids named there. Prints nothing."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ class Places:
     def __init__(
         self, store: str | None, directory: Path | None = None, *, makes_store: bool = False
     ) -> None:
-        """Take what was said; nothing is opened yet.
+        """Set the location; opens nothing.
 
         Args:
-            store: a path or a URL; what the environment says, or the user's own, if None.
-            directory: where the command was given; the current one if None.
-            makes_store: whether a store that was named is made if it is not there.
+            store: a path or URL; if None that of the environment, else the user's own store.
+            directory: the working directory; the current one if None.
+            makes_store: whether a named store is created if it is missing.
         """
         self._said = store or os.environ.get(STORE) or None
         self._given = directory
@@ -42,22 +39,22 @@ class Places:
 
     @property
     def directory(self) -> Path:
-        """Where the command was given. Raises InvalidInputError if that is gone."""
+        """The working directory. Raises InvalidInputError if it was removed."""
         try:
             return Path(os.path.realpath(self._given or Path.cwd()))
         except OSError as error:
-            raise InvalidInputError("The current directory is not there any more.") from error
+            raise InvalidInputError("The current directory no longer exists.") from error
 
     @contextmanager
     def manager(self, *, must_exist: bool = False) -> Iterator[CheckpointManager]:
-        """Open the store, for as long as it is used.
+        """Open the store for the duration of the block.
 
         Args:
-            must_exist: whether also the user's own has to be there by now.
+            must_exist: whether the user's own store must exist, too.
 
         Raises:
-            NotFoundError: it was named, and is not there; a typo would look like an empty store.
-            CheckpointError: it cannot be opened.
+            NotFoundError: a named store is missing; a typo would look like an empty store.
+            CheckpointError: the store cannot be opened.
         """
         from agent_checkpoint.backends.registry import open_named
         from agent_checkpoint.manager.manager import CheckpointManager
@@ -69,16 +66,16 @@ class Places:
             yield manager
 
     def key(self, manager: CheckpointManager, said: str | None, *, sessions: bool = False) -> str:
-        """Return the key that is meant: the one that was said, or that of the directory.
+        """Return a named key after a check, or the key of the directory.
 
         Args:
-            manager: of the store.
-            said: a key; that of the directory, or of one above, if None.
-            sessions: whether it has to be a session.
+            manager: the manager of the store.
+            said: the key; if None, that of the directory or its nearest parent with one.
+            sessions: whether the key must be a session.
 
         Raises:
-            NotFoundError: there is none.
-            InvalidInputError: it is no session.
+            NotFoundError: there is no such key.
+            InvalidInputError: the key is not a session.
         """
         if said is not None:
             return self._named(manager, said, sessions)
@@ -94,17 +91,17 @@ class Places:
                     return owned.key
         if sessions:
             raise NotFoundError(
-                f"No session works in {one_line(here)}. Name one: `agent-checkpoint tasks --all` "
-                "lists them."
+                f"{one_line(here)} has no session. Name one: `agent-checkpoint tasks --all` lists "
+                "them."
             )
         others = foreign_lines(manager.store, here)
         if others:
             raise NotFoundError(
-                f"{one_line(here)} has no checkpoints of yours. {foreign_words(others[0])}"
+                f"{one_line(here)} has no verified checkpoints. {foreign_words(others[0])}"
             )
         raise NotFoundError(
-            f"Nothing was saved of {one_line(here)} yet: `agent-checkpoint save` does. Or name a "
-            "key: `agent-checkpoint keys` lists them."
+            f"{one_line(here)} has no checkpoints yet. Run `agent-checkpoint save`, or name a key; "
+            "`agent-checkpoint keys` lists them."
         )
 
     def _named(self, manager: CheckpointManager, said: str, sessions: bool) -> str:
@@ -117,17 +114,18 @@ class Places:
             head = manager.store.head(said)
             if head is not None and SESSION_PART not in head.parts:
                 raise InvalidInputError(
-                    f"{short_repr(said)} is no session. `agent-checkpoint restore` takes files "
-                    "back, and `agent-checkpoint fork` goes on from a checkpoint."
+                    f"{short_repr(said)} is not a session. Use `agent-checkpoint restore` to "
+                    "restore "
+                    "files, or `agent-checkpoint fork` to branch from a checkpoint."
                 )
         return said
 
     def checkpoint(self, manager: CheckpointManager, said: str | None) -> Checkpoint:
-        """Return the checkpoint that is meant: an id, a key, or `@~2` and `@17` of here.
+        """Return the checkpoint with an id, a key, or `@~2` and `@17` of the directory.
 
         Raises:
-            NotFoundError: there is none.
-            InvalidInputError: it is no id.
+            NotFoundError: there is no such checkpoint.
+            InvalidInputError: the text is not an id.
         """
         from agent_checkpoint.store.lookup import find
 
@@ -140,7 +138,11 @@ class Places:
             raise NotFoundError(f"{error} {hint}") if hint else error from None
 
     def id_of(self, manager: CheckpointManager, said: str | None, key: str | None = None) -> str:
-        """Return an id or a short form in which the key is named. Raises NotFoundError."""
+        """Return an id; short forms such as `@17` are completed with the key.
+
+        Raises:
+            NotFoundError: the directory has no key.
+        """
         if said is None:
             return key or self.key(manager, None)
         short = short_form(said)
@@ -148,10 +150,10 @@ class Places:
 
 
 def shared_name(said: str | None) -> str:
-    """Return the URL of the store that was meant, to be used although others may write it.
+    """Return the URL that opens a store as shared: writable by others.
 
     Raises:
-        InvalidInputError: there is no such place.
+        InvalidInputError: it is not a path or URL of a store.
     """
     from agent_checkpoint.backends.default_paths import default_store
     from agent_checkpoint.backends.registry import as_shared
@@ -160,44 +162,44 @@ def shared_name(said: str | None) -> str:
 
 
 def short_form(said: str) -> str | None:
-    """Return what follows a key, `~2` or `@17`, if that alone was said.
+    """Return `~2` or `@17` if a text is that without a key; None otherwise.
 
-    `@~2` is `~2`, which some shells take for a directory.
+    `@~2` means `~2`, which some shells expand to a directory.
     """
     found = _SHORT.fullmatch(said)
     return None if found is None else f"{found[1] or '@'}{found[2]}"
 
 
 def _meant(said: str) -> str:
-    """Return what may have been meant by something that is no checkpoint."""
+    """Return a hint for a text that names no checkpoint; empty if there is none."""
     if said.isdecimal():
-        return f"Number {said} of this directory is @{said}."
+        return f"For checkpoint number {said} of this directory use @{said}."
     if said.startswith("/"):
-        return "If you typed ~1, the shell took it for a directory: say @~1, or '~1' in quotes."
+        return "If you typed ~1, the shell expanded it to a directory: use @~1, or quote it: '~1'."
     return ""
 
 
 def _check_exists(backend: Backend) -> None:
-    """See to it that a store on this machine is there. Raises NotFoundError."""
+    """Check that a local store exists. Raises NotFoundError."""
     from agent_checkpoint.backends.sqlite import SQLiteBackend
 
     place = getattr(backend, "path", None)
     if place is None:
-        return  # elsewhere, or in memory: that is for the backend to say
+        return  # remote or in memory: the backend reports it
     mark = place / "store.db" if isinstance(backend, SQLiteBackend) else place
     if not mark.exists():
-        raise NotFoundError(f"There is no store at {short_repr(str(place), 200)}.")
+        raise NotFoundError(f"No store at {short_repr(str(place), 200)}.")
 
 
 def existing_directory(text: str | None, base: Path) -> Path:
-    """Return a directory that was named, or the base.
+    """Return the directory with a path, or the base if the path is empty.
 
     Raises:
         InvalidInputError: there is no such directory.
     """
     place = Path(os.path.realpath(base / text)) if text else base
     if place.is_file():
-        raise InvalidInputError(f"{short_repr(str(place), 200)} is a file: name a directory.")
+        raise InvalidInputError(f"{short_repr(str(place), 200)} is a file, not a directory.")
     if not place.is_dir():
-        raise InvalidInputError(f"There is no directory {short_repr(str(place), 200)}.")
+        raise InvalidInputError(f"No such directory: {short_repr(str(place), 200)}.")
     return place

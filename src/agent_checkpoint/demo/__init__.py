@@ -1,1 +1,1 @@
-"""A show of a scripted coding agent at work. Imports the public names only, as a user does."""
+"""The demo: a scripted coding agent. Imports public names only, as a user does."""

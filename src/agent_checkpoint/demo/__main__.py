@@ -1,4 +1,4 @@
-"""`python -m agent_checkpoint.demo`: what `make demo` and `agent-checkpoint demo` run."""
+"""`python -m agent_checkpoint.demo`: the entry point of `make demo` and `agent-checkpoint demo`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A coding agent without a model: it does what its script says. Owns its tools and strategies."""
+"""A scripted coding agent without a model. Owns its tools and strategies."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ WAYS = {
 
 
 WORLD: dict[str, Path] = {}
-"""The outside, where no checkpoint reaches."""
+"""External state, outside of every checkpoint."""
 
 
 class Coder(Checkpointable):
-    """What the agent remembers."""
+    """The state of the agent."""
 
     def __init__(self) -> None:
         self.findings: list[str] = []
@@ -46,13 +46,13 @@ def read_file(path: str) -> str:
 
 @tool
 def write_file(path: str, text: str) -> int:
-    """Write a file; return how many characters."""
+    """Write a file; return the number of characters."""
     return Path(path).write_text(text)
 
 
 @tool
 def test(place: str) -> list[int]:
-    """Run the tests; return how many pass, and how many there are."""
+    """Run the tests; return the numbers of passed tests and of all tests."""
     return list(run_tests(Path(place)))
 
 
@@ -64,31 +64,31 @@ def shell(command: str, place: str) -> int:
 
 @tool(effect="irreversible", key=lambda version: version, approve=True)
 def publish(version: str) -> str:
-    """Tell the world: what stands in the register cannot be taken back."""
+    """Publish a version: an external side effect that cannot be undone."""
     with WORLD["register"].open("a") as file:
         file.write(f"invoices {version}\n")
     return f"invoices {version} is published"
 
 
 def open_session(home: Path) -> Session:
-    """Open the agent's session, or resume it where it stopped."""
+    """Open the agent's session, or resume it."""
     WORLD["register"] = home / "register.txt"
     return Session(KEY, agent=Coder(), workspace=home / "project", store=home / "store")
 
 
 def think(session: Session, thought: str) -> None:
-    """Add to the conversation."""
+    """Append a message to the conversation."""
     session.messages.append({"role": "assistant", "content": thought})
 
 
 def work(home: Path, *, stumbles: bool) -> None:
-    """Do the tasks that are not done yet; the one that stumbles waits in the middle for its end."""
+    """Run the remaining tasks; with `stumbles`, stop in the middle of one to be killed."""
     with open_session(home) as session:
         coder: Any = session.agent
         place = Path(str(session.workspace.path)) if session.workspace else home
-        state = "resumes" if session.resumed else "begins"
+        state = "session resumed" if session.resumed else "session started"
         known = len(session.messages)
-        print(f"{state}; it knows {known} message{'' if known == 1 else 's'}", flush=True)
+        print(f"{state} with {known} message{'' if known == 1 else 's'}", flush=True)
         for task in session.tasks(TASKS):
             with task:
                 print(f"task: {task.id}", flush=True)
@@ -112,7 +112,7 @@ def work(home: Path, *, stumbles: bool) -> None:
 
 
 def try_way(branch: Session, way: str) -> dict[str, float]:
-    """Patch the fork's files one way, and run its tests there."""
+    """Apply one strategy to the files of a fork, and run the tests there."""
     place = Path(str(branch.workspace.path)) if branch.workspace else Path()
     patched = FIRST_PATCH.replace("whole - whole * discount / 100", WAYS[way])
     write_file(str(place / "invoice.py"), patched.replace("    whole = sum(prices)\n", ""))

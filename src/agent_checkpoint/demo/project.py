@@ -1,4 +1,4 @@
-"""The small repository that the agent works on. Owns its files; knows no checkpoint."""
+"""The repository that the demo agent works on. Owns its files; knows nothing of checkpoints."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ README = "# Invoices\n\nA shop's invoices. Run the tests with `python -m unittes
 
 
 def make_project(place: Path) -> None:
-    """Write the repository; a git one if git is there."""
+    """Create the project, as a git repository if git is installed."""
     place.mkdir()
     (place / "invoice.py").write_text(BROKEN)
     (place / "test_invoice.py").write_text(TESTS)
@@ -54,7 +54,7 @@ def make_project(place: Path) -> None:
 
 
 def run_tests(place: Path) -> tuple[int, int]:
-    """Run the repository's own tests; return how many pass, and how many there are."""
+    """Run the tests of the project; return the numbers of passed tests and of all tests."""
     command = [sys.executable, "-B", "-m", "unittest", "-v"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     lines = done.stderr.splitlines()

@@ -1,4 +1,4 @@
-"""The story that the demo tells. Owns what is shown and when; everything in it really happens."""
+"""Run the demo step by step. Owns the steps and their output; nothing is faked."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from agent_checkpoint.demo.agent import KEY, WAYS, open_session, publish, shell,
 from agent_checkpoint.demo.project import make_project, run_tests
 
 _WORK, _STUMBLE = "work", "stumble"
-"""How the story starts its own processes."""
+"""Arguments of the agent processes that the demo starts."""
 
 
 def main(arguments: list[str]) -> int:
-    """Tell the story, or play the part of one of its processes; return the exit status.
+    """Run the demo, or one of its agent processes; return the exit status.
 
     Raises:
-        InvalidInputError: the directory is in use, or cannot be written.
+        InvalidInputError: the directory is not empty, or cannot be written.
     """
     parser = argparse.ArgumentParser(prog="agent-checkpoint demo", description=__doc__)
     parser.add_argument("part", nargs="*", help=argparse.SUPPRESS)
-    parser.add_argument("--in", dest="home", metavar="DIR", help="where; a temporary one if none")
+    parser.add_argument(
+        "--in", dest="home", metavar="DIR", help="an empty directory (default: a temporary one)"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.part[:1] in ([_WORK], [_STUMBLE]) and len(chosen.part) == 2:
         work(Path(chosen.part[1]), stumbles=chosen.part[0] == _STUMBLE)
@@ -48,18 +50,20 @@ def _home(said: str | None) -> Path:
     try:
         home.mkdir(parents=True, exist_ok=True)
         if any(home.iterdir()):
-            raise InvalidInputError(f"{home} is not empty: name a new directory.")
+            raise InvalidInputError(f"{home} is not empty: choose a new directory.")
     except OSError as error:
-        raise InvalidInputError(f"{home} cannot be used ({error.strerror}).") from error
+        raise InvalidInputError(f"Cannot use the directory {home} ({error.strerror}).") from error
     if not os.access(home, os.W_OK | os.X_OK):
-        raise InvalidInputError(f"{home} cannot be written: name another directory.")
+        raise InvalidInputError(f"{home} is not writable: choose another directory.")
     return home
 
 
 def tell(home: Path) -> None:
-    """Tell all chapters, in a directory."""
-    os.environ["AGENT_CHECKPOINT_PROGRESS"] = "0"  # the story says by itself how far it is
-    print("A scripted coding agent, without model and network. All of it really happens.")
+    """Run all steps in a directory."""
+    os.environ["AGENT_CHECKPOINT_PROGRESS"] = "0"  # the demo prints its own progress
+    print(
+        "A scripted coding agent; needs no model and no network. Every step is executed for real."
+    )
     _begin(home)
     _crash_and_resume(home)
     with open_session(home) as session:
@@ -78,10 +82,10 @@ def _begin(home: Path) -> None:
 
 
 def _crash_and_resume(home: Path) -> None:
-    _title("2. The agent works, is killed in the middle of a task, and is started again")
+    _title("2. The agent is killed in the middle of a task, and restarted")
     command = [sys.executable, "-m", "agent_checkpoint.demo"]
     _run([*command, _STUMBLE, str(home)], kill_at="half of")
-    _say("The half-written file is on the disk. Another process resumes: that task begins anew.")
+    _say("The file is half written. Another process resumes the session and restarts that task.")
     _run([*command, _WORK, str(home)])
 
 
@@ -90,15 +94,15 @@ def _wreck_and_roll_back(session: Session) -> None:
     place = _place(session)
     shell("rm invoice.py && echo oops > test_invoice.py", str(place))
     _say("$ rm invoice.py && echo oops > test_invoice.py")
-    _say(f"now there are: {_names(place)}")
+    _say(f"files: {_names(place)}")
     report = session.rollback(steps=1)
     _say(f"session.rollback(steps=1): {_names(place)}")
     written = ", ".join(report.files.write) if report.files is not None else ""
-    _say(f"It wrote {written}. session.undo() would take that back.")
+    _say(f"Restored {written}. session.undo() would undo the rollback.")
 
 
 def _explore_and_adopt(session: Session) -> None:
-    _title("4. Two strategies from the same moment, in parallel")
+    _title("4. Two strategies from the same checkpoint, in parallel")
     with ProcessPoolExecutor(len(WAYS)) as pool:
         outcome = explore(session, try_way, [{"way": way} for way in WAYS], executor=pool)
     for line in outcome.table().splitlines():
@@ -106,27 +110,27 @@ def _explore_and_adopt(session: Session) -> None:
     best = outcome.best("passed")
     best.adopt()
     passed, of = run_tests(_place(session))
-    _say(f"The winner, {best.variant['way']!r}, is the session's present: {passed} of {of} pass.")
+    _say(f"Adopted the best trial, {best.variant['way']!r}: {passed} of {of} tests pass.")
 
 
 def _publish_with_approval(session: Session, home: Path) -> None:
-    _title("5. Something that cannot be undone waits for a person")
+    _title("5. An irreversible tool call waits for approval")
     try:
         publish("1.1")
     except Suspended as waiting:
         (request,) = session.approvals.pending(KEY)
-        _say(f"Suspended: {request.words} waits as {request.id}.")
-        _say("The process could end here, and another one go on after the answer.")
+        _say(f"Suspended: {request.words} waits for approval as {request.id}.")
+        _say("The process could exit here; another one can resume after the decision.")
         session.approvals.approve(waiting.approval_id, by="you")
     for row in session.carry_out():
-        _say(f"Approved, and carried out: {row['result']}.")
-    _say(f"Once more: {publish('1.1')!r} is the recorded result.")
+        _say(f"Approved and executed: {row['result']}.")
+    _say(f"Called again: {publish('1.1')!r} is the recorded result.")
     lines = (home / "register.txt").read_text().splitlines()
     _say(f"The register has {len(lines)} line.")
 
 
 def _refuse(session: Session) -> None:
-    _title("6. A rollback past it is refused, with a report")
+    _title("6. A rollback past the irreversible effect is refused")
     try:
         session.rollback(to=f"{KEY}@2")
     except RollbackRefusedError as refused:
@@ -135,30 +139,30 @@ def _refuse(session: Session) -> None:
 
 
 def _end(home: Path) -> None:
-    _title("What just happened is still there")
+    _title("Inspect the result")
     command, store = _command(), shlex.quote(str(home / "store"))
     _say(f"{command} --store {store} log {KEY}")
     _say(f"{command} --store {store} ui {KEY}")
     if not all(map(find_spec, ("jinja2", "starlette", "uvicorn"))):
-        _say(f"    which needs {shlex.quote(_python())} -m pip install 'agent-checkpoint[web]'")
-    _say(f"rm -r {shlex.quote(str(home))}    when you have seen enough")
+        _say(f"    needs {shlex.quote(_python())} -m pip install 'agent-checkpoint[web]'")
+    _say(f"rm -r {shlex.quote(str(home))}    to clean up")
 
 
 def _command() -> str:
-    """Return how the command is called here: its script is not always on the path."""
+    """Return the command; its script is not always on PATH."""
     if shutil.which("agent-checkpoint"):
         return "agent-checkpoint"
     return f"{shlex.quote(_python())} -m agent_checkpoint"
 
 
 def _python() -> str:
-    """Return Python as it was called; the whole path where it does not know."""
+    """Return the name Python was started with, else its path."""
     called: list[str] = getattr(sys, "orig_argv", [])
     return called[0] if called and shutil.which(called[0]) else sys.executable
 
 
 def _run(command: list[str], *, kill_at: str | None = None) -> None:
-    """Run a process and show its lines; kill it with SIGKILL when it says `kill_at`."""
+    """Run a process and print its output; send SIGKILL when a line contains `kill_at`."""
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:

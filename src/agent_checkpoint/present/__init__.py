@@ -1,1 +1,1 @@
-"""What the command and the page both show: fork points, graph lanes, states as JSON."""
+"""Presentation shared by the command and the web page: fork points, graph lanes, states as JSON."""

@@ -1,4 +1,4 @@
-"""Where lines of checkpoints begin. Owns finding forks; reads no whole history for it."""
+"""The fork points of keys. Owns finding them from the first checkpoint of each key."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from agent_checkpoint.store.store import Store
 
 
 class Fork(NamedTuple):
-    """A key that begins at a checkpoint of another."""
+    """A key forked from a checkpoint of another key."""
 
     at: int
     key: str
 
 
 def find_forks(store: Store) -> dict[str, list[Fork]]:
-    """Return the keys that begin as forks, by the key that they come from.
+    """Return all forks, by the key they were forked from.
 
     Raises:
         StorageError: the medium failed.
@@ -34,9 +34,9 @@ def find_forks(store: Store) -> dict[str, list[Fork]]:
 
 
 def origin_of(store: Store, key: str) -> CheckpointId | None:
-    """Return the checkpoint that a key was forked from, if it was.
+    """Return the checkpoint that a key was forked from; None if it is not a fork.
 
-    Its first checkpoint says so. Where that was pruned, a session still knows.
+    The first checkpoint records it. If that was pruned, the session record still has it.
 
     Raises:
         StorageError: the medium failed.
@@ -48,7 +48,7 @@ def origin_of(store: Store, key: str) -> CheckpointId | None:
                 return _other(parse_checkpoint_id(first.parents[0]), key)
             return None if entry.seq == 1 else _noted(store, store.head(key), key)
     except UNUSABLE:
-        pass  # `verify` tells about it
+        pass  # `verify` reports it
     return None
 
 

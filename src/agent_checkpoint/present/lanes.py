@@ -1,6 +1,6 @@
-"""Checkpoints as a drawn tree. Owns the lanes: which line of events stands in which column.
+"""A text graph of checkpoints. Owns the lanes: which branch is drawn in which column.
 
-Knows nothing of stores: it is given what comes after what, the newest first.
+Knows nothing of stores: its input is nodes with parents, newest first.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Place = tuple[str, int]
 
 
 class Node(NamedTuple):
-    """A checkpoint to be drawn."""
+    """A checkpoint to draw."""
 
     place: Place
     parent: Place | None
-    """What it goes on from; None if that is not drawn."""
+    """The parent; None if it is not drawn."""
     sign: str
 
 
 class Signs(NamedTuple):
-    """What lines are drawn with."""
+    """The characters of lines."""
 
     line: str
     join: str
     across: str
     end: str
     more: str
-    """An end with another one to its right."""
+    """An end with another end to its right."""
 
 
 UNICODE = Signs("│", "├", "─", "╯", "┴")
@@ -40,17 +40,17 @@ ASCII = Signs("|", "+", "-", "'", "'")
 def drawn(
     nodes: Iterable[Node], signs: Signs = UNICODE, *, main: Place | None = None
 ) -> Iterator[tuple[str, Node | None]]:
-    """Iterate over lines: what stands before a node, and the node; None for a line between.
+    """Iterate over rows: the graph prefix and its node; None for a row between nodes.
 
     Args:
-        nodes: each before what it goes on from.
-        signs: what to draw with.
-        main: what begins in the first column, also if others come before it.
+        nodes: each before its parent.
+        signs: the characters of lines.
+        main: the node that starts in the first column, even if others come before it.
     """
     lanes: list[Place | None] = [] if main is None else [main]
     is_begun = main is None
     ended: set[int] = set()
-    """Columns in which a line came to its end: what is drawn below would seem to go on with it."""
+    """Columns whose lane has ended; not reused, or a node below would seem to continue it."""
     for node in nodes:
         is_begun = is_begun or node.place == main
         waiting = [column for column, place in enumerate(lanes) if place == node.place]
@@ -79,7 +79,7 @@ def drawn(
 
 
 def _joined(lanes: list[Place | None], waiting: list[int], signs: Signs) -> str:
-    """Return the line at which lanes come together in the first of them."""
+    """Return the row where lanes join the first of them."""
     first, last = waiting[0], waiting[-1]
     text = ""
     for column, place in enumerate(lanes):

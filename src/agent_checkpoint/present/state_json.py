@@ -1,6 +1,6 @@
-"""The states in checkpoints, without the code that made them. Owns how they are read and compared.
+"""Stored states as JSON, without the code of the agent. Owns reading and comparing them.
 
-Nothing is decoded, so nothing of it can run: a state is the JSON that stands in the store.
+States are not decoded into objects, so no stored code can run.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.tree_names import PART as FILES
 
 LOGS = ("messages", "calls")
-"""Parts that are only added to, and are compared from where they part."""
+"""Append-only parts; compared from the first differing item on."""
 
 
 def read_parts(store: Store, checkpoint: Checkpoint, names: Any = None) -> dict[str, Any]:
-    """Return parts of a checkpoint as JSON, all if no names are given.
+    """Return parts of a checkpoint as JSON; all parts if no names are given.
 
     Raises:
-        IntegrityError: something of them is missing or damaged.
+        IntegrityError: a part is missing or damaged.
         StorageError: the medium failed.
     """
 
@@ -40,7 +40,7 @@ def read_parts(store: Store, checkpoint: Checkpoint, names: Any = None) -> dict[
 
 
 def plain(tree: Any) -> Any:
-    """Return a state as people think of it: without the tags of objects, logs and tuples."""
+    """Return a state without the codec tags of objects, logs and tuples."""
     if isinstance(tree, list):
         return [plain(item) for item in tree]
     if not isinstance(tree, dict):
@@ -58,14 +58,14 @@ _NAMES = ("__class__", "__version__")
 
 
 def class_in(tree: Any) -> str | None:
-    """Return the class that a state says that it is of."""
+    """Return the class name recorded in a state."""
     inner = tree.get("$state", tree) if isinstance(tree, dict) else None
     said = inner.get("__class__") if isinstance(inner, dict) else None
     return said if isinstance(said, str) else None
 
 
 def compared_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
-    """Return what changed in the parts that are neither files nor logs, path by path."""
+    """Return the changes of all parts but files and logs, by path."""
     changes: Changes = {"added": {}, "removed": {}, "changed": {}}
     passed_over = {FILES, SESSION_PART, *LOGS}
     for name in dict.fromkeys([*before, *after]):
@@ -85,7 +85,7 @@ def compared_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Chan
 
 
 def _by_task(state: Any) -> Any:
-    """Return the tasks of a session by their ids, as people name them; any other state as it is."""
+    """Return the tasks of a session by id; any other state unchanged."""
     rows = state.get("tasks") if isinstance(state, dict) and len(state) == 1 else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) and "id" in row for row in rows):
         return state
@@ -94,7 +94,7 @@ def _by_task(state: Any) -> Any:
 
 
 def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:
-    """Return the items that only the one or the other of two logs has, from where they part."""
+    """Return the removed and added items of two logs, from the first difference on."""
     old, new = plain(before), plain(after)
     old, new = old if isinstance(old, list) else [], new if isinstance(new, list) else []
     same = 0
@@ -104,12 +104,12 @@ def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:
 
 
 def message_words(item: Any, limit: int, cut: Callable[[int], int]) -> str:
-    """Return an item of a conversation, or a call, in one line.
+    """Return a message or a tool call as one line.
 
     Args:
-        item: what it is.
-        limit: how long what it says may be.
-        cut: how long other texts may be, from what would do on a terminal.
+        item: the message or tool call.
+        limit: the maximum length of its contents.
+        cut: maps the maximum length of other texts on a terminal to the actual maximum.
     """
     from agent_checkpoint.formatting import one_line, value_summary
 

@@ -1,1 +1,1 @@
-"""From an event of a coding agent to a checkpoint: client, daemon, saver."""
+"""Save events of coding agents as checkpoints: client, daemon, event saver."""

@@ -1,9 +1,9 @@
-"""One event of a coding agent, handed to the process that saves it. Owns that hand-over.
+"""The hook client: sends one event of a coding agent to the daemon. Owns the client protocol.
 
-An agent starts it at every tool call, as a file, by `python -I -S`. So it loads next to nothing of
-the standard library, nothing of this package and nothing from where the agent works. It never
-stops the agent: it always ends well, and what went wrong is in a file. As a file it is compiled at
-each start: what is seldom needed is in `spawn`.
+An agent runs this file by `python -I -S` at every tool call. So it imports almost nothing of the
+standard library, nothing of this package and nothing from the agent's directory. It never blocks
+the agent: it always exits with 0, and failures go to a log file. A script is compiled at each
+start, so rarely needed code is in `spawn`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLACES = (
     "XDG_CONFIG_HOME",
     "XDG_STATE_HOME",
 )
-"""What says where everything is: whoever saves for this process must have the same."""
+"""Variables that determine paths: the daemon serves only clients with the same values."""
 SECRET = "AGENT_CHECKPOINT_SECRET"  # noqa: S105 - the name of it
 PROJECTS = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
 
@@ -37,11 +37,11 @@ MOST_EVENT = 64 << 20
 _MOST_LOG = 256 << 10
 _PATIENCE = 5.0
 _ANSWERS_WITHIN = 1.0
-GOES_ON = "It takes long to save, and goes on while the agent works."
+GOES_ON = "Saving takes long; it continues in the background."
 
 
 def main(arguments: list[str]) -> int:
-    """Take the event from the standard input; return 0, whatever happens."""
+    """Save the event on stdin; always return 0."""
     agent = arguments[0] if arguments else ""
     store = arguments[2] if arguments[1:2] == ["--store"] and len(arguments) > 2 else ""
     try:
@@ -49,19 +49,19 @@ def main(arguments: list[str]) -> int:
         event = _read(until)
         if event is not None:
             hand_over(agent, event, until, store)
-    except BaseException as error:  # also what a bug raises: the agent must not suffer from it
+    except BaseException as error:  # also bugs: the agent must not fail because of the hook
         tell_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
         if agent not in ("claude-code", "codex"):
-            _write(1, b"{}\n")  # Gemini CLI wants JSON, and nothing but JSON
+            _write(1, b"{}\n")  # Gemini CLI requires JSON on stdout
     return 0
 
 
 def hand_over(agent: str, event: bytes, until: float, store: str = "") -> None:
-    """Have an event saved: by the process that watches the directory, or else by a child."""
-    store = whole_name(store or os.environ.get(STORE, ""))  # the other process is elsewhere
+    """Have an event saved by the daemon, or by a child process if there is no daemon."""
+    store = whole_name(store or os.environ.get(STORE, ""))  # the daemon has another cwd
     request = request_of(agent, event, store)
-    # A backend of another package may need more of the environment than a daemon gets.
+    # A third-party backend may need environment variables that the daemon does not get.
     is_served = sys.platform == "linux" and not os.environ.get(DIRECT) and _is_here(store)
     if not is_served or not _by_another(request, until):
         find_package()
@@ -71,16 +71,16 @@ def hand_over(agent: str, event: bytes, until: float, store: str = "") -> None:
 
 
 def seconds() -> float:
-    """Return how long the agent may be kept waiting, for all steps together."""
+    """Return how many seconds the agent may wait, for all steps together."""
     try:
         found = float(os.environ.get(SECONDS) or _PATIENCE)
     except ValueError:
         return _PATIENCE
-    return min(max(found, 0.05), 3600.0) if found == found else _PATIENCE  # not a number
+    return min(max(found, 0.05), 3600.0) if found == found else _PATIENCE  # NaN
 
 
 def request_of(agent: str, event: bytes, store: str = "") -> bytes:
-    """Return all that must be known to save an event, as bytes."""
+    """Return the encoded request to save an event."""
     get = os.environ.get
     project = next((found for name in PROJECTS if (found := get(name))), "")
     fields = [agent, store, project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
@@ -89,22 +89,22 @@ def request_of(agent: str, event: bytes, store: str = "") -> bytes:
 
 
 def _is_here(store: str) -> bool:
-    """Tell whether a store is of a backend of this package: a directory on this machine."""
+    """Tell whether a store is a local directory of a built-in backend."""
     return "://" not in store or store.startswith(("sqlite://", "file://"))
 
 
 def whole_name(store: str) -> str:
-    """Return the name of a store as it is understood from any directory."""
+    """Return a store path or URL that is valid in any working directory."""
     if not store or "://" in store:
         return store
     return os.path.abspath(os.path.expanduser(store))
 
 
-# -- the other process -----------------------------------------------------------------------------
+# -- the daemon ------------------------------------------------------------------------------------
 
 
 def _by_another(request: bytes, until: float) -> bool:
-    """Have another process save it, which is started if there is none; tell whether it did."""
+    """Have the daemon save a request, started if it is not running; tell whether it did."""
     directory = open_state()
     if directory is None:
         return False
@@ -127,7 +127,7 @@ def _ask(connection: _socket.socket, request: bytes, until: float) -> bool:
         connection.sendall(request)
         if connection.recv(1) != b"+":
             return False
-    except OSError:  # it does not answer, is ending, or is killed
+    except OSError:  # it does not respond, is stopping, or was killed
         return False
     try:
         connection.settimeout(left(until))
@@ -140,7 +140,7 @@ def _ask(connection: _socket.socket, request: bytes, until: float) -> bool:
 
 
 def _connect(directory: int, until: float) -> _socket.socket | None:
-    import _socket  # `socket` takes as long to load as all the rest
+    import _socket  # `socket` takes as long to import as everything else
 
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.settimeout(min(left(until), _ANSWERS_WITHIN))
@@ -153,24 +153,24 @@ def _connect(directory: int, until: float) -> _socket.socket | None:
 
 
 def left(until: float) -> float:
-    """Return how long may still be waited; never nothing, which would mean not to wait at all."""
+    """Return the seconds left until a deadline; never 0, which would mean non-blocking."""
     return max(until - monotonic(), 0.001)
 
 
 def is_ready(fd: int, until: float) -> bool:
-    """Wait until something can be read, or its end; tell whether that was in time."""
+    """Wait until a descriptor is readable or closed; tell whether that was before the deadline."""
     import select
 
-    waiting = select.poll()  # `select` itself knows no number above 1023
+    waiting = select.poll()  # `select` is limited to descriptors below 1024
     waiting.register(fd, select.POLLIN)
     return bool(waiting.poll(left(until) * 1000))
 
 
-# -- names and places, for both processes ----------------------------------------------------------
+# -- paths, for client and daemon ------------------------------------------------------------------
 
 
 def state_directory() -> str | None:
-    """Return where sockets and the record of failures are; None if there is no place."""
+    """Return the directory of sockets, locks and the log; None if it cannot be determined."""
     given = os.environ.get("AGENT_CHECKPOINT_HOME")
     if given:
         return f"{given}/hook" if os.path.isabs(given) else None
@@ -182,7 +182,7 @@ def state_directory() -> str | None:
 
 
 def open_state() -> int | None:
-    """Return the directory, open and made if need be; None if it is not this user's alone."""
+    """Open the state directory, created if missing; None if other users can access it."""
     path = state_directory()
     if path is None:
         return None
@@ -200,7 +200,7 @@ def open_state() -> int | None:
 
 
 def _make(path: str) -> None:
-    """Make a directory, and those above: one by one, since the umask may let others in."""
+    """Create a directory and its parents, each with mode 0700: the umask may allow others."""
     above = os.path.dirname(path)
     if not os.path.isdir(above):
         _make(above)
@@ -211,24 +211,24 @@ def _make(path: str) -> None:
 
 
 def socket_name() -> str:
-    """Return the name of the socket: another one for each installed version, and each host."""
+    """Return the name of the socket: one for each installed version and host."""
     return f"{os.uname().nodename[:40]}-{stamp()}.sock"
 
 
 def stamp() -> str:
-    """Return what differs as soon as another version is installed."""
+    """Return a signature of the installed version: the stat signature of this file."""
     found = os.stat(FILE)
     return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_mtime_ns:x}"
 
 
 def log_file() -> str | None:
-    """Return where failures are written down."""
+    """Return the path of the log of failures."""
     path = state_directory()
     return None if path is None else f"{path}/hook.log"
 
 
 def tell_failure(text: str) -> None:
-    """Write down what went wrong, in a line; what was written long ago is dropped."""
+    """Append a line to the log; a long log is rotated."""
     import time
 
     when = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -239,7 +239,7 @@ def tell_failure(text: str) -> None:
             return
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-            # Who opens a pipe waits until somebody reads.
+            # Opening a pipe would block until it has a reader.
             fd = os.open("hook.log", flags | os.O_NONBLOCK, 0o600, dir_fd=directory)
             try:
                 found = os.fstat(fd)
@@ -253,14 +253,14 @@ def tell_failure(text: str) -> None:
         finally:
             os.close(directory)
     except OSError:
-        pass  # a full disk, perhaps: there is nobody else to tell
+        pass  # such as a full disk: there is nowhere else to report it
 
 
 def find_package() -> None:
-    """Make this package importable, with what is installed beside it, if Python is bare."""
+    """Make this package and its dependencies importable if Python runs with -S."""
     if not sys.flags.no_site or "site" in sys.modules:
         return
-    # Before what is installed: another version of this package may be there, too.
+    # Before site-packages, which may have another version of this package.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(FILE)))))
     import site
 
@@ -268,27 +268,27 @@ def find_package() -> None:
 
 
 def _read(until: float) -> bytes | None:
-    """Return the standard input; None if a person sits there."""
+    """Read stdin; None if it is a terminal."""
     if os.isatty(0):
         return None
     pieces: list[bytes] = []
     size = 0
     while True:
         if not is_ready(0, until):
-            raise TimeoutError(f"the event has not ended after {size:,} bytes")
+            raise TimeoutError(f"timeout reading the event from stdin after {size:,} bytes")
         piece = os.read(0, 1 << 20)
         if not piece:
             break
         size += len(piece)
-        if size <= MOST_EVENT:  # the rest is read as well: the agent may not expect a closed pipe
+        if size <= MOST_EVENT:  # the rest is read, too: the agent may not expect a closed pipe
             pieces.append(piece)
     if size > MOST_EVENT:
-        raise ValueError(f"an event has more than {MOST_EVENT:,} bytes")
+        raise ValueError(f"the event has more than {MOST_EVENT:,} bytes")
     return b"".join(pieces)
 
 
 def _write(fd: int, text: bytes) -> None:
-    try:  # noqa: SIM105 - `contextlib` takes its time to load
+    try:  # noqa: SIM105 - `contextlib` is slow to import
         os.write(fd, text)
     except OSError:
         pass
@@ -302,5 +302,5 @@ if __name__ == "__main__":
         serve(int(sys.argv[2]))
     else:
         main(sys.argv[1:])
-    # What Python does at its end takes longer than what is above.
+    # The shutdown of Python takes longer than all of the above.
     os._exit(0)

@@ -1,7 +1,7 @@
-"""The process that stays, watches and saves what hooks hand over. Owns its life and its socket.
+"""The hook daemon: watches directories and saves the events of hooks. Owns its socket.
 
-There is one a user, host and installed version. It ends when it has had nothing to do for some
-minutes, when another version is installed in its place, and when it is told to.
+There is one per user, host and installed version. It exits after some idle minutes, when another
+version is installed, and on request.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def serve(ready: int) -> None:
-    """Listen until it is time to end.
+    """Run the daemon.
 
     Args:
-        ready: a pipe to close as soon as somebody listens.
+        ready: a pipe to close once the socket accepts connections.
     """
     directory = open_state()
     if directory is None:
@@ -51,7 +51,7 @@ def serve(ready: int) -> None:
         return
     os.umask(0o077)
     with suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=directory)  # of one that was killed
+        os.unlink(name, dir_fd=directory)  # left by a daemon that was killed
     path = f"/proc/self/fd/{directory}/{name}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
@@ -71,7 +71,7 @@ def serve(ready: int) -> None:
 
 
 class Server:
-    """Takes requests, each in a thread of its own."""
+    """Serves requests, each in its own thread."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
@@ -86,34 +86,34 @@ class Server:
         self._is_ending = False
 
     def run(self) -> None:
-        """Serve until it is time to end."""
+        """Serve until stopped, idle or outdated."""
         self._listener.settimeout(_LOOKS_AFTER)
         while not self._is_over():
             try:
                 connection, _ = self._listener.accept()
             except socket.timeout:
                 continue
-            except OSError as error:  # no more descriptors, perhaps
+            except OSError as error:  # such as no free descriptors
                 if self._is_ending:
                     break
-                tell_failure(f"The process that saves cannot accept: {error}")
+                tell_failure(f"The hook daemon cannot accept connections: {error}")
                 time.sleep(0.1)
                 continue
             with self._changed:
                 if self._at_work >= _MOST_AT_ONCE:
-                    connection.close()  # whoever asks then does it alone
+                    connection.close()  # the client then saves by itself
                     continue
                 self._at_work += 1
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def end(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         self._is_ending = True
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # who waits for one is woken up
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes up accept()
 
     def close(self) -> None:
-        """Wait for what is under way, and let go of the stores."""
+        """Wait for running requests, then close the stores."""
         with self._changed:
             self._changed.wait_for(lambda: self._at_work == 0, timeout=60)
         self._keeper.close()
@@ -147,24 +147,24 @@ class Server:
         if not self._is_like_us(connection):
             return
         text = _read_request(connection)
-        if not text:  # somebody only wanted to know whether anybody listens
+        if not text:  # a probe whether the daemon listens
             return
         if text == END:
             self.end()
             return
         request = parse_request(text)
         if request.places != self._places or request.secret != self._secret:
-            return  # its store or its secret are elsewhere
+            return  # the client has other paths or another secret
         connection.sendall(b"+")
         try:
             self._keeper.save(request)
         except BaseException as error:
             tell_failure(f"{type(error).__name__}: {error}")
-        with suppress(OSError):  # it may have given up
+        with suppress(OSError):  # the client may have timed out
             connection.sendall(b".")
 
     def _is_like_us(self, connection: socket.socket) -> bool:
-        """Tell whether it is the same user who asks, and sees the same files as this process."""
+        """Tell whether the client has the same user and the same mount namespace."""
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(data)
         if uid != os.geteuid() or pid <= 0:
@@ -176,7 +176,7 @@ class Server:
 
 
 def end_all() -> int:
-    """Tell all processes that serve this user here to end; return how many were told."""
+    """Stop all daemons of this user on this host; return how many were stopped."""
     directory = open_state()
     if directory is None:
         return 0
@@ -203,7 +203,7 @@ def _read_request(connection: socket.socket) -> bytes:
         return pieces[0]
     left = sum(map(int, line.split()[:2])) - len(rest)
     if left > MOST_EVENT + (1 << 20):
-        raise ValueError("a request is too long")
+        raise ValueError("the request is too long")
     while left > 0:
         piece = connection.recv(min(left, 1 << 20))
         if not piece:
@@ -214,13 +214,13 @@ def _read_request(connection: socket.socket) -> bytes:
 
 
 def _becomes_first(directory: int, name: str) -> bool:
-    """Tell whether no other process serves; wait until another one that has the lock listens.
+    """Take the daemon lock; False if another daemon holds it and listens.
 
-    It may never do so: the lock of one that was killed is there for a moment longer than itself.
+    The holder may never listen: the lock of a killed process outlives it for a moment.
     """
     for _ in range(100):
         if take_lock(directory, f"{name}.lock") is not None:
-            return True  # it is held until this process ends
+            return True  # held until this process exits
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
                 connection.connect(f"/proc/self/fd/{directory}/{name}")
@@ -231,7 +231,7 @@ def _becomes_first(directory: int, name: str) -> bool:
 
 
 def _sweep(directory: int) -> None:
-    """Remove the locks of processes that are no more."""
+    """Remove locks and sockets of dead processes."""
     for name in os.listdir(directory):
         if not name.endswith((".sock.lock", ".session.lock")):
             continue
@@ -254,7 +254,7 @@ def _idle_seconds() -> float:
 
 
 def _memory() -> int:
-    """Return how many bytes of memory this process has."""
+    """Return the resident memory of this process in bytes."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
-"""From an event to a checkpoint. Owns when one is due, and what is kept between two of them.
+"""Save hook events as checkpoints. Owns when one is due, and the caches between events.
 
-The same for a process of its own at each event, and for the one that stays and watches.
+Used by the daemon, and by the child process that saves one event without it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 _MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
 _MOST_KEPT = 32 << 20
-"""Of a longer conversation nothing is kept in memory."""
+"""Larger transcripts are not cached in memory."""
 _TRIES = 8
 _TOLD = 3
 _RECENT = 8
@@ -48,7 +48,7 @@ _ROOTS = (".git", ".hg", ".jj", ".svn")
 
 
 class Request(NamedTuple):
-    """What an agent's process hands over."""
+    """A request of the hook client."""
 
     agent: str
     store: str
@@ -59,27 +59,27 @@ class Request(NamedTuple):
 
 
 def parse_request(text: bytes) -> Request:
-    """Take a request apart. Raises InvalidInputError."""
+    """Parse a request. Raises InvalidInputError."""
     try:
         line, _, rest = text.partition(b"\n")
         head, event = map(int, line.split())
         fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
         agent, store, project, secret, *places = fields
     except ValueError:
-        raise InvalidInputError("This is no request of a hook.") from None
+        raise InvalidInputError("Invalid request of a hook client.") from None
     if len(rest) != head + event or len(places) != len(PLACES):
-        raise InvalidInputError("A request of a hook is not whole.")
+        raise InvalidInputError("Incomplete request of a hook client.")
     return Request(agent, store, project, secret, tuple(places), rest[head:])
 
 
 class Keeper:
-    """Saves events, one after the other for each session; several threads may use it."""
+    """Saves events, one at a time for each session; thread-safe."""
 
     def __init__(self, *, watch: bool) -> None:
-        """Keep nothing yet.
+        """Start with empty caches.
 
         Args:
-            watch: whether directories stay open and are watched, for the next event.
+            watch: whether workspaces stay open and are watched between events.
         """
         self._watch = watch
         self._lock = threading.Lock()
@@ -89,14 +89,14 @@ class Keeper:
         self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
 
     def save(self, request: Request, *, patience: float = PATIENCE) -> str | None:
-        """Save what is not saved yet; return the id of the checkpoint, if one was due.
+        """Save an event; return the id of the checkpoint, or None if none was due.
 
         Args:
-            request: what was handed over.
-            patience: for how many seconds to wait for another process that works on the session.
+            request: the request of the client.
+            patience: seconds to wait for the session lock.
 
         Raises:
-            CheckpointError: nothing was saved; the message says why.
+            CheckpointError: nothing was saved.
         """
         event = read_event(request.agent, request.event)
         key = check_key(event.key)
@@ -104,7 +104,7 @@ class Keeper:
             return self._save(event, key, self._store(request.store), request.project)
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all workspaces and stores."""
         with self._lock:
             for workspace in self._workspaces.values():
                 workspace.close()
@@ -121,7 +121,7 @@ class Keeper:
         workspace = self._workspace(store, root_of(event, before, project))
         transcript, trouble = self._transcript(event, key)
         if trouble is not None and (before is None or before.trouble != trouble):
-            tell_failure(f"The conversation is not saved, the files are: {trouble}")
+            tell_failure(f"Files saved without the conversation: {trouble}")
         noted = None if transcript is None else transcript.note()
         note = Note.of(store, event, str(workspace.path), noted, trouble=trouble)
         files = _Files(workspace, full=event.is_end)
@@ -137,17 +137,17 @@ class Keeper:
         for attempt in range(_TRIES):
             is_new = _has_news(note, {OBJECT: captured.name}, head, before)
             if not is_new and (event.moment != AFTER or _is_noted(store, key, event)):
-                files.writer.committed()  # the head has just that
+                files.writer.committed()  # the head has the same contents
                 return None
             after = (0 if head is None else head.seq) if attempt < _TRIES - 1 else None
             try:
                 parents = () if head is None else (head.id,)
                 return store.write(draft, parents=parents, after=after).id
-            except ConflictError:  # another hook was faster, and may have saved the same
+            except ConflictError:  # another hook has saved first, perhaps the same
                 head, before = _head(store, key)
-        raise AssertionError("unreachable: the last try has no condition")
+        raise AssertionError("unreachable: the last attempt expects no head")
 
-    # -- what is kept ----------------------------------------------------------------------------
+    # -- caches ----------------------------------------------------------------------------------
 
     def _session(self, name: str) -> threading.Lock:
         with self._lock:
@@ -181,7 +181,7 @@ class Keeper:
         name = id(store), root
         with self._lock:
             found = self._workspaces.pop(name, None)
-        if found is None:  # which may take its time, if a restore was interrupted
+        if found is None:  # outside of the lock: finishing an interrupted restore may take long
             found = Workspace(root, store, watch=self._watch)
             for notice in found.notices:
                 tell_failure(notice)
@@ -193,7 +193,7 @@ class Keeper:
             return found
 
     def _transcript(self, event: Event, key: str) -> tuple[Transcript | None, str | None]:
-        """Return the conversation, as it is now; without one why, if there should be one."""
+        """Return the current transcript; or the reason why it cannot be read."""
         if event.transcript is None:
             return None, None
         key = f"{key}\0{event.transcript}"
@@ -216,7 +216,7 @@ class Keeper:
 
 
 class _Files:
-    """Captures a workspace, and keeps what it was handed to."""
+    """Captures a workspace, and remembers the writer."""
 
     writer: Writer
 
@@ -234,7 +234,7 @@ def _is_replaced(store: Store) -> bool:
 
 
 def root_of(event: Event, before: Note | None, project: str) -> str:
-    """Return the directory of a session: where it began to work, whatever it goes to since."""
+    """Return the root directory of a session: where it started, even if its cwd changes."""
     if before is not None and before.is_ours and os.path.isdir(before.root):
         return before.root
     if os.path.isabs(project) and os.path.isdir(project):
@@ -250,21 +250,21 @@ def root_of(event: Event, before: Note | None, project: str) -> str:
 
 
 def _tell_left_out(workspace: Workspace) -> None:
-    """Write down what the rules leave out: they may have come with the project."""
+    """Log what ignore rules exclude: the rules may have come with the project."""
     names = workspace.left_out
     if names:
         some = ", ".join(map(short_repr, names[:_TOLD]))
         more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
         root = short_repr(str(workspace.path))
-        tell_failure(f"The .checkpointignore of {root} leaves out: {some}{more}")
+        tell_failure(f"The .checkpointignore of {root} excludes: {some}{more}")
 
 
 def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
-    """Write down what is left out of the files, unless that is so of the head already."""
+    """Log files that could not be saved, unless the head has the same losses."""
     losses = workspace.losses
     if not losses:
         return
-    with suppress(CheckpointError):  # what is wrong with the head is no matter of this checkpoint
+    with suppress(CheckpointError):  # a damaged head does not affect this checkpoint
         before = None if head is None else tree_in(store, head)
         if before is not None and set(losses) <= set(before.notes):
             return
@@ -272,15 +272,15 @@ def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) ->
         f"{short_repr(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_TOLD]
     )
     more = f" and {len(losses) - _TOLD} more" if len(losses) > _TOLD else ""
-    tell_failure(f"Not all files of {short_repr(str(workspace.path))} are saved: {some}{more}")
+    tell_failure(f"Some files of {short_repr(str(workspace.path))} are not saved: {some}{more}")
 
 
 def _present(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
-    """Return the head, after what a crash has interrupted is carried out."""
+    """Return the head, after finishing a rewind that a crash has interrupted."""
     head, before = _head(store, key)
     if head is None or before is None or before.rewind is None:
         return head, before
-    from agent_checkpoint.agents.rewind.rewind import finish  # slow to load, and seldom needed
+    from agent_checkpoint.agents.rewind.rewind import finish  # slow to import, rarely needed
 
     told = finish(store, head, before)
     if told is not None:
@@ -292,7 +292,7 @@ def _head(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
     try:
         head = store.head(key)
         return head, None if head is None else read_note(store, head)
-    except UNUSABLE:  # `verify` tells about it; the agent goes on
+    except UNUSABLE:  # `verify` reports it; the agent continues
         head = next(_readable(store, key), None)
         return head, None
 
@@ -308,16 +308,17 @@ def _readable(store: Store, key: str) -> Any:
 
 
 def _has_news(note: Note, files: Any, head: Checkpoint | None, before: Note | None) -> bool:
-    """Tell whether there is something to save that the head does not have."""
+    """Tell whether files or transcript differ from the head."""
     if head is None or before is None or head.kind == SAFETY:
         return True
     return head.parts.get(FILES) != files or note.transcript != before.transcript
 
 
 def _is_noted(store: Store, key: str, event: Event) -> bool:
-    """Tell whether a tool call was noted: one that changed nothing is, but once.
+    """Tell whether a tool call has a checkpoint; one without changes gets exactly one.
 
-    Not the head alone counts: whoever was killed may have saved it, and others since.
+    Recent checkpoints count, not only the head: a process that was killed may have saved it, and
+    others since.
     """
     if not all(call.id for call in event.calls):
         return False
@@ -327,5 +328,5 @@ def _is_noted(store: Store, key: str, event: Event) -> bool:
             tags <= set(item.tags)
             for item in islice(store.newest_first(key, page=_RECENT), _RECENT)
         )
-    except UNUSABLE:  # further down, where `verify` tells about it
+    except UNUSABLE:  # an older checkpoint is damaged; `verify` reports it
         return False

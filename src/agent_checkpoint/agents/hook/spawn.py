@@ -1,6 +1,6 @@
-"""Processes that go on without the agent: the one that stays, and a child that saves one event.
+"""Start the hook daemon, or a child that saves one event. Owns detaching them from the agent.
 
-Owns how they get apart from it: the agent may wait until nobody has its pipes open.
+An agent may wait until all processes have closed its pipes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KEPT = frozenset((*PLACES, SECRET, IDLE, "PATH", "TMPDIR", "TZ", "LANG", "LD_LI
 
 
 def start_server(until: float) -> None:
-    """Start the process that stays; wait until it listens or is gone, or it is time."""
+    """Start the daemon; wait until it listens, exits, or the deadline passes."""
     ready, write = os.pipe()
     if os.fork() == 0:
         try:
@@ -46,12 +46,12 @@ def start_server(until: float) -> None:
 
 
 def save_in_child(request: bytes, until: float) -> None:
-    """Have a child save an event, which goes on when the agent has waited long enough."""
+    """Save an event in a child process, which continues after the deadline."""
     done, write = os.pipe()
     if os.fork() == 0:
         try:
             _leave(write)
-            if open_state() is None:  # no place for a lock: nothing else keeps them from piling up
+            if open_state() is None:  # no lock possible: a timer keeps children from piling up
                 signal.setitimer(signal.ITIMER_REAL, left(until))
             from agent_checkpoint.agents.hook.event_saver import Keeper, parse_request
 
@@ -67,14 +67,14 @@ def save_in_child(request: bytes, until: float) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return what the daemon has to know; it outlives the agent, whose secrets are not its own."""
+    """Return the environment of the daemon; it must not keep secrets of the agent."""
     return {
         name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")
     }
 
 
 def _leave(kept: int) -> None:
-    """Be a process apart, with nothing open that was the agent's: no pipe and no lock."""
+    """Detach from the agent: new session, and none of its descriptors open."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)

@@ -1,1 +1,1 @@
-"""Rewind: files and conversation of a coding agent, set back together."""
+"""Rewind the files and the conversation of a coding agent together."""

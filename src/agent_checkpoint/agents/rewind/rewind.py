@@ -1,13 +1,13 @@
-"""A coding agent's session, set back: its files and its conversation together. Owns the order.
+"""Rewind a session of a coding agent: files and transcript together. Owns the order of steps.
 
-look     what would be done to the files, and to the transcript
-write    the transcript of then, beside the one of now
-hold     one safety checkpoint of the files and of the whole transcript, in the session's key, that
-         says what is about to be done, and a mark outside of the store that it has begun: from
-         here on it is done, by whoever comes next if need be
-files    restored, with that checkpoint as the evidence
-words    the transcript replaced by that at once; the one before stays beside it
-turn     a checkpoint with the content of the target: the head of a key is always its present
+plan        changes of the files and of the transcript
+stage       write the old transcript next to the current one
+save        a safety checkpoint of the files and the transcript, with the intended rewind in its
+            note, then the journal entry outside of the store: from here on the rewind is finished,
+            by the next process after a crash
+files       restore them; the safety checkpoint has the present ones
+transcript  replace it atomically; the previous one is kept next to it
+head        save a checkpoint with the contents of the target: the head always matches the present
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from agent_checkpoint.workspace.workspace import Workspace
 
 
 class Rewinding:
-    """One way back of one session."""
+    """One rewind of one session."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class Rewinding:
         """Open the directory of the session.
 
         Args:
-            store: where the checkpoint is.
-            target: where to go back to.
-            note: what it says of the session.
-            files: whether the files go back.
-            conversation: whether the transcript does.
-            exclude: patterns of files that stay as they are.
+            store: the store.
+            target: the checkpoint to rewind to.
+            note: the note of the target.
+            files: whether to rewind the files.
+            conversation: whether to rewind the transcript.
+            exclude: patterns of files to keep.
 
         Raises:
-            CheckpointError: the checkpoint, or the directory, cannot be used.
+            CheckpointError: the checkpoint or the directory cannot be used.
         """
         self._store = store
         self._target = target
@@ -94,19 +94,19 @@ class Rewinding:
         if self._tree is not None:
             rules = {"ignore": self._tree.ignore, "gitignore": self._tree.gitignore}
         self.directory = _unmoved(note.root)
-        """Where the files are."""
+        """The directory of the session."""
         self._workspace = Workspace(note.root, store, watch=False, **rules)
         self._workspace.saved_in = (target.key,)
         self._lines = self._lines_in(target) if conversation else None
         self.missing = note.trouble if conversation else None
-        """Why the conversation of then was not saved, if it was not."""
+        """Why the target has no conversation, if it has none."""
         self._present = Transcript(note.transcript["path"]) if note.transcript else None
         self.plan: Plan | None = None
-        """What is done to the files."""
+        """The changes of the files."""
         self.words: str | None = None
-        """What is done to the transcript."""
+        """The change of the transcript, as text."""
         self.kept: str | None = None
-        """Where the transcript before is."""
+        """The path of the previous transcript."""
         self.safety_id: str | None = None
 
     def __enter__(self) -> Rewinding:
@@ -121,7 +121,7 @@ class Rewinding:
         self._workspace.close()
 
     def preview(self) -> None:
-        """Find out what would be done. Raises as `run` does."""
+        """Compute the plan. Raises as `run` does."""
         self.plan = self._planned()
         self.words = self._words()
 
@@ -131,19 +131,19 @@ class Rewinding:
         return self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
 
     def run(self, only_if: Plan | None = None) -> None:
-        """Go back.
+        """Rewind.
 
         Args:
-            only_if: what somebody was shown to be done to files, and has agreed to.
+            only_if: the plan that the user confirmed; any plan if None.
 
         Raises:
-            PlanChangedError: it is something else by now; nothing was done.
-            RestoreIncompleteError: some files could not be restored; the conversation is as it was.
-            ConflictError: another process works on the session.
-            CheckpointError: nothing was done.
+            PlanChangedError: the plan has changed since; nothing was changed.
+            RestoreIncompleteError: some files could not be restored; the transcript is unchanged.
+            ConflictError: another process holds the session lock.
+            CheckpointError: nothing was changed.
         """
         with alone(self._target.key):
-            text = self._replacement()  # first: files must not go back without the conversation
+            text = self._replacement()  # first: files are not rewound without the conversation
             try:
                 safety = self._save_present(SAFETY, "before the rewind to", self._decision)
                 self.safety_id = safety.id
@@ -154,22 +154,26 @@ class Rewinding:
                 try:
                     rewind_journal.begin(self._store, safety)
                 except OSError as error:
-                    raise StorageError(f"Nothing was done: {error}.") from error
+                    raise StorageError(
+                        f"Cannot write the rewind journal ({error}). Nothing was changed."
+                    ) from error
                 self.follow(safety, text)
             finally:
                 if text is not None:
                     text.discard()
-            prune_safety_checkpoints(self._store, self._target.key)  # the target may be one of them
+            prune_safety_checkpoints(
+                self._store, self._target.key
+            )  # last: the target may be among them
 
     def follow(self, safety: Checkpoint, text: Replacement | None = None) -> None:
-        """Do what a safety checkpoint says; also again, after a crash. Raises as `run` does."""
+        """Apply the rewind of a safety checkpoint; repeatable after a crash. Raises as `run`."""
         try:
             self._restore_files(safety)
             if not self._has_words_of_then(safety):
                 text = text or self._replacement()
                 self.kept = None if text is None else text.put()
         except Exception:
-            with suppress(CheckpointError):  # what is told now is not tried again later
+            with suppress(CheckpointError):  # the error is reported now, and not retried later
                 self._save_present("restore", "not finished: the rewind to")
             rewind_journal.end(self._target.key)
             raise
@@ -177,14 +181,14 @@ class Rewinding:
         rewind_journal.end(self._target.key)
 
     def _turn(self) -> None:
-        """Save what there is now: it is the head of the session from here on."""
+        """Save the present as the new head of the session."""
         if not self._is_whole:
             self._save_present("restore", "after a part of the rewind to")
             return
         parts: dict[str, Any] = {
             name: ReusedPart(tree) for name, tree in self._target.parts.items()
         }
-        if self._note.rewind is not None:  # it is a safety checkpoint itself
+        if self._note.rewind is not None:  # the target is itself a safety checkpoint
             parts[PART] = self._note._replace(rewind=None).sealed().dump()
         draft = Draft(self._target.key, parts, kind="rollback", label=self._target.label)
         self._store.write(draft, parents=(self._target.id,))
@@ -196,7 +200,7 @@ class Rewinding:
         return Replacement(self._present.path, text_of(self._lines, is_ended=ended))
 
     def _has_words_of_then(self, safety: Checkpoint) -> bool:
-        """Tell whether the transcript need not be replaced, or was before a crash."""
+        """Tell whether the transcript already has the old contents, or was replaced before."""
         then = self._lines
         if then is None or self._present is None:
             return True
@@ -205,7 +209,7 @@ class Rewinding:
         now, held = list(self._present.lines), self._lines_in(safety) or []
         if len(held) > len(then) and now[: len(held)] == held:
             return False
-        return now[: len(then)] == then  # the agent may have gone on from there
+        return now[: len(then)] == then  # the agent may have appended since
 
     def _restore_files(self, safety: Checkpoint) -> None:
         present = tree_in(self._store, safety)
@@ -228,7 +232,7 @@ class Rewinding:
                 noted = self._present.note()
         except StorageError as error:
             if decision is not None and self._lines is not None:
-                raise  # what is not saved is not replaced
+                raise  # a transcript that is not saved must not be replaced
             trouble = str(error)
         event = Event(self._note.agent, "rewind", self._note.session, self._note.cwd, None)
         note = Note.of(self._store, event, self._note.root, noted, trouble=trouble, rewind=decision)
@@ -241,16 +245,16 @@ class Rewinding:
             return None
         path, then = own_place(self._present.path), len(self._lines)
         if not self._present.read(again=True):
-            return f"write {path} again, which is gone: {format_count(then, 'line')}"
+            return f"create {path}, which is missing: {format_count(then, 'line')}"
         now = list(self._present.lines)
         if now == self._lines:
             return None
         if now[:then] == self._lines:
-            return f"cut {path} from {format_count(len(now), 'line')} to {then:,}"
+            return f"truncate {path} from {format_count(len(now), 'line')} to {then:,}"
         if self._lines[: len(now)] == now:
-            return f"put {format_count(then - len(now), 'line')} back at the end of {path}"
+            return f"append {format_count(then - len(now), 'line')} to {path}"
         was = format_count(then, "line")
-        return f"replace {path}, which has been written anew since, by what it was: {was}"
+        return f"replace {path}, which was rewritten since, with the saved version: {was}"
 
     def _lines_in(self, checkpoint: Checkpoint) -> list[str] | None:
         tree = checkpoint.parts.get(TRANSCRIPT)
@@ -265,17 +269,17 @@ class Rewinding:
 
 
 def make_good(store: Store, key: str) -> str | None:
-    """Carry out what was interrupted in a session, if anything was; return it in words.
+    """Finish an interrupted rewind of a session; return a message, or None if there was none.
 
     Raises:
-        CheckpointError: it cannot be finished, nor can that be noted.
+        CheckpointError: it cannot be finished, nor can the failure be saved.
     """
     with alone(key):
         try:
             head = store.head(key)
             note = None if head is None else read_note(store, head)
         except UNUSABLE:
-            return None  # `verify` tells about it
+            return None  # `verify` reports it
         if head is None or note is None:
             return None
         if note.is_ours and note.transcript is not None:
@@ -284,23 +288,23 @@ def make_good(store: Store, key: str) -> str | None:
 
 
 def finish(store: Store, safety: Checkpoint, note: Note) -> str | None:
-    """Carry out a rewind that was interrupted; return what was done, in words.
+    """Finish an interrupted rewind; return a message, or None if there was none.
 
-    The session must be this process's alone.
+    The caller holds the session lock.
 
     Args:
-        store: where the session is.
+        store: the store.
         safety: the head of the session.
-        note: what it says.
+        note: the note of the head.
 
     Raises:
-        CheckpointError: it cannot be finished, nor can that be noted.
+        CheckpointError: it cannot be finished, nor can the failure be saved.
     """
     said = note.rewind
     if said is None or safety.kind != SAFETY or not note.is_ours:
-        return None  # nobody's word but the user's own changes files
+        return None  # only a note sealed by this user may change files
     if not rewind_journal.is_under_way(store, safety):
-        return None  # it ended, and what came after is deleted; or it is the story of another store
+        return None  # finished, with later checkpoints deleted; or a rewind in another store
     try:
         target = find(store, said["target"])
         then = read_note(store, target)
@@ -310,26 +314,26 @@ def finish(store: Store, safety: Checkpoint, note: Note) -> str | None:
         with Rewinding(store, target, then, **chosen, exclude=tuple(said["exclude"])) as work:
             work.follow(safety)
     except CheckpointError as error:
-        return f"A rewind was interrupted, and cannot be finished: {error}"
+        return f"Cannot finish an interrupted rewind: {error}"
     return (
-        f"A rewind to @{target.seq} was interrupted, and is finished now: end the agent, and "
-        "resume the session from there."
+        f"Finished an interrupted rewind to @{target.seq}. Exit the agent, then resume the session."
     )
 
 
 def _unmoved(root: str) -> str:
-    """Return a directory if it is the one that was noted. Raises WorkspaceError."""
+    """Return a directory if its path leads to no other one now. Raises WorkspaceError."""
     real = os.path.realpath(root)
     if real != root:
         raise WorkspaceError(
-            f"{short_repr(root, 200)} leads to {short_repr(real, 200)} now, which is not the "
-            "directory that was saved. `restore --into DIR` puts its files where you say."
+            f"{short_repr(root, 200)} is now a link to {short_repr(real, 200)}, not the saved "
+            "directory. Use "
+            "`restore --into DIR` to write the files to another directory."
         )
     return root
 
 
 class _AllFiles:
-    """Captures a workspace with a look at every file."""
+    """Captures a workspace with a full stat pass."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace

@@ -1,7 +1,7 @@
-"""Which rewind of a session is under way. Owns the mark of it, which is in no store.
+"""The journal of rewinds in progress. Owns its entries, which are outside of every store.
 
-A store may have come from elsewhere, or have lost checkpoints since: what its head says was about
-to be done is done only if this user's own directory says that it was begun and has not ended.
+A store may come from elsewhere, or have lost checkpoints. So the rewind in the note of a head is
+finished only if the journal in this user's state directory has an entry for it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _MOST = 1 << 16
 
 
 def begin(store: Store, safety: Checkpoint) -> None:
-    """Note that what a safety checkpoint says is about to be done.
+    """Write the entry of a rewind that is about to start.
 
     Raises:
-        OSError: it cannot be noted.
+        OSError: it cannot be written.
     """
     directory = open_state()
-    if directory is None:  # then nobody can finish it; it can still be done
+    if directory is None:  # the rewind works, but could not be finished after a crash
         return
     name = _name(safety.key)
     try:
@@ -42,19 +42,19 @@ def begin(store: Store, safety: Checkpoint) -> None:
 
 
 def end(key: str) -> None:
-    """Note that nothing is under way in a session any more."""
+    """Remove the entry of a session."""
     directory = open_state()
     if directory is None:
         return
     try:
-        with suppress(OSError):  # the next who comes finds that nothing is left to do
+        with suppress(OSError):  # finishing a finished rewind changes nothing
             os.unlink(_name(key), dir_fd=directory)
     finally:
         os.close(directory)
 
 
 def is_under_way(store: Store, safety: Checkpoint) -> bool:
-    """Tell whether what a safety checkpoint says was begun here, and has not ended."""
+    """Tell whether the journal has an entry for the rewind of a safety checkpoint."""
     directory = open_state()
     if directory is None:
         return False

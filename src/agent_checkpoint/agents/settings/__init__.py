@@ -1,1 +1,1 @@
-"""Settings files of coding agents, and installing the hook in them."""
+"""Install the hook in the settings files of coding agents."""

@@ -1,4 +1,4 @@
-"""The settings of coding agents. Owns where they are, and putting our hooks in and out."""
+"""Install and uninstall the hook. Owns the settings formats of coding agents."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from agent_checkpoint.records import short_repr
 
 
 class Form(NamedTuple):
-    """How an agent is told of hooks."""
+    """The hook settings of an agent."""
 
     user: str
-    """Its file below the home directory."""
+    """The settings file, relative to the home directory."""
     project: str
-    """The same below that of a project."""
+    """The settings file, relative to a project."""
     events: tuple[str, ...]
     newer: tuple[str, ...]
-    """Events that an older version does not know, for which it may refuse the whole file."""
+    """Events that older versions do not know; they may reject the whole file for them."""
     seconds: int
-    """How many of the format's units a second is."""
+    """Timeout units per second."""
     comments: bool
     then: str
-    """What the user has to do yet."""
+    """The next step for the user."""
 
 
 FORMS = {
     CLAUDE: Form(
         ".claude/settings.json",
-        # The one that is not committed: the command is a path of this machine.
+        # Not committed to git: the command has a path of this machine.
         ".claude/settings.local.json",
         (
             "UserPromptSubmit",
@@ -58,7 +58,7 @@ FORMS = {
         ("PostToolUseFailure", "PostToolBatch"),
         1,
         False,
-        "Sessions that run already read it when they are started again.",
+        "Restart running sessions to load the hook.",
     ),
     CODEX: Form(
         ".codex/hooks.json",
@@ -67,7 +67,7 @@ FORMS = {
         (),
         1,
         False,
-        "Codex asks you to review new hooks before it runs them: see /hooks there.",
+        "Codex asks you to review new hooks before it runs them: open /hooks in Codex.",
     ),
     GEMINI: Form(
         ".gemini/settings.json",
@@ -76,17 +76,18 @@ FORMS = {
         (),
         1000,
         True,
-        "Gemini CLI warns of hooks that are new in a project before it runs them.",
+        "Gemini CLI warns about new hooks of a project before it runs them.",
     ),
 }
 _TIMEOUT = 30
 _KNOWS_NEWER = (2, 1, 145)
-"""The version of Claude Code that has them; before 2.1.101 an unknown one spoils all settings."""
+"""The Claude Code version with the newer events; before 2.1.101 an unknown event invalidates all
+settings."""
 
 
 @cache
 def events_of(agent: str) -> tuple[str, ...]:
-    """Return the events that the version of an agent that is here surely knows."""
+    """Return the events that the installed version of an agent supports."""
     form = FORMS[agent]
     if not form.newer:
         return form.events
@@ -101,13 +102,13 @@ def events_of(agent: str) -> tuple[str, ...]:
 
 
 def settings_file(agent: str, project: Path | None) -> Path:
-    """Return the file of an agent's settings: the user's, or a project's."""
+    """Return the settings file of an agent: that of the user, or of a project."""
     form = FORMS[agent]
     return Path.home() / form.user if project is None else project / form.project
 
 
 def installed(agent: str, path: Path, project: Path | None = None) -> bool:
-    """Tell whether our hooks are there, all of them as they are now. Raises InvalidInputError."""
+    """Tell whether our hooks are installed, complete and current. Raises InvalidInputError."""
     text = read_settings(path, project)
     if text is None or not text.strip():
         return False
@@ -119,7 +120,7 @@ def installed(agent: str, path: Path, project: Path | None = None) -> bool:
 
 
 def store_of(agent: str, path: Path, project: Path | None = None) -> str:
-    """Return the store that our hooks name; empty if none. Raises InvalidInputError."""
+    """Return the store in our hook command; empty if none. Raises InvalidInputError."""
     text = read_settings(path, project) or ""
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     for event in hooks:
@@ -129,17 +130,17 @@ def store_of(agent: str, path: Path, project: Path | None = None) -> str:
 
 
 def install(agent: str, path: Path, store: str = "", project: Path | None = None) -> bool:
-    """Put our hooks in; tell whether anything had to be changed.
+    """Install our hooks; return whether the file was changed.
 
     Args:
-        agent: whose settings they are.
-        path: the file.
-        store: where to save, as it is understood from any directory.
-        project: the directory of the project that the file belongs to, if it is not the user's.
+        agent: the agent.
+        path: the settings file.
+        store: the store to save to, as an absolute path or URL.
+        project: the project directory of the file; None for the user's file.
 
     Raises:
-        InvalidInputError: the file cannot be read, or does not parse; it is as it was.
-        StorageError: it cannot be written; it is as it was.
+        InvalidInputError: the file cannot be read or parsed; it is unchanged.
+        StorageError: the file cannot be written; it is unchanged.
     """
     if installed(agent, path, project) and store_of(agent, path, project) == store:
         return False
@@ -147,17 +148,17 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
     text = _with_ours(agent, path, before or "", store)
     with settings_folder(path, project) as folder:
         if before is not None and (not before.strip() or _removed(agent, path, before) == before):
-            # The version without our hooks: it is not to be lost when they are installed anew.
+            # Back up only a version without our hooks: a second install must not overwrite it.
             folder.replace(folder.backup, before)
         folder.replace(folder.name, text)
     return True
 
 
 def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
-    """Take our hooks out, and nothing else; tell whether there were any. Raises as `install`.
+    """Remove our hooks; return whether there were any. Raises as `install`.
 
-    If nothing else has changed since they were put in, the file is what it was, byte by byte, or
-    gone again if there was none.
+    If nothing else was changed since the installation, the original file is restored byte by byte,
+    or removed if there was none.
     """
     before = read_settings(path, project) or ""
     text = _removed(agent, path, before) if before.strip() else before
@@ -169,14 +170,14 @@ def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
             folder.replace(folder.name, original)
             folder.remove(folder.backup)
         elif original is None and "".join(text.split()) == "{}":
-            folder.remove(folder.name)  # there was none before
+            folder.remove(folder.name)  # the installation created it
         else:
             folder.replace(folder.name, text)
     return True
 
 
 def _original(agent: str, path: Path, folder: Folder) -> str | None:
-    """Return the settings before our hooks, if they were kept."""
+    """Return the backup of the settings without our hooks, if there is one."""
     try:
         text = folder.read(folder.backup)
         has_ours = text is not None and text.strip() and _removed(agent, path, text) != text
@@ -186,7 +187,7 @@ def _original(agent: str, path: Path, folder: Folder) -> str | None:
 
 
 def _round(agent: str, path: Path, text: str) -> str:
-    """Return what is left of settings when our hooks were put in and taken out again."""
+    """Return settings after installing and removing our hooks, to compare formatting."""
     return _removed(agent, path, _with_ours(agent, path, text, ""))
 
 
@@ -260,13 +261,13 @@ def _parsed(agent: str, path: Path, text: str) -> Node:
         root = parse(text, comments=FORMS[agent].comments)
         hooks = (root.members or {}).get("hooks")
         if root.members is None or (hooks is not None and hooks.members is None):
-            raise ValueError("it is no object with an object of hooks")
+            raise ValueError("it is not an object with an object `hooks`")
         events = (*FORMS[agent].events, *FORMS[agent].newer)
         if any(node.items is None for event, node in _hooks(root).items() if event in events):
-            raise ValueError("the hooks of an event are no list")
+            raise ValueError("the hooks of an event are not an array")
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
-            f"{short_repr(str(path), 200)} does not parse ({error}): repair it first. It was not "
-            "touched."
+            f"Cannot parse {short_repr(str(path), 200)} ({error}). Fix it and retry; it was not "
+            "changed."
         ) from None
     return root

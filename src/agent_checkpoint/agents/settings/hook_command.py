@@ -1,4 +1,4 @@
-"""The command that an agent starts at every event. Owns its words, and telling it from others."""
+"""The command line that an agent runs at every event. Owns building and recognizing it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agent_checkpoint.agents.agent_events import AGENTS, GEMINI
 from agent_checkpoint.agents.hook.client import FILE
 
 _CLIENTS = ("agent_checkpoint/agents/hook/client.py", "agent_checkpoint/cli/hooks/client.py")
-"""Where the client is, and where version 0.1 had it."""
+"""The path of the client, now and in version 0.1."""
 _REST = (["2>/dev/null", "||", "true"], ["2>/dev/null", "||", "echo", "{}"])
-"""What stands behind our command, as words."""
+"""The shell suffixes of our command, as words."""
 _STORE = "--store"
 
 
 def command_of(agent: str, store: str = "") -> str:
-    """Return the command that an agent starts; it saves to a store, if one is named.
+    """Return the command line for an agent, with `--store` if a store is given.
 
-    If Python or the package are gone it ends well all the same: the status 2, which Python has for
-    a file that is missing, would keep the agent from every tool call.
+    It succeeds even if Python or the package were removed: Python exits with 2 for a missing file,
+    and with that status the agent would block every tool call.
     """
     parts = [sys.executable, "-I", "-S", FILE, agent, *([_STORE, store] if store else [])]
     otherwise = "echo '{}'" if agent == GEMINI else "true"
@@ -28,7 +28,7 @@ def command_of(agent: str, store: str = "") -> str:
 
 
 def is_ours(command: str) -> bool:
-    """Tell whether a command is ours and nothing else: one that only mentions ours is not."""
+    """Tell whether a command line is ours alone; one that only contains ours is not."""
     words = _words(command)
     if words[-2:-1] == [_STORE]:
         del words[-2:]
@@ -41,16 +41,16 @@ def is_ours(command: str) -> bool:
 
 
 def store_in(command: str) -> str:
-    """Return the store that a command of ours names; empty if none."""
+    """Return the store in our command line; empty if none."""
     words = _words(command)
     return words[-1] if words[-2:-1] == [_STORE] else ""
 
 
 def _words(command: str) -> list[str]:
-    """Return the words of a command, without what comes if it fails."""
+    """Return the words of a command line, without the shell suffix."""
     try:
         words = shlex.split(command)
-    except ValueError:  # quotes that do not match
+    except ValueError:  # unbalanced quotes
         return []
     for rest in _REST:
         if words[-len(rest) :] == rest:

@@ -1,6 +1,6 @@
-"""JSON with comments, as text that is changed in place. Owns where its values begin and end.
+"""Edit JSON with comments (JSONC) as text. Owns the parser that records source positions.
 
-So what a person wrote stays as it is: order, comments, spaces, all but what is put in or taken out.
+Edits keep the formatting of the user: order, comments and whitespace.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ _DEEPEST = 100
 
 
 class Node(NamedTuple):
-    """A value, and where it stands in the text."""
+    """A value and its position in the text."""
 
     value: Any
     start: int
     end: int
     members: dict[str, Node] | None = None
-    """Of an object, by name."""
+    """The members of an object, by name."""
     items: list[Node] | None = None
-    """Of an array."""
+    """The items of an array."""
     key: int | None = None
-    """Where its name begins, if it is a member."""
+    """The start of its name, if it is a member."""
 
 
 def parse(text: str, *, comments: bool) -> Node:
-    """Return what a text says. Raises ValueError if it is not JSON."""
+    """Parse a text. Raises ValueError if it is not JSON."""
     if not comments:
         json.loads(text)
     at = _skip(text, 0)
     node = _value(text, at, 0)
     if _skip(text, node.end) != len(text):
-        raise ValueError(f"there is more after the end, at {node.end}")
+        raise ValueError(f"extra data at position {node.end}")
     return node
 
 
 def with_member(text: str, node: Node, name: str, value: str) -> str:
-    """Return the text with a member put at the end of an object."""
+    """Return the text with a member appended to an object."""
     return _put(text, node, f"{json.dumps(name)}: {value}", list((node.members or {}).values()))
 
 
 def with_item(text: str, node: Node, value: str) -> str:
-    """Return the text with an item put at the end of an array."""
+    """Return the text with an item appended to an array."""
     return _put(text, node, value, node.items or [])
 
 
 def without(text: str, outer: Node, inner: Node) -> str:
-    """Return the text without a member or an item, and without the comma that it needs no more.
+    """Return the text without a member or item, and without its comma.
 
-    Comments beside it stay.
+    Comments next to it stay.
     """
     siblings = outer.items if outer.items is not None else list((outer.members or {}).values())
     place = siblings.index(inner)
@@ -73,25 +73,25 @@ def without(text: str, outer: Node, inner: Node) -> str:
 
 
 def is_alone(text: str, outer: Node, inner: Node) -> bool:
-    """Tell whether an object or an array has nothing but one value, no comment either."""
+    """Tell whether an object or array has only this value, and no comments."""
     start = inner.start if inner.key is None else inner.key
     return not (text[outer.start + 1 : start] + text[inner.end : outer.end - 1]).strip()
 
 
 def _without_comma(text: str, start: int, end: int) -> str:
-    """Return what stands between two values, but for the comma."""
+    """Return the text between two values without the comma."""
     comma = _skip(text, start)
     return text[start:comma] + text[comma + 1 : end]
 
 
 def indented(value: Any, depth: int, unit: str) -> str:
-    """Return a value as text that stands at a depth."""
+    """Return the JSON of a value, indented for a depth."""
     text = json.dumps(value, indent=unit, ensure_ascii=False)
     return text.replace("\n", "\n" + unit * depth)
 
 
 def unit_of(text: str) -> str:
-    """Return by how much a text is indented."""
+    """Return the indentation unit of a text; two spaces if it has none."""
     found = re.search(r"\{[ \t]*\r?\n([ \t]+)", text)
     return found[1] if found else "  "
 
@@ -124,14 +124,14 @@ def _value(text: str, at: int, depth: int) -> Node:
                 return Node(_values(members), at, place.end, members=members)
             name = _STRING.match(text, place.start)
             if name is None:
-                raise ValueError(f"a name is missing at {place.start}")
+                raise ValueError(f"expected a name at position {place.start}")
             colon = _skip(text, name.end())
             if text[colon : colon + 1] != ":":
-                raise ValueError(f"a colon is missing at {colon}")
+                raise ValueError(f"expected a colon at position {colon}")
             node = _value(text, _skip(text, colon + 1), depth + 1)
             word = json.loads(name[0])
             if word in members:
-                raise ValueError(f"{name[0]} stands there twice, at {place.start}")
+                raise ValueError(f"duplicate name {name[0]} at position {place.start}")
             members[word] = node._replace(key=place.start)
             place.at.append(node.end)
     if sign == "[":
@@ -143,17 +143,17 @@ def _value(text: str, at: int, depth: int) -> Node:
             place.at.append(items[-1].end)
     found = (_STRING if sign == '"' else _PLAIN).match(text, at)
     if found is None:
-        raise ValueError(f"a value is missing at {at}")
+        raise ValueError(f"expected a value at position {at}")
     return Node(json.loads(found[0]), at, found.end())
 
 
 class _Place(NamedTuple):
-    """Where the next piece of an array or object begins, or where all of it ends."""
+    """The start of the next element of an array or object, or the end of the whole."""
 
     start: int
     end: int
     at: list[int]
-    """Where the piece ended, told by who has read it."""
+    """The end of the element, filled in by the consumer."""
 
 
 def _pieces(text: str, at: int, sign: str) -> Iterator[_Place]:
@@ -169,7 +169,7 @@ def _pieces(text: str, at: int, sign: str) -> Iterator[_Place]:
             yield _Place(at, at + 1, [])
             return
         if text[at : at + 1] != ",":
-            raise ValueError(f"a comma is missing at {at}")
+            raise ValueError(f"expected a comma at position {at}")
         at = _skip(text, at + 1)
 
 

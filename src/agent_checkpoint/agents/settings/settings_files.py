@@ -1,7 +1,7 @@
-"""The files of agents' settings. Owns opening and replacing them; knows nothing of their content.
+"""Settings files of coding agents. Owns opening and replacing them safely, not their contents.
 
-A project comes from elsewhere: below its root no link is followed. In the home of a user a link is,
-as managers of dotfiles make them, if it leads to a file of the same user.
+A project may come from elsewhere: inside it no symbolic link is followed. In the home directory,
+where dotfile managers create links, a link is followed if its target belongs to the same user.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from agent_checkpoint.records import short_repr
 
 _MOST = 4 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Neither follows a link nor waits for the other end of a pipe.
+# Follows no link, and does not block on a pipe.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Folder:
-    """The directory of a file of settings, open: what is in there is reached through it alone."""
+    """The open directory of a settings file; files are accessed relative to its descriptor."""
 
     def __init__(self, fd: int, name: str, *, is_project: bool) -> None:
-        """Take an open directory, and the name of the file of settings in it."""
+        """Take an open directory, and the name of the settings file in it."""
         self.name = name
         self.backup = f"{name}.before-agent-checkpoint"
         self._fd = fd
         self._is_project = is_project
 
     def read(self, name: str) -> str | None:
-        """Return the text of a file; None if there is none. Raises OSError, UnicodeDecodeError."""
+        """Return the text of a file; None if missing. Raises OSError, UnicodeDecodeError."""
         try:
             fd = os.open(name, _FILE, dir_fd=self._fd)
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class Folder:
         return data.decode()
 
     def replace(self, name: str, text: str) -> None:
-        """Put a text in the place of a file, at once; a new one is private. Raises OSError."""
+        """Replace a file atomically; a new file gets mode 0600. Raises OSError."""
         try:
             mode = stat.S_IMODE(os.stat(self.name, dir_fd=self._fd, follow_symlinks=False).st_mode)
         except FileNotFoundError:
@@ -79,14 +79,14 @@ class Folder:
 
 
 def read_settings(path: Path, project: Path | None) -> str | None:
-    """Return the text of a file of settings; None if there is none.
+    """Return the text of a settings file; None if missing.
 
     Args:
         path: the file.
-        project: the directory of the project that it belongs to, if it is not the user's own.
+        project: the project directory of the file; None for the user's file.
 
     Raises:
-        InvalidInputError: it cannot be read, or leads elsewhere.
+        InvalidInputError: it cannot be read, or is a link that is not followed.
     """
     try:
         with _folder(path, project, make=False) as folder:
@@ -94,31 +94,31 @@ def read_settings(path: Path, project: Path | None) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{short_repr(str(path), 200)} cannot be read ({error}).") from None
+        raise InvalidInputError(f"Cannot read {short_repr(str(path), 200)} ({error}).") from None
 
 
 @contextmanager
 def settings_folder(path: Path, project: Path | None) -> Iterator[Folder]:
-    """Open the directory of a file of settings for writing; it is made if it is missing.
+    """Open the directory of a settings file for writing; created if missing.
 
     Args:
         path: the file.
         project: as for `read_settings`.
 
     Raises:
-        StorageError: it cannot be written, or leads elsewhere.
+        StorageError: it cannot be written, or is a link that is not followed.
     """
     try:
         with _folder(path, project, make=True) as folder:
             yield folder
     except OSError as error:
-        raise StorageError(f"{short_repr(str(path), 200)} cannot be written ({error}).") from error
+        raise StorageError(f"Cannot write {short_repr(str(path), 200)} ({error}).") from error
 
 
 @contextmanager
 def _folder(path: Path, project: Path | None, *, make: bool) -> Iterator[Folder]:
     if project is None:
-        path = Path(os.path.realpath(path))  # a link to it stays a link
+        path = Path(os.path.realpath(path))  # replaces the target, not the link
         if make:
             make_directory(path.parent)
         fd = os.open(path.parent, _DIRECTORY)
@@ -134,7 +134,7 @@ def _folder(path: Path, project: Path | None, *, make: bool) -> Iterator[Folder]
 
 
 def _below(project: Path, names: tuple[str, ...], *, make: bool) -> int:
-    """Return a directory below that of a project, open. Raises OSError."""
+    """Open a directory inside a project, following no links. Raises OSError."""
     fd = os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in names:
         try:
@@ -145,7 +145,7 @@ def _below(project: Path, names: tuple[str, ...], *, make: bool) -> int:
         except OSError as error:
             if _is_link(name, fd):
                 raise OSError(
-                    f"{name} is a link; what a project links to is not followed"
+                    f"{name} is a symbolic link; links in a project are not followed"
                 ) from error
             raise
         finally:

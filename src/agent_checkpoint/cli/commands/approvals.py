@@ -1,4 +1,4 @@
-"""`approvals`: calls that wait for a person, and the answers."""
+"""`approvals`: tool calls that need approval, and the decisions on them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """
-agent-checkpoint approvals                     what waits, in all sessions
-agent-checkpoint approvals list fix-bug-42     of one session
+agent-checkpoint approvals                     pending requests of all sessions
+agent-checkpoint approvals list fix-bug-42     pending requests of one session
 agent-checkpoint approvals approve approval-3f2a
 agent-checkpoint approvals deny approval-3f2a --reason "not on a Friday"
 agent-checkpoint approvals edit approval-3f2a --set 'cents=995'
-agent-checkpoint approvals edit approval-3f2a      in $EDITOR
+agent-checkpoint approvals edit approval-3f2a      edit the arguments in $EDITOR
 """
 VERBS = ("list", "approve", "deny", "edit")
 
@@ -35,42 +35,53 @@ VERBS = ("list", "approve", "deny", "edit")
 class _Row(NamedTuple):
     data: dict[str, Any]
     told: str
-    """What became of it."""
+    """The status, for display."""
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
-        "verb", nargs="?", choices=VERBS, default="list", help="edit approves with other arguments"
+        "verb",
+        nargs="?",
+        choices=VERBS,
+        default="list",
+        help="list (default), approve, deny, or edit: approve with changed arguments",
     )
     parser.add_argument(
         "name",
         nargs="?",
         metavar="KEY|ID",
-        help="list: of which session; else the request, or how its id begins",
+        help="list: the session (default: all); otherwise the id of the request, or its first "
+        "characters",
     )
-    parser.add_argument("--all", action="store_true", help="list: also those that are answered")
-    parser.add_argument("--reason", default="", metavar="TEXT", help="deny: what the agent is told")
+    parser.add_argument("--all", action="store_true", help="list: include decided requests")
+    parser.add_argument(
+        "--reason", default="", metavar="TEXT", help="deny: the reason, shown to the agent"
+    )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=JSON",
-        help="edit: an argument, as JSON; repeatable. Without it $EDITOR opens",
+        help="edit: set an argument to a JSON value; repeatable (default: open $EDITOR)",
     )
-    parser.add_argument("--by", metavar="WHO", help="who answers; you if none")
+    parser.add_argument(
+        "--by", metavar="WHO", help="name of the approver (default: your user name)"
+    )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """List or answer them."""
+    """List requests, or decide on one."""
     with places.manager() as manager:
         approvals = Approvals(manager.store)
         if args.verb == "list":
             rows = _rows(manager.store, approvals, args.name, args.all)
             return Answer([row.data for row in rows], lambda out: _show(out, rows, args.all))
         if args.name is None:
-            raise InvalidInputError("Name the request: `agent-checkpoint approvals` lists them.")
+            raise InvalidInputError(
+                "No request id given. Run `agent-checkpoint approvals` to list them."
+            )
         names = [name for ledger in all_ledgers(manager.store) for name in ledger.requests]
         name = named(args.name, names, "request")
         by = args.by or _user()
@@ -86,7 +97,7 @@ def run(args: Namespace, places: Places) -> Answer:
         out.line(f"{data['status'].capitalize()}: {one_line(data['words'], 200)}", style="green")
         if args.verb == "edit":
             out.line(f"  with {value_summary(data['arguments'], 500)}")
-        out.line("The session goes on with it when it is opened again.")
+        out.line("The session continues with it when it is resumed.")
 
     return Answer(data, show_answer)
 
@@ -107,7 +118,7 @@ def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -
 def _arguments(approvals: Approvals, name: str) -> dict[str, Any] | None:
     try:
         return approvals.arguments(name)
-    except (StateError, InvalidInputError):  # of a class that is not here, or purged
+    except (StateError, InvalidInputError):  # the class is not importable, or the value purged
         return None
 
 
@@ -120,18 +131,18 @@ def _edited(args: Namespace, approvals: Approvals, name: str) -> dict[str, Any]:
     for said in args.set:
         argument, equals, text = said.partition("=")
         if not equals:
-            raise InvalidInputError(f"--set takes NAME=JSON, not {short_repr(said)}.")
+            raise InvalidInputError(f"--set needs NAME=JSON, not {short_repr(said)}.")
         try:
             found[argument] = json.loads(text)
         except ValueError:
             raise InvalidInputError(
-                f"{short_repr(text)} is not JSON. A text has quotes: --set '{argument}=\"…\"'"
+                f"{short_repr(text)} is not JSON. Quote strings: --set '{argument}=\"…\"'"
             ) from None
     return found
 
 
 def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Let a person edit the arguments, and return those that are other now."""
+    """Open the arguments in an editor; return those that were changed."""
     import json
 
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
@@ -140,7 +151,7 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
         kept = json.loads(before)
     except (TypeError, ValueError):
         raise InvalidInputError(
-            "The arguments are not plain data: edit them from Python."
+            "The arguments cannot be written as JSON: edit them from Python."
         ) from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "arguments.json")
@@ -149,19 +160,25 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             done = subprocess.run([*command, str(file)], check=False)
         except OSError as error:
-            raise InvalidInputError(f"{short_repr(command[0])} cannot be run: {error}.") from error
+            raise InvalidInputError(
+                f"Cannot run the editor {short_repr(command[0])}: {error}."
+            ) from error
         text = file.read_text(encoding="utf-8")
     if done.returncode != 0:
-        raise CheckpointError("The editor failed: nothing was answered.")
+        raise CheckpointError("The editor failed: the request is still pending.")
     try:
         after = json.loads(text)
     except ValueError as error:
-        raise InvalidInputError(f"That is not JSON ({error}): nothing was answered.") from None
+        raise InvalidInputError(
+            f"The edited text is not JSON ({error}): the request is still pending."
+        ) from None
     if not isinstance(after, dict) or kept.keys() - after.keys():
-        raise InvalidInputError("Arguments are missing: nothing was answered.")
+        raise InvalidInputError("Arguments are missing: the request is still pending.")
     changed = {name: value for name, value in after.items() if value != kept.get(name)}
     if not changed:
-        raise InvalidInputError("Nothing was changed: `approvals approve` agrees to it as it is.")
+        raise InvalidInputError(
+            "No argument was changed. Use `approvals approve` to approve the call unchanged."
+        )
     return changed
 
 
@@ -174,7 +191,7 @@ def _user() -> str | None:
 
 def _show(out: Out, rows: list[_Row], answered: bool) -> None:
     if not rows:
-        out.line("There are no requests." if answered else "Nothing waits for an answer.")
+        out.line("No approval requests." if answered else "No pending approval requests.")
         return
     limit = None if out.columns is None else 200
     for row, told in rows:
@@ -192,4 +209,4 @@ def _show(out: Out, rows: list[_Row], answered: bool) -> None:
         if row["reason"]:
             out.pieces((f"    {one_line(row['reason'], limit)}", "dim"))
     if any(told == "pending" for _, told in rows):
-        out.hint("Answer", "approvals approve|deny|edit ID")
+        out.hint("To decide", "approvals approve|deny|edit ID")

@@ -1,4 +1,4 @@
-"""`completion`: what a shell needs to complete commands and options, made from the parsers."""
+"""`completion`: shell completion scripts, generated from the parsers."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class _Command(NamedTuple):
     help: str
     options: list[Action]
     words: list[str]
-    """What may stand there besides: the names of choices."""
+    """Choices of positional arguments."""
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("shell", choices=SHELLS, help="for which shell")
+    """Add the arguments of the command."""
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Write the script."""
+    """Generate the script."""
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](_commands())
     return Answer({"shell": args.shell, "script": script}, lambda out: out.line(script))
 
@@ -117,7 +117,7 @@ def _fish(commands: list[_Command]) -> str:
         _FISH_WORD,
         f"{begin} -l store -r -d 'the store'",
         f"{begin} -l version -d 'show the version'",
-        f"{begin} -s h -l help -d 'show this'",
+        f"{begin} -s h -l help -d 'show this help'",
     ]
     lines += [f"{begin} -f -a {item.name} -d '{_quiet(item.help)}'" for item in commands]
     for item in commands:
@@ -149,7 +149,7 @@ function __agent_checkpoint_is
   end
   test "$found" = "$argv[1]"
 end"""
-"""Tells whether this is the command on the line, or that there is none yet."""
+"""Tests whether the command line has this command; without an argument, whether it has none."""
 
 
 def _quiet(text: str) -> str:

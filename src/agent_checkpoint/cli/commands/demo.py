@@ -1,4 +1,4 @@
-"""`demo`: a scripted coding agent at work, killed, rolled back, forked and refused."""
+"""`demo`: a scripted coding agent that is killed, resumed, rolled back and forked."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
-agent-checkpoint demo               in a temporary directory
-agent-checkpoint demo --in ./demo   in a directory that stays
+agent-checkpoint demo               run in a temporary directory
+agent-checkpoint demo --in ./demo   run in a directory of your choice
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("--in", dest="home", metavar="DIR", help="where; a temporary one if none")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "--in", dest="home", metavar="DIR", help="an empty directory (default: a temporary one)"
+    )
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Tell the story as it happens."""
+    """Run the demo."""
     if args.store is not None:
-        raise InvalidInputError("The demo has a store of its own: --in DIR says where.")
+        raise InvalidInputError("The demo uses its own store: choose its directory with --in DIR.")
     from agent_checkpoint.demo.story import main
 
     status = main([] if args.home is None else ["--in", str(places.directory / args.home)])

@@ -1,4 +1,4 @@
-"""`diff`: what changed from one checkpoint to another, or to the present."""
+"""`diff`: changes between two checkpoints, or from a checkpoint to the working tree."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 
 EXAMPLES = """
-agent-checkpoint diff                    what has changed here since the last checkpoint
-agent-checkpoint diff @3                 since the third
-agent-checkpoint diff fix-bug-42@3 fix-bug-42   of a session, from the third to the last
-agent-checkpoint diff @3 --stat          only the names
-agent-checkpoint diff @3 --path src      only what is in there
+agent-checkpoint diff                    changes since the last checkpoint
+agent-checkpoint diff @3                 changes since checkpoint 3
+agent-checkpoint diff fix-bug-42@3 fix-bug-42   between two checkpoints of a session
+agent-checkpoint diff @3 --stat          list changed files only
+agent-checkpoint diff @3 --path src      restrict to a directory
 """
 ONLY = ("files", "state", "messages")
 _SHOWN = 50
@@ -43,19 +43,27 @@ class _Sides(NamedTuple):
     before: Checkpoint
     after: Checkpoint
     place: Path | None
-    """The directory, if the files are compared with what is there now."""
+    """The directory, if the files are compared with the working tree."""
     root: Path | None
-    """The directory that they are those of, if that is known."""
+    """The directory that the files belong to, if known."""
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("a", nargs="?", metavar="A", help="from; the latest here if none")
+    """Add the arguments of the command."""
     parser.add_argument(
-        "b", nargs="?", metavar="B", help="to; the files that are there now, or the latest, if none"
+        "a",
+        nargs="?",
+        metavar="A",
+        help="old checkpoint (default: the latest of the current directory)",
     )
     parser.add_argument(
-        "--only", action="append", choices=ONLY, help="compare these alone; repeatable"
+        "b",
+        nargs="?",
+        metavar="B",
+        help="new checkpoint (default: the working tree, else the latest of the key)",
+    )
+    parser.add_argument(
+        "--only", action="append", choices=ONLY, help="compare only this; repeatable"
     )
     parser.add_argument(
         "--path",
@@ -63,15 +71,17 @@ def arguments(parser: ArgumentParser) -> None:
         default=[],
         dest="paths",
         metavar="PATH",
-        help="only this file, or what is in this directory; repeatable",
+        help="restrict to a file or directory; repeatable",
     )
-    parser.add_argument("--stat", action="store_true", help="name the files, without their lines")
-    parser.add_argument("--exit-code", action="store_true", help="end with 1 if anything differs")
+    parser.add_argument("--stat", action="store_true", help="list changed files without contents")
+    parser.add_argument(
+        "--exit-code", action="store_true", help="exit with status 1 if there are differences"
+    )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Compare them."""
+    """Compare the two sides."""
     only = args.only or (("files",) if args.paths else ONLY)
     with places.manager() as manager:
         sides = _sides(args, places, manager)
@@ -87,7 +97,7 @@ def run(args: Namespace, places: Places) -> Answer:
         }
         if sides.before.id != sides.after.id:
             data.update(_states(manager, sides, only))
-        # What git writes is not for people to read.
+        # The internal files of git are left out of the text.
         told = None if files is None else files.only(lambda path: git_above(path) is None)
         text = "" if told is None or args.stat or args.json else told.text()
         if args.json and files is not None and not args.stat:
@@ -104,7 +114,7 @@ def _restricted(
     manager: CheckpointManager,
     sides: _Sides,
 ) -> WorkspaceDiff:
-    """Return the differences of the paths that were said. Raises NotFoundError."""
+    """Return the differences below the given paths. Raises NotFoundError."""
     chosen = paths.typed(said) if said else None
     if chosen is None:
         return files
@@ -169,7 +179,7 @@ def _show(
 ) -> None:
     if not differs:
         where = one_line(data["directory"] or data["to"])
-        out.line(f"No difference: {one_line(data['from'])} and {where}.")
+        out.line(f"No differences between {one_line(data['from'])} and {where}.")
         return
     room = out.limit(max((out.columns or 0) - 30, 40))
     for name in LOGS:
@@ -204,25 +214,25 @@ def _show_state(out: Out, state: dict[str, Any], room: int) -> None:
     for line, style in rows[:shown]:
         out.pieces((f"  {line}", style))
     if len(rows) > shown:
-        out.line(f"  and {len(rows) - shown:,} more; --json has them all")
+        out.line(f"  and {len(rows) - shown:,} more (use --json)")
 
 
 def _show_rows(out: Out, name: str, rows: list[tuple[str, Any]], room: int) -> None:
     if not rows:
         return
-    words = "more" if rows[0][0] == "+" else "gone"
+    words = "added" if rows[0][0] == "+" else "removed"
     out.line(f"{name}: {len(rows):,} {words}", style="bold")
     shown = out.limit(_SHOWN)
     for sign, item in rows[:shown]:
         style = "green" if sign == "+" else "red"
         out.pieces((f"  {sign} {message_words(item, room, out.limit)}", style))
     if len(rows) > shown:
-        out.line(f"  and {len(rows) - shown:,} more; --json has them all")
+        out.line(f"  and {len(rows) - shown:,} more (use --json)")
 
 
 def _show_files(out: Out, files: WorkspaceDiff, text: str, paths: Paths) -> None:
     names = [*files.added, *files.removed, *files.changed, *files.renamed]
-    out.line(f"files: {len(names):,} {'differs' if len(names) == 1 else 'differ'}", style="bold")
+    out.line(f"files: {len(names):,} changed", style="bold")
     _, of_git = without_git(names)
     if not text:
         told = files.only(lambda path: git_above(path) is None)

@@ -1,4 +1,4 @@
-"""`doctor`: what works on this machine, what it is good for, and how to get it."""
+"""`doctor`: which features work on this machine, and how to enable the others."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
 
 EXAMPLES = """
-agent-checkpoint doctor                  of this machine and your store
-agent-checkpoint --store ./store doctor --json
+agent-checkpoint doctor                  check this machine and your store
+agent-checkpoint --store ./store doctor --json   check another store, print JSON
 """
 
 
@@ -36,12 +36,12 @@ class _Check(NamedTuple):
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Try everything."""
+    """Run all checks."""
     checks = [*_store(places), _secret(), *_kernel(), *_packages()]
     data = {
         "version": __version__,
@@ -53,7 +53,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
 
 def _store(places: Places) -> list[_Check]:
-    use = "keeping checkpoints"
+    use = "storing checkpoints"
     try:
         with places.manager() as manager:
             backend: Any = manager.store.backend
@@ -68,7 +68,7 @@ def _store(places: Places) -> list[_Check]:
                 False,
                 one_line(in_commands(str(error)), 500),
                 use,
-                "name another: --store PATH",
+                "choose another store: --store PATH",
             )
         ]
     words = f"{one_line(where, 300)}, {format_count(keys, 'key')}"
@@ -76,36 +76,36 @@ def _store(places: Places) -> list[_Check]:
     if can_write:
         found = [_Check("store", True, words, use, "")]
     else:
-        get = "make it writable, or name another: --store PATH"
-        found = [_Check("store", False, f"{words}, and it cannot be written", use, get)]
+        get = "make it writable, or choose another store: --store PATH"
+        found = [_Check("store", False, f"{words}, not writable", use, get)]
     if backend.shared:
-        words = "others may write it: only checkpoints sealed under your secret are used"
+        words = "writable by others: only checkpoints sealed with your secret are trusted"
         found.append(_Check("shared store", True, words, use, ""))
     if durability is not None:
         is_full = durability == "full"
-        words = "survives a loss of power" if is_full else "may lose the last saves with the power"
+        words = "survives power loss" if is_full else "power loss may lose the latest saves"
         get = "" if is_full else "durability=full in the store's URL"
         found.append(_Check("durability", is_full, f"{durability}: {words}", use, get))
     if place is not None:
         free, whole = _room(Path(place))
         enough = free > 1 << 30
         words = f"{format_size(free)} free of {format_size(whole)}"
-        get = "agent-checkpoint prune, then gc; or a store on another disk"
+        get = "run agent-checkpoint prune, then gc; or move the store to another disk"
         found.append(_Check("free space", enough, words, use, "" if enough else get))
     return found
 
 
 def _secret() -> _Check:
-    use = "sealed pickles, shared stores, and telling your own records from others'"
+    use = "sealed pickles, shared stores, and verifying your own records"
     try:
         is_there = entry_key(create=False) is not None
     except StateError as error:
-        get = f"as it says, or set {ENVIRONMENT}"
+        get = f"fix the error above, or set {ENVIRONMENT}"
         return _Check("secret", False, one_line(error.__cause__ or error, 500), use, get)
     if os.environ.get(ENVIRONMENT):
         return _Check("secret", True, f"{ENVIRONMENT} is set", use, "")
     where = one_line(secret_file(), 300)
-    return _Check("secret", True, where if is_there else f"{where}, when first needed", use, "")
+    return _Check("secret", True, where if is_there else f"{where}, created on first use", use, "")
 
 
 def _room(place: Path) -> tuple[int, int]:
@@ -124,12 +124,12 @@ def _kernel() -> list[_Check]:
 
     try:
         Watcher().close()
-        watch = (True, "changes are told by the kernel")
+        watch = (True, "the kernel reports changes")
     except (WatchError, OSError, AttributeError) as error:
         watch = (False, one_line(error, 200))
     try:
         near = _existing(default_store().parent)
-        # What a probe leaves when it is killed goes with the next temporary directory.
+        # Next to the store: the probes depend on the file system.
         base = near if os.access(near, os.W_OK) else Path(tempfile.gettempdir())
         with tempfile.TemporaryDirectory(dir=base, prefix=".agent-checkpoint-doctor-") as name:
             probe = Path(name)
@@ -143,29 +143,29 @@ def _kernel() -> list[_Check]:
         _Check(
             "inotify",
             *watch,
-            "snapshots that look only at what changed",
-            "Linux, and enough of fs.inotify.max_user_watches",
+            "snapshots that read only changed paths",
+            "Linux, with a sufficient fs.inotify.max_user_watches",
         ),
         _Check(
             "private views",
             views,
             where,
-            "trials of explore() that see their files at the original path",
-            "Linux, as root or with user namespaces allowed",
+            "explore() trials with their files at the original path (mount namespaces)",
+            "Linux, as root or with user namespaces enabled",
         ),
         _Check(
             "overlay mounts",
             overlay,
             where,
-            "forks of directories at once, whatever their size",
+            "instant forks of directories of any size",
             "Linux, as root",
         ),
         _Check(
             "reflink",
             reflink,
             where,
-            "copies of files that share their blocks",
-            "a file system such as btrfs or XFS",
+            "copy-on-write file copies",
+            "a file system with reflinks, such as btrfs or XFS",
         ),
     ]
 
@@ -187,22 +187,22 @@ def _packages() -> list[_Check]:
         (
             "orjson",
             canonical_json.orjson is not None,
-            "large states read and written faster",
+            "faster reading and writing of large states",
             "fast",
         ),
         (
             "chunking",
             chunking._is_installed(),
-            "small changes in large files cost little",
+            "content-defined chunking: small changes of large files store little",
             "chunks",
         ),
         (
             "cloudpickle",
             find_spec("cloudpickle") is not None,
-            "explore() with functions of a notebook or prompt",
+            "explore() with functions defined in a notebook or REPL",
             "explore",
         ),
-        ("rich", find_spec("rich") is not None, "tables, colours and progress here", "cli"),
+        ("rich", find_spec("rich") is not None, "colors, tables and progress bars", "cli"),
     )
     return [
         _Check(
@@ -227,9 +227,9 @@ def _show(out: Out, data: dict[str, Any], checks: list[_Check]) -> None:
         if not check.works:
             out.line(f"    for {check.use}")
             if check.get:
-                out.line(f"    get it: {check.get}")
+                out.line(f"    to enable: {check.get}")
     missing = [check for check in checks if not check.works]
     if not missing:
-        out.line("All of it works.")
+        out.line("All features work.")
     elif all(check.name != "store" for check in missing):
-        out.line("The rest works without these.")
+        out.line("All other features work.")

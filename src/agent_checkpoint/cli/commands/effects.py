@@ -1,4 +1,4 @@
-"""`effects`: what was done outside, and what a person says became of it."""
+"""`effects`: external side effects of sessions, and the outcomes that users record."""
 
 from __future__ import annotations
 
@@ -16,44 +16,52 @@ from agent_checkpoint.session.session_record import SessionRecord, read_session_
 from agent_checkpoint.store.ledger.ledger import Effect, Epoch, Ledger
 
 EXAMPLES = """
-agent-checkpoint effects                       of this directory's session
-agent-checkpoint effects fix-bug-42            of another
-agent-checkpoint effects --all --unknown       of which nobody knows whether they happened
-agent-checkpoint effects resolve 3f2a --happened   it did: the mail has arrived
-agent-checkpoint effects resolve 3f2a --not        it did not: it may be done again
+agent-checkpoint effects                       session of the current directory
+agent-checkpoint effects fix-bug-42            another session
+agent-checkpoint effects --all --unknown       effects with unknown outcome, all sessions
+agent-checkpoint effects resolve 3f2a --happened   record that the effect happened
+agent-checkpoint effects resolve 3f2a --not        record that it did not: it may be retried
 """
 _STYLES = {"unknown": "red", "undoing": "red", "failed": "dim", "undone": "dim"}
 _UNKNOWN = ("unknown", "undoing")
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "what",
         nargs="?",
         metavar="KEY",
-        help="which session; this directory's if none. `resolve` says what became of one",
+        help="the session (default: that of the current directory); or `resolve`, to record the "
+        "outcome of an effect",
     )
     parser.add_argument(
-        "id", nargs="?", metavar="ID", help="after `resolve`: the effect, or how its id begins"
+        "id", nargs="?", metavar="ID", help="resolve: the id of the effect, or its first characters"
     )
-    parser.add_argument("--all", action="store_true", help="of all sessions")
-    parser.add_argument("--unknown", action="store_true", help="those of which nobody knows")
+    parser.add_argument("--all", action="store_true", help="list the effects of all sessions")
+    parser.add_argument(
+        "--unknown", action="store_true", help="list only effects with unknown outcome"
+    )
     answer = parser.add_mutually_exclusive_group()
-    answer.add_argument("--happened", action="store_true", help="resolve: it stands")
-    answer.add_argument("--not", action="store_true", dest="did_not", help="resolve: it does not")
-    parser.add_argument("--note", default="", metavar="TEXT", help="resolve: how you know")
+    answer.add_argument("--happened", action="store_true", help="resolve: the effect happened")
+    answer.add_argument(
+        "--not", action="store_true", dest="did_not", help="resolve: the effect did not happen"
+    )
+    parser.add_argument(
+        "--note", default="", metavar="TEXT", help="resolve: a note, such as the evidence"
+    )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """List or resolve them."""
+    """List effects, or record the outcome of one."""
     with places.manager() as manager:
         if args.what == "resolve":
             return _resolve(args, manager)
         if args.id is not None or args.happened or args.did_not:
             raise InvalidInputError(
-                "Say `agent-checkpoint effects resolve ID --happened`, or --not."
+                "To record an outcome, run `agent-checkpoint effects resolve ID --happened`, or "
+                "--not."
             )
         if args.all:
             found = [item for ledger in all_ledgers(manager.store) for item in ledger.all_effects()]
@@ -78,7 +86,7 @@ def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
 
 
 def _is_of(meta: SessionRecord, effect: Effect) -> bool:
-    """Tell whether an effect is of a session's own past."""
+    """Tell whether an effect is in the history of a session."""
     if effect.session == meta.key:
         return True
     return any(effect.session == key and effect.seq <= seen for key, seen in meta.lineage)
@@ -86,37 +94,39 @@ def _is_of(meta: SessionRecord, effect: Effect) -> bool:
 
 def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
     if args.id is None:
-        raise InvalidInputError("Name the effect: `agent-checkpoint effects --unknown` lists them.")
+        raise InvalidInputError(
+            "No effect id given. Run `agent-checkpoint effects --unknown` to list them."
+        )
     if not (args.happened or args.did_not):
-        raise InvalidInputError("Say --happened if it stands, or --not.")
+        raise InvalidInputError("Pass --happened or --not.")
     ledgers = list(all_ledgers(manager.store))
     name = named(args.id, [name for ledger in ledgers for name in ledger.effects], "effect")
     ledger = next((ledger for ledger in ledgers if name in ledger.effects), None)
     if ledger is None:
         raise NotFoundError(f"There is no effect {name}.")
     effect = ledger.effects[name]
-    # Nobody is fenced off by it: whoever has the session open goes on, and sees the answer.
+    # Epoch 0 fences nobody: a process that has the session open continues and sees the outcome.
     meta, epoch = SessionRecord(effect.session, ledger.lineage), Epoch(effect.session, 0)
     outcomes = EffectOutcomes(ledger, meta, epoch, lambda tool, part: None)
     outcomes.resolve(name, happened=args.happened, note=args.note)
     data = effect_data(ledger.effects[name])
 
     def show(out: Out) -> None:
-        words = "stands" if args.happened else "did not happen, and may be done again"
-        out.line(f"Noted: {one_line(data['words'], 200)} {words}.", style="green")
+        outcome = "happened" if args.happened else "did not happen, may be retried"
+        out.line(f"Recorded: {one_line(data['words'], 200)}: {outcome}.", style="green")
 
     return Answer(data, show)
 
 
 def _show(out: Out, rows: list[dict[str, Any]]) -> None:
     if not rows:
-        out.line("Nothing was done outside, as far as tools have said.")
+        out.line("No external side effects recorded.")
         return
     for row in rows:
         style = _STYLES.get(row["status"], "")
         note = f"  {one_line(row['note'], 200)}" if row["note"] else ""
         limit = None if out.columns is None else 200
-        # On a terminal the beginning will do, as it does for `resolve`.
+        # `resolve` accepts a prefix, so a terminal shows only that.
         name = one_line(row["id"], 40) if out.columns is None else one_line(row["id"][:8])
         out.pieces(
             (name, "cyan"),
@@ -127,8 +137,10 @@ def _show(out: Out, rows: list[dict[str, Any]]) -> None:
         )
     unknown = [row for row in rows if row["status"] in _UNKNOWN]
     if unknown:
-        out.line("Of some nobody knows whether they happened.")
+        out.line("The outcome of some effects is unknown.")
         name = one_line(unknown[0]["id"], 40)
         out.hint(
-            "Find out, and say --happened or --not", f"effects resolve {name} --happened", style=""
+            "To record the outcome (--happened or --not)",
+            f"effects resolve {name} --happened",
+            style="",
         )

@@ -1,4 +1,4 @@
-"""`export`: a key with all its checkpoints, as one file."""
+"""`export`: write a key and all its checkpoints to an archive."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from agent_checkpoint.cli.store_location import Places
 from agent_checkpoint.formatting import shell_quote
 
 EXAMPLES = """
-agent-checkpoint export fix-bug-42 fix.ckpt        to take it elsewhere
-agent-checkpoint export fix-bug-42 fix.ckpt --yes  also over an existing file
+agent-checkpoint export fix-bug-42 fix.ckpt        write an archive
+agent-checkpoint export fix-bug-42 fix.ckpt --yes  overwrite an existing file
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("key", metavar="KEY", help="which")
+    """Add the arguments of the command."""
+    parser.add_argument("key", metavar="KEY", help="the key")
     parser.add_argument("file", metavar="FILE", help="the archive to write")
     add_yes(parser)
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Write it."""
+    """Write the archive."""
     file = Path(places.directory, args.file)
     data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
     with places.manager() as manager:
         key = places.key(manager, args.key)
     exists = f"{one_line(file)} exists."
-    if file.exists() and not agreed(args, lambda out: out.line(exists), "Replace it?"):
+    if file.exists() and not agreed(args, lambda out: out.line(exists), "Overwrite?"):
         return refused(data)
     with telling_manager(places, args.out, "Exporting") as manager:
         number = manager.export_archive(file, key)
@@ -41,7 +41,7 @@ def run(args: Namespace, places: Places) -> Answer:
     def show(out: Out) -> None:
         what = f"{format_count(number, 'checkpoint')}, {format_size(file.stat().st_size)}"
         out.line(f"Wrote {one_line(file)}: {what}.", style="green")
-        # There it goes to the store of whoever types it: this one is none of its business.
-        out.line(f"There: agent-checkpoint import {shell_quote(file.name)}", style="dim")
+        # Without --store: it is to be run elsewhere, for another store.
+        out.line(f"To import: agent-checkpoint import {shell_quote(file.name)}", style="dim")
 
     return Answer(data, show)

@@ -1,4 +1,4 @@
-"""`fork`: another line of checkpoints from one moment, with files of its own if wanted."""
+"""`fork`: a new key that starts at a checkpoint, with its own copy of the files if requested."""
 
 from __future__ import annotations
 
@@ -27,20 +27,22 @@ from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.tree_names import tree_in
 
 EXAMPLES = """
-agent-checkpoint fork fix-bug-42 try-a                    from its present
+agent-checkpoint fork fix-bug-42 try-a                    from the latest checkpoint
 agent-checkpoint fork fix-bug-42 try-b --at @7            from an earlier checkpoint
-agent-checkpoint fork fix-bug-42 try-c --into ../try-c    with its files in a new directory
-agent-checkpoint fork @3 try-d --into ../try-d            this directory, as it was then
+agent-checkpoint fork fix-bug-42 try-c --into ../try-c    with the files in a new directory
+agent-checkpoint fork @3 try-d --into ../try-d            the current directory at checkpoint 3
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("key", metavar="KEY", help="what is forked: a key, an id, . for here")
-    parser.add_argument("name", metavar="NAME", help="the new key")
-    parser.add_argument("--at", metavar="ID", help="from which checkpoint; the latest if none")
+    """Add the arguments of the command."""
     parser.add_argument(
-        "--into", metavar="DIR", help="put the files there: a new or empty directory"
+        "key", metavar="KEY", help="the key or checkpoint to fork; . for the current directory"
+    )
+    parser.add_argument("name", metavar="NAME", help="the new key")
+    parser.add_argument("--at", metavar="ID", help="the checkpoint (default: the latest)")
+    parser.add_argument(
+        "--into", metavar="DIR", help="write the files to this new or empty directory"
     )
     add_json(parser)
 
@@ -57,19 +59,19 @@ def run(args: Namespace, places: Places) -> Answer:
             raise NotFoundError(f"The checkpoint {short_repr(point.id, 120)} has no files.")
         if point.key != key:
             raise InvalidInputError(
-                f"{short_repr(point.id, 120)} is no checkpoint of {short_repr(key)}."
+                f"{short_repr(point.id, 120)} is not a checkpoint of {short_repr(key)}."
             )
         try:
             first = _forked(manager, args.name, point, place)
         except ConflictError:
             raise ConflictError(
-                f"The key {short_repr(args.name)} exists already: name another."
+                f"The key {short_repr(args.name)} already exists. Choose another name."
             ) from None
         files, plan = 0, None
         if place is not None:
             try:
                 files, plan = _put_files(manager, args.name, first, point, place)
-            except BaseException:  # also Ctrl-C: else the key would be that of half a directory
+            except BaseException:  # also Ctrl-C: the key must not belong to a partial directory
                 manager.delete(args.name)
                 raise
     data: dict[str, Any] = {
@@ -89,7 +91,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
 
 def _meant(args: Namespace, places: Places, manager: CheckpointManager) -> tuple[str, str | None]:
-    """Return the key that is forked, and the checkpoint if one was said. Raises NotFoundError."""
+    """Return the key to fork, and the checkpoint if one was given. Raises NotFoundError."""
     said: str = args.key
     if said == ".":
         return places.key(manager, None), args.at
@@ -106,15 +108,15 @@ def _empty(place: Path) -> Path:
 
 
 def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Path | None) -> str:
-    """Write the first checkpoint; one of a directory alone notes where its files are.
+    """Write the first checkpoint; that of a plain directory carries a claim of the new directory.
 
     Raises:
-        ConflictError: the name is taken.
+        ConflictError: the key exists.
     """
     if place is None or SESSION_PART in point.parts:
         return manager.fork(point.key, name, point.id)
     parts: dict[str, Any] = {part: ReusedPart(tree) for part, tree in point.parts.items()}
-    parts.pop(HOOK, None)  # which says that it is of another directory
+    parts.pop(HOOK, None)  # its note names the other directory
     claim = make_claim(manager.store.backend, check_key(name), place)
     draft = Draft(name, parts, "fork", point.label, token=point.token, claim=claim)
     remove_dead_imports(manager.store)
@@ -124,7 +126,7 @@ def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Pat
 def _put_files(
     manager: CheckpointManager, key: str, first: str, point: Checkpoint, place: Path
 ) -> tuple[int, Plan | None]:
-    """Write the files of the fork; a session remembers the directory as its own."""
+    """Write the files of the fork; a session records the directory as its workspace."""
     from agent_checkpoint.session.session import Session
 
     tree = tree_in(manager.store, point)
@@ -133,7 +135,9 @@ def _put_files(
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInputError(f"{place} cannot be made: {error.strerror}.") from error
+        raise InvalidInputError(
+            f"Cannot create the directory {place}: {error.strerror}."
+        ) from error
     if SESSION_PART in point.parts:
         Session(key, store=manager, workspace=place, every="manual").close()
         plan = None
@@ -153,9 +157,7 @@ def _show(
     if data["directory"] is not None:
         out.line(f"{format_count(data['files'], 'file')} in {one_line(data['directory'])}")
         if SESSION_PART in point.parts:
-            out.line(f"Go on there: Session({data['key']!r}, agent=…{more})")
+            out.line(f"To resume: Session({data['key']!r}, agent=…{more})")
     elif has_files and SESSION_PART in point.parts:
-        out.line(
-            f"Go on with files of its own: Session({data['key']!r}, agent=…, workspace=…{more})"
-        )
-    out.hint("See both", f"log {shell_quote(point.key)}")
+        out.line(f"To resume: Session({data['key']!r}, agent=…, workspace=…{more})")
+    out.hint("To see both", f"log {shell_quote(point.key)}")

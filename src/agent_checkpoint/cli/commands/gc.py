@@ -1,4 +1,4 @@
-"""`gc`: what no checkpoint needs is deleted."""
+"""`gc`: delete objects that no checkpoint reaches."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
-agent-checkpoint gc                    delete it; others may go on saving
-agent-checkpoint gc --dry-run          only tell how much it is
+agent-checkpoint gc                    collect garbage; concurrent saves are safe
+agent-checkpoint gc --dry-run          show how much would be deleted
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what would go")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="show what would be deleted, delete nothing"
+    )
     parser.add_argument(
         "--ignore-clock",
         action="store_true",
-        help="go on although objects seem to come from the future",
+        help="proceed although objects have timestamps in the future",
     )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Collect."""
-    with telling_manager(places, args.out, "Looking for what is needed") as manager:
+    """Collect garbage."""
+    with telling_manager(places, args.out, "Marking reachable objects") as manager:
         report = manager.gc(dry_run=args.dry_run, ignore_clock=args.ignore_clock)
     data = {
         "objects": report.objects,
@@ -42,7 +44,7 @@ def run(args: Namespace, places: Places) -> Answer:
             objects = format_count(report.repacked, "object")
             out.line(f"Repacked {objects} with zlib: every installation can read them now.")
         if not report.objects:
-            out.line("Everything is needed.")
+            out.line("Nothing to delete: all objects are reachable.")
             return
         words = "Would delete" if args.dry_run else "Deleted"
         out.line(f"{words} {format_count(report.objects, 'object')}, {format_size(report.bytes)}.")

@@ -1,4 +1,4 @@
-"""`hook`: saves at every tool call of a coding agent; puts itself into the agent's settings."""
+"""`hook`: save at every tool call of a coding agent; install the hook in the agent's settings."""
 
 from __future__ import annotations
 
@@ -26,59 +26,63 @@ from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.records import short_repr as shown
 
 EXAMPLES = """
-agent-checkpoint hook install claude-code   at every tool call, in all your projects
-agent-checkpoint hook install codex --project   in this project only
-agent-checkpoint --store ~/agents hook install codex   saved to another store
-agent-checkpoint hook status                where it is installed, and what went wrong
-agent-checkpoint hook uninstall gemini      take it out again
-agent-checkpoint hook claude-code < event.json   what the agent runs
+agent-checkpoint hook install claude-code   install for all your projects
+agent-checkpoint hook install codex --project   install for this project only
+agent-checkpoint --store ~/agents hook install codex   save to another store
+agent-checkpoint hook status                show installations and recent errors
+agent-checkpoint hook uninstall gemini      remove the hook
+agent-checkpoint hook claude-code < event.json   save one event, as the agent does
 """
 _VERBS = ("install", "uninstall", "status", "stop")
 _LAST = 5
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "what",
         nargs="?",
         metavar="WHAT",
         default="",
-        help="install, uninstall, status, stop (the process that saves); or the agent whose event "
-        f"is read: {', '.join(AGENTS)}",
+        help="install, uninstall, status, stop (the daemon); or an agent name, to save the event "
+        f"on stdin: {', '.join(AGENTS)}",
     )
     parser.add_argument("agent", nargs="?", metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
     scope = parser.add_mutually_exclusive_group()
-    scope.add_argument("--project", action="store_true", help="in the settings of this directory")
-    scope.add_argument("--user", action="store_true", help="in your own settings (the default)")
-    parser.add_argument("--json", action="store_true", help="for programs")
+    scope.add_argument(
+        "--project", action="store_true", help="use the settings of the current directory"
+    )
+    scope.add_argument("--user", action="store_true", help="use your own settings (default)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Do one of these; an event is always taken well."""
+    """Run a subcommand, or save an event; an event never fails."""
     if not args.what and sys.stdin.isatty():
-        raise InvalidInputError("It reads an event of an agent. To set it up: hook install AGENT.")
+        raise InvalidInputError(
+            "No event on stdin. To install the hook: agent-checkpoint hook install AGENT."
+        )
     store = client.whole_name(args.store or "")
     if args.what in ("", *AGENTS):
         client.main([args.what, *(["--store", store] if store else [])])
         args.json = False
         return Answer({}, lambda out: None)
     if args.what not in _VERBS:
-        # Not the status of what was typed wrong: agents take 2 for "block this call".
+        # Not the status of a usage error: agents take 2 for "block this call".
         known = (*_VERBS, *AGENTS)
         near = meant(args.what, known) or "."
         names = ", ".join(known)
-        raise CheckpointError(f"There is no {shown(args.what)} here{near} It is one of {names}.")
+        raise CheckpointError(f"Unknown argument {shown(args.what)}{near} Choose from {names}.")
     if args.what == "status":
         return _status(places)
     if args.what == "stop":
         from agent_checkpoint.agents.hook.daemon import end_all
 
         told = end_all()
-        words = "Told to end." if told else "There is no process that saves."
+        words = "Stopped the daemon." if told else "No daemon is running."
         return Answer({"stopped": told}, lambda out: out.line(words))
     if args.agent not in AGENTS:
-        raise InvalidInputError(f"Say which agent: {', '.join(AGENTS)}.")
+        raise InvalidInputError(f"Name the agent: {', '.join(AGENTS)}.")
     project = places.directory if args.project else None
     path = settings_file(args.agent, project)
     if args.what == "install":
@@ -89,11 +93,11 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def show(out: Out) -> None:
         if args.what == "uninstall":
-            out.line(f"Removed from {path}." if is_changed else f"It is not in {path}.")
+            out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
             return
-        out.line(f"Installed in {path}." if is_changed else f"It is in {path} already.")
+        out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
         named = f" --store {shell_quote(store)}" if store else ""
-        out.line(f"Back to a tool call: agent-checkpoint{named} rewind")
+        out.line(f"To rewind to a tool call: agent-checkpoint{named} rewind")
         out.line(FORMS[args.agent].then, style="dim")
 
     return Answer(data, show)
@@ -133,7 +137,7 @@ def _status(places: Places) -> Answer:
             if row["trouble"]:
                 out.line(row["trouble"], style="yellow")
         if failures:
-            out.line(f"What went wrong last, from {log}:", style="yellow")
+            out.line(f"Recent errors in {log}:", style="yellow")
             for line in failures:
                 out.line(f"  {line}")
 
@@ -144,7 +148,7 @@ def _failures(log: str | None) -> list[str]:
     if log is None:
         return []
     try:
-        data = read_regular(Path(log))  # what somebody put in its place could be endless
+        data = read_regular(Path(log))  # a device or pipe in its place would never end
     except OSError:
         return []
     return (data or b"").decode(errors="replace").splitlines()[-_LAST:]

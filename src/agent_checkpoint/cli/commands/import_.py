@@ -1,4 +1,4 @@
-"""`import`: the key of an archive is added, all of it or nothing."""
+"""`import`: import the key of an archive, completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.records import short_repr as quoted_name
 
 EXAMPLES = """
-agent-checkpoint import fix.ckpt              nothing in it is run
-agent-checkpoint --store ./store import fix.ckpt
+agent-checkpoint import fix.ckpt              import into your store; runs no code
+agent-checkpoint --store ./store import fix.ckpt   import into another store
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("file", metavar="FILE", help="what `export` wrote")
+    """Add the arguments of the command."""
+    parser.add_argument("file", metavar="FILE", help="the archive to read")
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Read it."""
+    """Import the archive."""
     file = Path(places.directory, args.file)
     if not file.is_file():
-        raise InvalidInputError(f"There is no file {quoted_name(str(file), 200)}.")
+        raise InvalidInputError(f"No such file: {quoted_name(str(file), 200)}.")
     with places.manager() as manager, args.out.progress("Importing"):
         key = manager.import_archive(file)
         head = manager.store.head(key)
         number = sum(1 for _ in manager.store.entries(key))
         said = None
-        with suppress(*UNUSABLE):  # its notes are damaged; it was imported all the same
+        with suppress(*UNUSABLE):  # a damaged note does not undo the import
             said = None if head is None else said_place(manager.store, head)
     data = {
         "key": key,
@@ -48,8 +48,8 @@ def run(args: Namespace, places: Places) -> Answer:
     def show(out: Out) -> None:
         out.line(f"Imported {one_line(key)}: {format_count(number, 'checkpoint')}.", style="green")
         if said is not None:
-            out.line(f"It says that it is of {one_line(said)}.", style="yellow")
-        out.line("It owns nothing here: no directory, session or agent of yours is taken for it.")
-        out.hint("See it", f"log {shell_quote(key)}")
+            out.line(f"It claims the directory {one_line(said)} (not verified).", style="yellow")
+        out.line("The imported key is not bound to any directory, session or agent of yours.")
+        out.hint("To see it", f"log {shell_quote(key)}")
 
     return Answer(data, show)

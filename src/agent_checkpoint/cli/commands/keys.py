@@ -1,4 +1,4 @@
-"""`keys`: all lines of checkpoints in a store."""
+"""`keys`: the keys of a store."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
 
 EXAMPLES = """
-agent-checkpoint keys                  all
-agent-checkpoint keys fix-             those that begin so
-agent-checkpoint keys --json | jq .    for programs
+agent-checkpoint keys                  list all keys
+agent-checkpoint keys fix-             list keys with a prefix
+agent-checkpoint keys --json | jq .    print JSON
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("prefix", nargs="?", default="", metavar="PREFIX", help="how they begin")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "prefix", nargs="?", default="", metavar="PREFIX", help="list only keys with this prefix"
+    )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """List them, the latest first."""
+    """List the keys, most recently saved first."""
     with places.manager() as manager:
         rows = [_row(manager.store, key) for key in manager.list_keys(args.prefix)]
     rows.sort(key=lambda row: row["ts"] or 0.0, reverse=True)
 
     def show(out: Out) -> None:
         if not rows and args.prefix:
-            out.line(f"No key begins with {one_line(args.prefix, 80)}.")
+            out.line(f"No keys start with {one_line(args.prefix, 80)}.")
         elif not rows:
-            out.hint("There is nothing here yet. This directory is saved by", "save", style="")
+            out.hint("The store is empty. To save the current directory", "save", style="")
         else:
             limit = None if out.columns is None else 60
             out.table(

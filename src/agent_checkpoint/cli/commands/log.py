@@ -1,4 +1,4 @@
-"""`log`: what was saved, newest first, as a tree of branches."""
+"""`log`: the checkpoints of a key, newest first, as a graph with its branches."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS
 
 EXAMPLES = """
-agent-checkpoint log                    of this directory
-agent-checkpoint log fix-bug-42 -n 5    the last five of a session
-agent-checkpoint log --all              every branch to its beginning
+agent-checkpoint log                    history of the current directory
+agent-checkpoint log fix-bug-42 -n 5    last five checkpoints of a session
+agent-checkpoint log --all              complete history of every branch
 agent-checkpoint log --json | jq -r '.checkpoints[].id'
 """
 _SIGNS = {
@@ -46,18 +46,22 @@ _LONGEST = 120
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("key", nargs="?", metavar="KEY", help="of which; this directory's if none")
-    parser.add_argument("-n", type=int, default=20, metavar="N", help="how many of each (20)")
-    parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--no-branches", action="store_true", help="without what was forked off")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="the key (default: that of the current directory)"
+    )
+    parser.add_argument(
+        "-n", type=int, default=20, metavar="N", help="checkpoints per branch (default: 20)"
+    )
+    parser.add_argument("--all", action="store_true", help="show all checkpoints")
+    parser.add_argument("--no-branches", action="store_true", help="do not show forked keys")
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """List them."""
+    """List the checkpoints."""
     if args.n < 1:
-        raise InvalidInputError("-n counts checkpoints, from 1; --all shows all of them.")
+        raise InvalidInputError("-n must be at least 1; use --all for all checkpoints.")
     with places.manager() as manager:
         key = places.key(manager, args.key)
         limit = None if args.all else args.n
@@ -112,16 +116,16 @@ def _show_rest(
     out: Out, line: dict[str, Any], lines: list[dict[str, Any]], shown: list[dict[str, Any]]
 ) -> None:
     if line["more"]:
-        out.hint("There is more before that", f"log {shell_quote(line['key'])} --all")
+        out.hint("Older checkpoints", f"log {shell_quote(line['key'])} --all")
     if line["from"]:
-        out.line(f"It was forked from {one_line(line['from'])}.", style="dim")
+        out.line(f"Forked from {one_line(line['from'])}.", style="dim")
     hidden = [item for item in lines if item not in shown]
     most = out.limit(20)
     for item in hidden[:most]:
         key = item["key"]
-        out.line(f"Also forked off at @{item['at']}: {shell_quote(key)}", style="dim")
+        out.line(f"Also forked at @{item['at']}: {shell_quote(key)}", style="dim")
     if len(hidden) > most:
-        out.line(f"And {len(hidden) - most:,} more; --json has them all.", style="dim")
+        out.line(f"and {len(hidden) - most:,} more (use --json)", style="dim")
 
 
 def _show_row(
@@ -146,7 +150,7 @@ def _show_row(
     if label:
         label = f"  {one_line(label, out.limit(_LONGEST))}"
         if out.columns is not None:
-            # What is now has to be seen, however long the label is.
+            # The label is cut so that the head marker stays visible.
             used = sum(display_width(text) for text, _ in pieces) + display_width(mark)
             label = truncate_to_width(label, max(out.columns - used, 0))
         pieces.append((label, quiet))
@@ -154,7 +158,7 @@ def _show_row(
 
 
 def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
-    """Return what kind of checkpoint it is, and of which other; nothing if the label says it."""
+    """Return the kind and the related checkpoint; empty if the label says the same."""
     kind = row["kind"]
     if kind == "save" or (kind in ROLLBACK_KINDS and (row["label"] or "").startswith(RESTORED)):
         return ""
@@ -169,7 +173,7 @@ def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
 
 
 def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Iterate over a line and all that branch off, the deepest last."""
+    """Iterate over a key and all of its branches, breadth first."""
     queue = [line]
     for item in queue:
         yield item
@@ -182,7 +186,7 @@ def _nodes(
     signs: dict[str, str],
     rich: bool,
 ) -> list[Node]:
-    """Return what is drawn, newest first; within a key by number, whatever the clock says."""
+    """Return the nodes to draw, newest first; within a key by number, since clocks may jump."""
     left = [list(reversed(item["checkpoints"])) for item in shown]
     keys = [item["key"] for item in shown]
     for item in shown:
@@ -211,7 +215,7 @@ def _parent(
     older: dict[str, list[int]],
     hidden: set[str],
 ) -> Place | None:
-    """Return what a checkpoint goes on from, or the nearest before it that is left."""
+    """Return the parent of a checkpoint, or its nearest remaining ancestor."""
     from bisect import bisect_left
 
     said = parse_checkpoint_id(row["parents"][0]) if row["parents"] else None
@@ -223,12 +227,12 @@ def _parent(
     numbers = older.get(key, [])
     at = bisect_left(numbers, before)
     if at == 0 and said is not None and key in hidden:
-        return key, before  # its line goes on below the last that is shown
+        return key, before  # the lane continues below the last row shown
     return (key, numbers[at - 1]) if at > 0 and (key, numbers[at - 1]) != place else None
 
 
 def _current(nodes: list[Node], key: str) -> set[Place]:
-    """Return what is in the past of the first line's present."""
+    """Return the ancestors of a key's head."""
     parents = {node.place: node.parent for node in nodes}
     heads = [node.place for node in nodes if node.place[0] == key]
     found: set[Place] = set()

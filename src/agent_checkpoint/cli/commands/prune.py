@@ -1,4 +1,4 @@
-"""`prune`: old checkpoints of a key are deleted, after a preview."""
+"""`prune`: delete old checkpoints of a key by a retention policy, after a preview."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from agent_checkpoint.store.maintenance.retention import (
 )
 
 EXAMPLES = """
-agent-checkpoint prune fix-bug-42 --keep-latest 20 --dry-run   what would go
+agent-checkpoint prune fix-bug-42 --keep-latest 20 --dry-run   show what would be deleted
 agent-checkpoint prune fix-bug-42 --keep-latest 20 --keep-every 10 --yes
 agent-checkpoint prune fix-bug-42 --keep-newer-than 7 --keep-tagged release
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("key", metavar="KEY", help="of which")
-    parser.add_argument("--keep-latest", type=int, metavar="N", help="the newest")
+    """Add the arguments of the command."""
+    parser.add_argument("key", metavar="KEY", help="the key")
+    parser.add_argument("--keep-latest", type=int, metavar="N", help="keep the N newest")
     parser.add_argument(
-        "--keep-every", type=int, metavar="N", help="those whose number is a multiple"
+        "--keep-every", type=int, metavar="N", help="keep every Nth (numbers divisible by N)"
     )
     parser.add_argument(
-        "--keep-newer-than", type=float, metavar="DAYS", help="those that are younger"
+        "--keep-newer-than", type=float, metavar="DAYS", help="keep those newer than DAYS days"
     )
     parser.add_argument(
         "--keep-tagged",
         action="append",
         metavar="TAG",
-        help="those with this tag; repeatable. An empty one stands for any",
+        help="keep those with this tag; repeatable; an empty TAG keeps all tagged checkpoints",
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what would go")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="show what would be deleted, delete nothing"
+    )
     add_yes(parser)
     add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Preview it, ask, and do it."""
+    """Show the preview, ask, and prune."""
     policy = _policy(args)
     with places.manager() as manager:
         key = places.key(manager, args.key)
@@ -64,15 +66,17 @@ def run(args: Namespace, places: Places) -> Answer:
             if doomed:
                 kept = total - len(doomed)
                 out.line(
-                    f"{format_count(len(doomed), 'checkpoint')} of {one_line(key)} would go, "
-                    f"{kept:,} stay."
+                    f"{one_line(key)}: {format_count(len(doomed), 'checkpoint')} to delete, "
+                    f"{kept:,} to keep."
                 )
             else:
-                out.line(f"All {format_count(total, 'checkpoint')} of {one_line(key)} stay.")
+                out.line(
+                    f"{one_line(key)}: nothing to delete, {format_count(total, 'checkpoint')} kept."
+                )
 
         if args.dry_run or not doomed:
             return Answer(data, preview)
-        if not agreed(args, preview, "Delete them for good?"):
+        if not agreed(args, preview, "Delete permanently?"):
             return refused(data)
         gone = manager.prune(key, policy)
     data = {**data, "done": True, "deleted": gone, "kept": total - len(gone)}
@@ -81,7 +85,7 @@ def run(args: Namespace, places: Places) -> Answer:
         out.line(
             f"Deleted {format_count(len(gone), 'checkpoint')} of {one_line(key)}.", style="green"
         )
-        out.hint("Their room comes back by", "gc")
+        out.hint("To reclaim space", "gc")
 
     return Answer(data, show)
 
@@ -96,11 +100,11 @@ def _policy(args: Namespace) -> Policy:
         try:
             wanted.append(KeepNewerThan(timedelta(days=args.keep_newer_than)))
         except (OverflowError, ValueError):
-            raise InvalidInputError("--keep-newer-than is a number of days.") from None
+            raise InvalidInputError("--keep-newer-than: number of days out of range.") from None
     if args.keep_tagged is not None:
         wanted.append(KeepTagged(*(tag for tag in args.keep_tagged if tag)))
     if not wanted:
-        raise InvalidInputError("Say what to keep: --keep-latest 20, for example.")
+        raise InvalidInputError("No retention policy given, such as --keep-latest 20.")
     policy = wanted[0]
     for other in wanted[1:]:
         policy = policy | other

@@ -1,4 +1,7 @@
-"""`purge`: a leaked secret is removed from everything. It never stands in the command line."""
+"""`purge`: remove a leaked secret from all checkpoints.
+
+The secret is read from a prompt or stdin: other processes can read command lines.
+"""
 
 from __future__ import annotations
 
@@ -17,34 +20,34 @@ from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.maintenance.purge import PurgeReport
 
 EXAMPLES = """
-agent-checkpoint purge                            asks for the secret, and shows nothing of it
-agent-checkpoint purge --dry-run < secret.txt     which checkpoints hold it
+agent-checkpoint purge                            prompt for the secret, without echo
+agent-checkpoint purge --dry-run < secret.txt     list the checkpoints that contain it
 pass show api-key | agent-checkpoint purge --yes
 """
 _SHOWN = 20
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only tell what holds it")
+    """Add the arguments of the command."""
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="list affected checkpoints, change nothing"
+    )
     add_yes(parser)
     add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Preview it, ask, and do it."""
+    """Show the preview, ask, and purge."""
     secret = _secret()
     with places.manager() as manager:
         found = manager.purge(secret, dry_run=True)
 
         def preview(out: Out) -> None:
             if not (found.checkpoints or found.objects):
-                out.line("No checkpoint holds it.")
+                out.line("No checkpoint contains the secret.")
                 return
-            verb = "holds" if len(found.checkpoints) == 1 else "hold"
-            out.line(
-                f"{format_count(len(found.checkpoints), 'checkpoint')} {verb} it and would go:"
-            )
+            number = format_count(len(found.checkpoints), "checkpoint")
+            out.line(f"The secret is in {number}, to be deleted:")
             for name in found.checkpoints[:_SHOWN]:
                 out.line(f"  {one_line(name)}")
             if len(found.checkpoints) > _SHOWN:
@@ -52,7 +55,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
         if args.dry_run or not (found.checkpoints or found.objects):
             return Answer(_data(found, done=False), preview)
-        if not agreed(args, preview, "Remove them for good?"):
+        if not agreed(args, preview, "Delete permanently?"):
             return refused(_data(found, done=False))
         with args.out.progress("Purging"):
             done = manager.purge(secret)
@@ -61,14 +64,14 @@ def run(args: Namespace, places: Places) -> Answer:
     def show(out: Out) -> None:
         out.line(f"Removed {format_count(len(done.checkpoints), 'checkpoint')}.", style="green")
         for key, name in done.replaced.items():
-            out.line(f"  {one_line(key)} goes on with {one_line(name)}, in which it is blotted out")
-        out.line("Change the secret where it is valid: copies, archives and agents still have it.")
+            out.line(f"  {one_line(key)} continues at {one_line(name)}, with the secret redacted")
+        out.line("Revoke the secret: copies of the store, archives and agents may still have it.")
 
     return Answer(_data(done, done=True), show)
 
 
 def _forget_in_log(secret: bytes) -> None:
-    """Drop the lines of the hook's log that hold the secret. Raises StorageError."""
+    """Delete the lines of the hook log that contain the secret. Raises StorageError."""
     found = client.log_file()
     for path in () if found is None else (Path(found), Path(f"{found}.1")):
         with wrap_os_errors(f"rewrite {path}"):
@@ -80,18 +83,18 @@ def _forget_in_log(secret: bytes) -> None:
 
 
 def _secret() -> str:
-    """Return the secret, from a prompt or from the standard input. Raises InvalidInputError."""
+    """Read the secret from a prompt or from stdin. Raises InvalidInputError."""
     try:
         is_person = sys.stdin.isatty()
     except (AttributeError, ValueError):
         is_person = False
     try:
-        text = getpass.getpass("The secret (it is not shown): ") if is_person else sys.stdin.read()
+        text = getpass.getpass("Secret (not shown): ") if is_person else sys.stdin.read()
     except (EOFError, UnicodeDecodeError) as error:
-        raise InvalidInputError("The secret is one line of text.") from error
+        raise InvalidInputError("The secret must be one line of text.") from error
     text = text.rstrip("\r\n")
     if not text:
-        raise InvalidInputError("Type the secret, or pass it by the standard input.")
+        raise InvalidInputError("No secret given. Type it at the prompt, or pipe it to stdin.")
     return text
 
 

@@ -1,4 +1,4 @@
-"""`restore`: files become what they were, after a preview; what was there before is kept."""
+"""`restore`: restore files from a checkpoint, after a preview and a safety checkpoint."""
 
 from __future__ import annotations
 
@@ -26,36 +26,40 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree_names import own_key, tree_in
 
 EXAMPLES = """
-agent-checkpoint restore @~1              this directory, as it was one checkpoint ago
-agent-checkpoint restore @3 src/app.py    one file of the third
-agent-checkpoint restore @3 --dry-run     only show what would be done
-agent-checkpoint restore fix-bug-42 --into ./copy   a session's files, elsewhere
+agent-checkpoint restore @~1              restore the directory, one checkpoint back
+agent-checkpoint restore @3 src/app.py    restore one file from checkpoint 3
+agent-checkpoint restore @3 --dry-run     show what would change
+agent-checkpoint restore fix-bug-42 --into ./copy   write a session's files to another directory
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument("id", metavar="ID", help="the checkpoint")
     parser.add_argument(
-        "paths", nargs="*", default=[], metavar="PATH", help="what of it; everything if none"
+        "paths", nargs="*", default=[], metavar="PATH", help="paths to restore (default: all)"
     )
-    parser.add_argument("--into", metavar="DIR", help="where to; where it belongs if none")
+    parser.add_argument(
+        "--into", metavar="DIR", help="target directory (default: where the files were saved)"
+    )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also / or a home directory, or into one that has other files",
+        help="allow / or a home directory, or --into a directory that is not empty",
     )
-    parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
+    parser.add_argument("--keep-git", action="store_true", help="do not change .git")
     parser.add_argument(
-        "--keep-unseen", action="store_true", help="leave alone what was never saved"
+        "--keep-unseen", action="store_true", help="keep files that no checkpoint contains"
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
+    )
     add_yes(parser)
     add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Preview it, ask, and do it."""
+    """Show the plan, ask, and restore."""
     from agent_checkpoint.agents.tracked_dir import Line
 
     with places.manager() as manager, _made(args.into, places):
@@ -86,7 +90,7 @@ def run(args: Namespace, places: Places) -> Answer:
             notices = line.notices
             what, done = _what(chosen, place, checkpoint), None
             while done is None:
-                with args.out.progress("Looking at files") as tell:
+                with args.out.progress("Scanning files") as tell:
                     told.append(tell)
                     plan = line.restore(tree, dry_run=True, **wish)
                 data = _data(plan, checkpoint, place, of_others, done=False)
@@ -97,7 +101,7 @@ def run(args: Namespace, places: Places) -> Answer:
                     return Answer(data, show_it)
                 if not agreed(args, show_it, f"Restore {what}?"):
                     return refused(data)
-                # Who has seen the plan has agreed to that one; who says --yes, to any.
+                # A confirmation covers the plan that was shown; --yes covers any plan.
                 wish["only_if"] = None if args.yes else plan
                 try:
                     with args.out.progress("Restoring") as tell:
@@ -118,9 +122,7 @@ def run(args: Namespace, places: Places) -> Answer:
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
             into = f" --into {shell_quote(str(place))} --force" if args.into is not None else ""
-            out.hint(
-                "What was there before", f"restore {shell_quote(done.safety_id)}{into}", style=""
-            )
+            out.hint("To undo", f"restore {shell_quote(done.safety_id)}{into}", style="")
 
     return Answer(_data(done, checkpoint, place, of_others, done=True), tell_end)
 
@@ -145,12 +147,12 @@ def _show(out: Out, plan: Plan, paths: Paths, of_others: bool, notices: list[str
     for notice in notices:
         out.line(one_line(notice), style="yellow")
     if not plan and not plan.leave:
-        out.line("Nothing to do: the files are what they were.")
+        out.line("Nothing to do: the files match the checkpoint.")
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan))
 
 
 def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
-    """Return what becomes of what, in words that follow `restore`."""
+    """Return the object of the sentence "Restore …"."""
     if chosen is None:
         return f"{one_line(place)} to @{checkpoint.seq}"
     return f"{one_line(format_paths(chosen))} in {one_line(place)} from @{checkpoint.seq}"
@@ -158,7 +160,7 @@ def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
 
 @contextmanager
 def _made(into: str | None, places: Places) -> Iterator[None]:
-    """Make the directory to restore into, and take it away again if nothing came into it."""
+    """Create the target directory, and remove it afterwards if it is still empty."""
     target = None if into is None else places.directory / into
     made: list[Path] = []
     if target is not None:
@@ -167,27 +169,27 @@ def _made(into: str | None, places: Places) -> Iterator[None]:
             target.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InvalidInputError(
-                f"{one_line(target)} cannot be made: {error.strerror}."
+                f"Cannot create the directory {one_line(target)}: {error.strerror}."
             ) from error
     try:
         yield
     finally:
-        with suppress(OSError):  # it is in use
+        with suppress(OSError):  # not empty
             for path in made:
                 path.rmdir()
 
 
 def _check_empty(place: Path, store: Store) -> None:
-    """See to it that a restore elsewhere takes nothing away from there.
+    """Check that a target directory has no files that the restore would delete.
 
     Raises:
-        UnsafeWorkspaceError: other files are there.
+        UnsafeWorkspaceError: it has files.
     """
     own = Path(os.path.realpath(getattr(store.backend, "path", "/")))
     if any(path != own for path in place.iterdir()):
         raise UnsafeWorkspaceError(
-            f"{one_line(place)} has files already, which would be deleted: name another "
-            "directory, or say --force to have it be what the checkpoint says."
+            f"{one_line(place)} is not empty, and the restore would delete its files. Name another "
+            "directory, or pass --force."
         )
 
 
@@ -197,9 +199,8 @@ def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) 
     place = files_belong_to(store, checkpoint, places.directory)
     if place is None or not place.is_dir():
         raise InvalidInputError(
-            f"The files of {short_repr(checkpoint.key)} are not known to be those of "
-            f"{places.directory}{_why(store, checkpoint)}: go to their directory, or say --into "
-            "DIR."
+            f"{places.directory} is not the directory of {short_repr(checkpoint.key)}"
+            f"{_why(store, checkpoint)}. Change to its directory, or pass --into DIR."
         )
     return place
 

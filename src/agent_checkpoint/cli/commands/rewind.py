@@ -1,4 +1,4 @@
-"""`rewind`: files and conversation of a coding agent go back to a tool call, together."""
+"""`rewind`: rewind the files and conversation of a coding agent to a tool call, together."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from agent_checkpoint.store.lookup import find
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
-agent-checkpoint rewind                  the tool calls of the session here, the newest first
-agent-checkpoint rewind @17              files and conversation as they were after that one
-agent-checkpoint rewind @17 --dry-run    only show what would be done
-agent-checkpoint rewind @17 --only files   leave the conversation as it is
+agent-checkpoint rewind                  list the tool calls of the session, newest first
+agent-checkpoint rewind @17              rewind files and conversation to checkpoint 17
+agent-checkpoint rewind @17 --dry-run    show what would change
+agent-checkpoint rewind @17 --only files   keep the conversation
 """
 _RESUME = {
     "claude-code": "claude --resume {}",
@@ -39,28 +39,34 @@ _RESUME = {
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "id",
         nargs="?",
         metavar="ID",
-        help="@17, @~2, a tool call's id or a checkpoint's; list if none",
+        help="the target: @17, @~2, a tool call id or a checkpoint id (default: list tool calls)",
     )
-    parser.add_argument("--session", metavar="KEY", help="which; the last one here if not said")
     parser.add_argument(
-        "--only", choices=("files", "conversation"), help="leave the other as it is"
+        "--session",
+        metavar="KEY",
+        help="the session (default: the latest in the current directory)",
     )
-    parser.add_argument("--keep-git", action="store_true", help="leave .git as it is")
-    parser.add_argument("-N", type=int, default=20, metavar="N", help="list so many (20)")
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument("--only", choices=("files", "conversation"), help="rewind only this")
+    parser.add_argument("--keep-git", action="store_true", help="do not change .git")
+    parser.add_argument(
+        "-N", type=int, default=20, metavar="N", help="number of rows to list (default: 20)"
+    )
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
+    )
     add_yes(parser)
     add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """List, or go back."""
+    """List the tool calls, or rewind to one."""
     if args.N < 1:
-        raise InvalidInputError("-N counts checkpoints, from 1.")
+        raise InvalidInputError("-N must be at least 1.")
     with places.manager() as manager:
         key = _key_meant(args, places, manager)
         finished = make_good(manager.store, key)
@@ -70,12 +76,14 @@ def run(args: Namespace, places: Places) -> Answer:
         note = read_note(manager.store, target)
         if note is None:
             raise InvalidInputError(
-                f"{short_repr(target.id, 120)} is of no coding agent: use restore."
+                f"{short_repr(target.id, 120)} is not a checkpoint of a coding agent. Use "
+                "`restore`."
             )
         if not note.is_ours:
             raise InvalidInputError(
-                f"{short_repr(target.id, 120)} was imported, or not saved under your secret, so "
-                "nothing is written to its paths. `restore --into DIR` puts its files elsewhere."
+                f"{short_repr(target.id, 120)} was imported or is not sealed with your secret: its "
+                "paths "
+                "are not trusted. Use `restore --into DIR` to write its files to another directory."
             )
         work = Rewinding(
             manager.store,
@@ -87,7 +95,7 @@ def run(args: Namespace, places: Places) -> Answer:
         )
         with work:
             paths = Paths(Path(note.root), places.directory)
-            question = f"Go back to @{target.seq} in {one_line(work.directory)}?"
+            question = f"Rewind {one_line(work.directory)} to @{target.seq}?"
             is_done = False
             while not is_done:
                 work.preview()
@@ -108,11 +116,11 @@ def run(args: Namespace, places: Places) -> Answer:
             _preview(out, work, paths, finished)
         else:
             show_since(out, plan, work.plan, paths)
-        out.line(f"Back at @{target.seq}: {one_line(target.label)}", style="green")
+        out.line(f"Rewound to @{target.seq}: {one_line(target.label)}", style="green")
         if work.kept is not None:
             out.line(
-                f"The conversation before is kept in {one_line(work.kept)}; what an agent that is "
-                "running still adds goes there."
+                f"The previous transcript is kept as {one_line(work.kept)}; an agent that is still "
+                "running keeps writing to it."
             )
         out.hint("To undo", f"rewind {shell_quote(str(work.safety_id))}", style="")
         _tell_limits(out, note)
@@ -121,7 +129,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
 
 def _key_meant(args: Namespace, places: Places, manager: CheckpointManager) -> str:
-    """Return the key of the session: of the checkpoint that is named, else the one that is here."""
+    """Return the key of the named checkpoint, else that of the session of the directory."""
     said: str | None = args.id
     if said is not None and short_form(said) is None:
         with suppress(NotFoundError):
@@ -139,8 +147,8 @@ def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
             if note is not None and note.agent in AGENTS:
                 return key
     raise NotFoundError(
-        f"No coding agent has worked in {one_line(places.directory)} since the hook is installed: "
-        "`agent-checkpoint hook status` tells whether it is."
+        f"No checkpoints of a coding agent in {one_line(places.directory)}. Run "
+        "`agent-checkpoint hook status` to check that the hook is installed."
     )
 
 
@@ -163,7 +171,7 @@ def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, No
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
             note = read_note(manager.store, checkpoint)
         except UNUSABLE:
-            continue  # `verify` tells about it
+            continue  # `verify` reports it
         if note is not None:
             yield checkpoint, note
 
@@ -203,8 +211,8 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
             ),
         )
         if any(row["lines"] is not None for row in rows):
-            out.line("lines: how long the conversation was, in its transcript", style="dim")
-        out.hint("Back to one of them", "rewind @N")
+            out.line("lines: length of the transcript", style="dim")
+        out.hint("To rewind", "rewind @N")
 
     return Answer({"key": key, "checkpoints": rows, "finished": finished}, tell)
 
@@ -216,12 +224,12 @@ def _preview(out: Out, work: Rewinding, paths: Paths, finished: str | None) -> N
         out.line(f"In {one_line(work.directory)}:")
         show_plan(out, plan, paths)
     elif work.words is None:
-        out.line("Nothing to do: files and conversation are what they were.")
+        out.line("Nothing to do: files and conversation match the checkpoint.")
     if work.words is not None:
         out.line(f"  {one_line(work.words)}", style="yellow")
     if work.missing is not None:
         why = one_line(work.missing)
-        out.line(f"The conversation of then was not saved, and stays: {why}", style="yellow")
+        out.line(f"The checkpoint has no conversation; it is not rewound: {why}", style="yellow")
 
 
 def _tell_finished(out: Out, finished: str | None) -> None:
@@ -231,8 +239,8 @@ def _tell_finished(out: Out, finished: str | None) -> None:
 
 def _tell_limits(out: Out, note: Note) -> None:
     out.line(
-        "What was done outside of the directory stays done. A session that is running has its own "
-        "memory of the conversation: end it, and resume it from here.",
+        "Effects outside of the directory are not undone. A running agent keeps its conversation "
+        "in memory: exit it, then resume the session.",
         style="dim",
     )
     if note.agent in _RESUME:

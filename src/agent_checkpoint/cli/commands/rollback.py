@@ -1,4 +1,4 @@
-"""`rollback`: a session goes back, files and state alike, without its agent's code."""
+"""`rollback`: roll a session back, files and state together, without the code of the agent."""
 
 from __future__ import annotations
 
@@ -28,30 +28,35 @@ from agent_checkpoint.session.tools.tool import REVERSIBLE
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
-agent-checkpoint rollback                       this directory's session, one step
+agent-checkpoint rollback                       one step, session of the current directory
 agent-checkpoint rollback fix-bug-42 --steps 3  three steps
-agent-checkpoint rollback fix-bug-42 --to @7    to a certain checkpoint
-agent-checkpoint rollback --parts workspace     only the files
-agent-checkpoint rollback --dry-run             only show what would be done
-agent-checkpoint rollback --effects compensate --import shop.tools   undo orders first
+agent-checkpoint rollback fix-bug-42 --to @7    to a given checkpoint
+agent-checkpoint rollback --parts workspace     files only
+agent-checkpoint rollback --dry-run             show what would change
+agent-checkpoint rollback --effects compensate --import shop.tools   run compensations first
 """
 _SHOWN = 20
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
-        "key", nargs="?", metavar="KEY", help="which session; this directory's if none"
+        "key",
+        nargs="?",
+        metavar="KEY",
+        help="the session (default: that of the current directory)",
     )
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--to", metavar="ID", help="the checkpoint to go back to")
-    where.add_argument("--steps", type=int, default=1, metavar="N", help="how many to go back (1)")
+    where.add_argument("--to", metavar="ID", help="the target checkpoint")
+    where.add_argument(
+        "--steps", type=int, default=1, metavar="N", help="number of steps (default: 1)"
+    )
     parser.add_argument(
         "--effects",
         choices=POLICIES,
         default="refuse",
-        help="if something done outside cannot be undone: refuse it, go back all the same, or undo "
-        "first what can be",
+        help="external side effects since the target: refuse to roll back past irreversible or "
+        "unknown ones (default), roll back with a warning, or run compensations first",
     )
     parser.add_argument(
         "--import",
@@ -59,26 +64,31 @@ def arguments(parser: ArgumentParser) -> None:
         default=[],
         dest="modules",
         metavar="MODULE",
-        help="load the agent's tools, so that what they did can be undone; runs that code",
+        help="import the module that defines the agent's tools, for compensations; runs its code",
     )
     parser.add_argument(
-        "--parts", action="append", metavar="NAME", help="only these, such as workspace; repeatable"
+        "--parts",
+        action="append",
+        metavar="NAME",
+        help="roll back only these parts, such as workspace; repeatable",
     )
     parser.add_argument(
-        "--keep-unseen", action="store_true", help="leave files alone that nobody saved"
+        "--keep-unseen", action="store_true", help="keep files that no checkpoint contains"
     )
     parser.add_argument(
-        "--workspace", metavar="DIR", help="where its files are, if it does not know"
+        "--workspace", metavar="DIR", help="the workspace directory, if the session has none"
     )
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only show what would be done")
+    parser.add_argument(
+        "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
+    )
     add_yes(parser)
     add_json(parser, needs_yes=True)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Preview it, ask, and do it."""
+    """Show the report, ask, and roll back."""
     if args.steps < 0:
-        raise InvalidInputError("--steps counts checkpoints.")
+        raise InvalidInputError("--steps must not be negative.")
     parts = [name for said in args.parts or () for name in said.split(",") if name] or None
     place = None
     if args.workspace is not None:
@@ -90,7 +100,7 @@ def run(args: Namespace, places: Places) -> Answer:
         to = None if args.to is None else places.id_of(manager, args.to, key)
         paths = Paths(place or _directory(manager, key), places.directory)
         forgets = parts is None or any(name != "workspace" for name in parts)
-        question = f"Roll {one_line(key, 60)} back? Whoever is running it can save nothing more"
+        question = f"Roll back {one_line(key, 60)}? A running agent can no longer save to it"
         done = None
         while done is None:
             seen = preview_rollback(
@@ -102,7 +112,7 @@ def run(args: Namespace, places: Places) -> Answer:
                 keep_unseen=args.keep_unseen,
                 workspace=place,
             ).report
-            to, data = seen.target, _data(key, seen)  # asked again, it is still that one
+            to, data = seen.target, _data(key, seen)  # a second prompt keeps the target
             show_it = partial(_show, key=key, report=seen, paths=paths)
             if args.dry_run:
                 return Answer(data, show_it)
@@ -146,7 +156,7 @@ def _directory(manager: CheckpointManager, key: str) -> Path | None:
 
 
 def _load(module: str, places: Places) -> None:
-    """Load a module of the user's, from here or from what is installed."""
+    """Import a module of the user, from the current directory or from installed packages."""
     import sys
     from importlib import import_module
 
@@ -156,47 +166,48 @@ def _load(module: str, places: Places) -> None:
         import_module(module)
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
-        raise InvalidInputError(f"{show_name(module)} cannot be imported: {why}") from error
+        raise InvalidInputError(f"Cannot import {show_name(module)}: {why}") from error
 
 
 def _show_done(out: Out, key: str, report: RollbackReport) -> None:
-    out.line(f"{one_line(key)} went back to {_place(report.target)}.", style="green")
-    out.line("Whoever had it open can save nothing more: start the agent again.")
+    out.line(f"Rolled back {one_line(key)} to {_place(report.target)}.", style="green")
+    out.line("A running agent can no longer save to this session: restart it.")
     for notice in report.notices[: out.limit(_SHOWN)]:
         out.line(f"  {one_line(notice, out.limit(1000))}", style="yellow")
     if report.safety_id is not None:
         back = f"rollback {shell_quote(key)} --to {shell_quote(report.safety_id)}"
-        out.hint("What was there before", back, style="")
+        out.hint("To undo", back, style="")
 
 
 def _show(out: Out, key: str, report: RollbackReport, paths: Paths) -> None:
-    words = "goes" if report.id is None else "went"
+    words = "Would roll back" if report.id is None else "Rolled back"
     parts = ", ".join(one_line(name, 60) for name in report.parts)
-    out.line(f"{one_line(key)} {words} back to {_place(report.target)}: {parts}")
+    out.line(f"{words} {one_line(key)} to {_place(report.target)}: {parts}")
     _show_effects(out, report)
     if report.files is not None:
         if not report.files and not report.files.leave:
-            out.line("  the files are what they were: none is touched")
+            out.line("  files: no changes")
         show_plan(out, report.files, paths, is_foreign=report.foreign and bool(report.files))
     if report.void:
-        out.line(f"  {format_count(len(report.void), 'request')} for approval void", style="yellow")
+        requests = format_count(len(report.void), "approval request")
+        out.line(f"  {requests} no longer valid", style="yellow")
 
 
 def _show_effects(out: Out, report: RollbackReport) -> None:
     shown = out.limit(_SHOWN)
     gone = {effect.id for effect in (*report.compensated, *report.unknown)}
     stands = [effect for effect in report.compensable if effect.id not in gone]
-    # Without the code of its tool, what could be undone cannot be told from what cannot.
+    # Without the code of its tool, it is unknown whether an effect has a compensation.
     unloaded = [effect for effect in report.irreversible if effect.kind == REVERSIBLE]
     final = [effect for effect in report.irreversible if effect.kind != REVERSIBLE]
     for heading, effects, style in (
-        ("cannot be undone", final, "red"),
-        ("can be undone only with its code (--import MODULE)", unloaded, "red"),
-        ("nobody knows whether it stands", report.unknown, "red"),
-        ("was undone", report.compensated, "green"),
-        ("was undone outside, although the state has its result again", report.gone, "yellow"),
-        ("stands, and could be undone (--effects compensate)", stands, "yellow"),
-        ("stands, and gives its result again when it is asked for", report.replayable, ""),
+        ("irreversible", final, "red"),
+        ("compensation needs the code of the tool (--import MODULE)", unloaded, "red"),
+        ("outcome unknown", report.unknown, "red"),
+        ("compensated", report.compensated, "green"),
+        ("already compensated, but the restored state has its result", report.gone, "yellow"),
+        ("stays, can be compensated (--effects compensate)", stands, "yellow"),
+        ("stays, its recorded result is replayed", report.replayable, ""),
     ):
         for effect in effects[:shown]:
             out.line(f"  {heading}: {effect_words(effect)}", style=style)
@@ -206,18 +217,18 @@ def _show_effects(out: Out, report: RollbackReport) -> None:
 
 def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
     number = len(report.blocking)
+    effects = format_count(number, "external side effect")
     out.line(
-        f"Not rolled back: {number} thing{'s' if number != 1 else ''} done outside since "
-        f"{_place(report.target)} cannot be taken back.",
+        f"Refused: {effects} since {_place(report.target)} cannot be undone.",
         style="bold red",
     )
     _show_effects(out, report)
     if report.failure:
         out.line(f"  {one_line(report.failure, out.limit(1000))}", style="red")
-    out.line("Go back less far, or go back all the same: --effects warn")
+    out.line("Choose a later checkpoint, or pass --effects warn to roll back anyway.")
     for effect in report.unknown[: out.limit(3)]:
         command = f"effects resolve {effect.id} --happened"
-        out.hint("Found out? Say --happened or --not", command, style="")
+        out.hint("To record the outcome (--happened or --not)", command, style="")
 
 
 def _place(name: str) -> str:

@@ -1,4 +1,4 @@
-"""`run`: any agent or script, with checkpoints of the directory before, on the way and after."""
+"""`run`: run a command, with checkpoints of its directory before, during and after."""
 
 from __future__ import annotations
 
@@ -15,32 +15,38 @@ from agent_checkpoint.errors import CheckpointError, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
 
 EXAMPLES = """
-agent-checkpoint run -- python agent.py         before, every 10 seconds if files change, after
-agent-checkpoint run --every 60 -- make test    less often
-agent-checkpoint run --key nightly -- ./agent   under a name of your own
+agent-checkpoint run -- python agent.py         save before, on changes every 10 seconds, after
+agent-checkpoint run --every 60 -- make test    check for changes once a minute
+agent-checkpoint run --key nightly -- ./agent   save to a key of your own
 """
 _EVERY = 10.0
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.usage = "agent-checkpoint run [OPTIONS] [--] COMMAND …"
     parser.add_argument(
-        "argv", nargs=REMAINDER, metavar="COMMAND", help="what to run, with options of its own"
+        "argv", nargs=REMAINDER, metavar="COMMAND", help="the command and its arguments"
     )
-    parser.add_argument("--key", metavar="NAME", help="where to; the directory's own key if none")
+    parser.add_argument("--key", metavar="NAME", help="the key (default: that of the directory)")
     parser.add_argument(
-        "--every", type=float, default=_EVERY, metavar="SECONDS", help="how often to look (10)"
+        "--every",
+        type=float,
+        default=_EVERY,
+        metavar="SECONDS",
+        help="interval between checks for changes (default: 10)",
     )
-    parser.add_argument("--dir", metavar="DIR", help="where; this directory if none")
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="PATTERN", help="leave out"
+        "--dir", metavar="DIR", help="working directory (default: the current directory)"
     )
-    parser.add_argument("--gitignore", action="store_true", help="leave out what .gitignore says")
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="PATTERN", help="exclude matching files"
+    )
+    parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Run it, and save; return its exit status."""
+    """Run the command and save; the exit status is that of the command."""
     from agent_checkpoint.agents.directory_keys import line_of
     from agent_checkpoint.cli.child_process import CannotStartError, Running
     from agent_checkpoint.cli.run_recorder import Recorder
@@ -48,7 +54,7 @@ def run(args: Namespace, places: Places) -> Answer:
 
     command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
     if not command:
-        raise InvalidInputError("Say what to run: agent-checkpoint run -- COMMAND.")
+        raise InvalidInputError("No command given: agent-checkpoint run -- COMMAND.")
     every = checked_seconds(args.every)
     place = existing_directory(args.dir, places.directory)
     options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
@@ -65,7 +71,7 @@ def run(args: Namespace, places: Places) -> Answer:
             while not ended.wait(every):
                 try:
                     recorder.save(f"during {words}", only_changes=True)
-                except CheckpointError as error:  # the command goes on; so may the store
+                except CheckpointError as error:  # the command continues, and the error may pass
                     _tell(str(error))
 
         watcher = threading.Thread(target=look, daemon=True)
@@ -73,7 +79,7 @@ def run(args: Namespace, places: Places) -> Answer:
         try:
             status = running.run(on_start=watcher.start)
         except CannotStartError as error:
-            if before is not None:  # of nothing
+            if before is not None:  # the checkpoint of a run that never started
                 manager.delete(key, before.id)
             _tell(str(error))
             return Answer({}, lambda out: None, error.status)
@@ -86,7 +92,7 @@ def run(args: Namespace, places: Places) -> Answer:
             after = recorder.save(f"after {words}", status=status, seconds=took, full=True)
             named = f" --store {shell_quote(args.store)}" if args.store else ""
             if after is not None:
-                _tell(f"saved {after.id}; all: agent-checkpoint{named} log {shell_quote(key)}")
+                _tell(f"saved {after.id}; history: agent-checkpoint{named} log {shell_quote(key)}")
         except CheckpointError as error:
             _tell(str(error))
             status = status or 1
@@ -94,12 +100,12 @@ def run(args: Namespace, places: Places) -> Answer:
 
 
 def _tell(text: str) -> None:
-    """Say something beside what the command prints."""
+    """Write a line to stderr, next to the output of the command."""
     sys.stderr.write(f"agent-checkpoint: {escape_text(text)}\n")
 
 
 def checked_seconds(value: float) -> float:
-    """Return a number of seconds that can be waited. Raises InvalidInputError."""
+    """Return a valid value of --every. Raises InvalidInputError."""
     if not 0.05 <= value <= 86_400:
-        raise InvalidInputError(f"--every takes seconds, from 0.05 to 86,400, not {value:g}.")
+        raise InvalidInputError(f"--every must be from 0.05 to 86,400 seconds, not {value:g}.")
     return value

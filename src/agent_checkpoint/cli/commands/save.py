@@ -1,4 +1,4 @@
-"""`save`: a directory, as it is now."""
+"""`save`: save a checkpoint of a directory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr as quoted_name
 
 EXAMPLES = """
-agent-checkpoint save                      this directory
-agent-checkpoint save ~/repo -m "it works"   another one, with a label
-agent-checkpoint save --ignore '*.log'     all but some files
-agent-checkpoint save --mine workspace:/home/ann/repo   go on with a line that was imported
+agent-checkpoint save                      save the current directory
+agent-checkpoint save ~/repo -m "it works"   save another directory, with a label
+agent-checkpoint save --ignore '*.log'     exclude files
+agent-checkpoint save --mine workspace:/home/ann/repo   continue an imported key
 """
 _GB = 1 << 30
 _SHOWN = 10
@@ -23,41 +23,41 @@ _NAMED = 5
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
         "directory",
         nargs="?",
         metavar="DIR",
-        help="what; this one, or the saved one around it, if none",
+        help="the directory (default: the nearest saved one, from the current directory upwards)",
     )
-    parser.add_argument("-m", "--label", metavar="TEXT", help="what you call it")
+    parser.add_argument("-m", "--label", metavar="TEXT", help="label of the checkpoint")
     parser.add_argument(
         "--ignore",
         action="append",
         default=[],
         metavar="PATTERN",
-        help="leave out, as a line of .checkpointignore does; repeatable",
+        help="exclude matching files, as a line of .checkpointignore does; repeatable",
     )
-    parser.add_argument("--gitignore", action="store_true", help="leave out what .gitignore says")
+    parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
     parser.add_argument(
         "--limit",
         type=float,
         default=10.0,
         metavar="GIB",
-        help="how much may be new (10); 0 for any amount",
+        help="maximum size of new data in GiB (default: 10); 0 for no limit",
     )
-    parser.add_argument("--force", action="store_true", help="also / or a home directory")
+    parser.add_argument("--force", action="store_true", help="allow / or a home directory")
     parser.add_argument(
         "--mine",
         metavar="KEY",
-        help="go on with this line of the directory: it is yours, though imported, or sealed "
-        "under another secret or on another host",
+        help="continue this key of the directory as your own, although it was imported or sealed "
+        "with another secret or on another host",
     )
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Save it."""
+    """Save the directory."""
     from agent_checkpoint.agents.directory_keys import (
         foreign_lines,
         foreign_words,
@@ -67,7 +67,7 @@ def run(args: Namespace, places: Places) -> Answer:
     from agent_checkpoint.agents.tracked_dir import Line
 
     if not 0 <= args.limit < 1e9:
-        raise InvalidInputError("--limit is a number of GiB, 0 for any amount.")
+        raise InvalidInputError("--limit is a size in GiB; 0 means no limit.")
     place = existing_directory(args.directory, places.directory)
     is_around = False
     with places.manager() as manager, args.out.progress("Saving") as tell:
@@ -84,12 +84,12 @@ def run(args: Namespace, places: Places) -> Answer:
         if args.mine is not None:
             if args.mine not in [line.key for line in others]:
                 raise InvalidInputError(
-                    f"{quoted_name(args.mine)} is not a line of {one_line(place)} that belongs to "
-                    "somebody else: say `agent-checkpoint save` without --mine."
+                    f"{quoted_name(args.mine)} is not an unverified key of {one_line(place)}. Run "
+                    "`agent-checkpoint save` without --mine."
                 )
             key = args.mine
         elif args.directory is None:
-            # `log`, `diff` and `restore` here are about that one, too.
+            # `log`, `diff` and `restore` use the same directory.
             place, key = line_around(manager.store, place)
             is_around = place != places.directory
         else:
@@ -99,7 +99,7 @@ def run(args: Namespace, places: Places) -> Answer:
             tree = workspace.snapshot(label=args.label, full=True)
             head, left_out = manager.store.head(workspace.key), workspace.left_out
     if head is None:
-        raise AssertionError("unreachable: it was just saved")
+        raise AssertionError("unreachable: snapshot() has just written the head")
     is_new = before is None or before.id != head.id
     notes = [{"path": note.path, "kind": note.kind, "text": note.text} for note in tree.notes]
     data = {
@@ -117,26 +117,26 @@ def run(args: Namespace, places: Places) -> Answer:
 
     def show(out: Out) -> None:
         what = f"{format_count(tree.files, 'file')}, {format_size(tree.bytes)}"
-        words = "Saved" if is_new else "Nothing has changed since"
+        words = "Saved" if is_new else "No changes since"
         out.line(f"{words} @{head.seq}: {one_line(place)} ({what})")
         for notice in workspace.notices:
             out.line(one_line(notice), style="yellow")
         if tree.incomplete:
-            out.line("Incomplete: not all of it could be captured.", style="yellow")
+            out.line("Incomplete: some files could not be captured.", style="yellow")
         shown = out.limit(_SHOWN)
         for note in notes[:shown]:
             why = f" ({one_line(note['text'])})" if note["text"] else ""
             out.line(f"  {one_line(note['path'])}: {one_line(note['kind'])}{why}", style="yellow")
         if len(notes) > shown:
-            out.line(f"  and {len(notes) - shown:,} more; --json has them all", style="yellow")
+            out.line(f"  and {len(notes) - shown:,} more (use --json)", style="yellow")
         if left_out:
             some = ", ".join(one_line(name) for name in left_out[:_NAMED])
             more = "" if len(left_out) <= _NAMED else f" and {len(left_out) - _NAMED:,} more"
-            out.line(f"Left out by rules, and not restored: {some}{more}", style="yellow")
+            out.line(f"Excluded by ignore rules, not restored: {some}{more}", style="yellow")
         if is_around:
-            out.hint("This directory is in it. It alone", "save .")
+            out.hint("To save only the current directory", "save .")
         if is_new:
-            out.hint("Back to it", f"restore @{head.seq}")
+            out.hint("To restore", f"restore @{head.seq}")
         for line in others:
             if line.key != head.key:
                 out.line(foreign_words(line), style="yellow")

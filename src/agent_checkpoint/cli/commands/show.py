@@ -1,4 +1,4 @@
-"""`show`: what is in a checkpoint, without the code that made it."""
+"""`show`: the contents of a checkpoint, read without the code of the agent."""
 
 from __future__ import annotations
 
@@ -27,34 +27,39 @@ from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.tree_names import tree_in
 
 EXAMPLES = """
-agent-checkpoint show                      the latest of this directory
-agent-checkpoint show fix-bug-42~1         the one before the last of a session
-agent-checkpoint show fix-bug-42 --part messages   all of one part
-agent-checkpoint show @3 --json            for programs
-agent-checkpoint show @3 --files           the files in it
-agent-checkpoint show @3 src/app.py > app.py   one of them, as it was
+agent-checkpoint show                      latest checkpoint of the current directory
+agent-checkpoint show fix-bug-42~1         second to last checkpoint of a session
+agent-checkpoint show fix-bug-42 --part messages   one part, complete
+agent-checkpoint show @3 --json            print JSON
+agent-checkpoint show @3 --files           list the files in the checkpoint
+agent-checkpoint show @3 src/app.py > app.py   print one file
 """
 _LAST = 3
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("id", nargs="?", metavar="ID", help="which; the latest here if none")
+    """Add the arguments of the command."""
     parser.add_argument(
-        "path", nargs="?", metavar="PATH", help="print this file of it, or list this directory"
+        "id",
+        nargs="?",
+        metavar="ID",
+        help="the checkpoint (default: the latest of the current directory)",
     )
-    parser.add_argument("--files", action="store_true", help="list its files")
-    parser.add_argument("--part", metavar="NAME", help="all of one part, as JSON")
+    parser.add_argument(
+        "path", nargs="?", metavar="PATH", help="print this file, or list this directory"
+    )
+    parser.add_argument("--files", action="store_true", help="list the files")
+    parser.add_argument("--part", metavar="NAME", help="print one part as JSON")
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Read it."""
+    """Read the checkpoint."""
     with places.manager() as manager:
         checkpoint = places.checkpoint(manager, args.id)
         if args.files or args.path is not None:
             if args.part is not None:
-                raise InvalidInputError("Say --part, or name a file, not both.")
+                raise InvalidInputError("--part and a file path cannot be combined.")
             return show_files(args, places, manager.store, checkpoint)
         if args.part is not None:
             return _part(manager, checkpoint, args.part)
@@ -84,7 +89,7 @@ def _part(manager: CheckpointManager, checkpoint: Checkpoint, name: str) -> Answ
 def _summary(
     manager: CheckpointManager, checkpoint: Checkpoint, name: str, tree: Any
 ) -> dict[str, Any]:
-    """Return what can be said of a part in few words."""
+    """Return the summary of a part."""
     if name == FILES:
         found = tree_in(manager.store, checkpoint)
         if found is not None:
@@ -144,7 +149,7 @@ def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
         ]
         lines = notes[:some]
         if len(notes) > len(lines):
-            lines.append(f"and {len(notes) - len(lines):,} more; --json has them all")
+            lines.append(f"and {len(notes) - len(lines):,} more (use --json)")
     elif kind == "log":
         words = format_count(part["items"], "item")
         lines = [message_words(item, room, out.limit) for item in part["last"]]
@@ -171,7 +176,7 @@ def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
             for key, item in fields
         ]
         if isinstance(value, dict) and len(value) > shown:
-            lines.append(f"and {len(value) - shown:,} more: --part shows all of it")
+            lines.append(f"and {len(value) - shown:,} more (use --part)")
     out.line(f"{name:10} {words}", style="cyan")
     for line in lines:
         out.pieces((f"    {line}", ""))

@@ -1,4 +1,4 @@
-"""`stats`: what is in a store, and what it takes."""
+"""`stats`: the number and size of checkpoints and objects in a store."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
-agent-checkpoint stats                       of your store
-agent-checkpoint --store ./store stats       of another
+agent-checkpoint stats                       statistics of your store
+agent-checkpoint --store ./store stats       statistics of another store
 agent-checkpoint stats --json | jq .stored_bytes
 """
 _SHOWN = 30
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("--all", action="store_true", help="every key, not only the largest")
+    """Add the arguments of the command."""
+    parser.add_argument("--all", action="store_true", help="list every key, not only the largest")
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Count."""
+    """Collect the statistics."""
     with telling_manager(places, args.out, "Counting") as manager:
         data = {"store": place_of(manager.store.backend), **manager.stats()}
     return Answer(data, lambda out: _show(out, data, args.all))
@@ -38,8 +38,9 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
         f"{format_count(len(data['keys']), 'key')}, {format_count(data['objects'], 'object')}"
     )
     out.line(
-        f"{format_size(data['stored_bytes'])} stored; the states and files of all checkpoints, "
-        f"one by one, have {format_size(data['logical_bytes'])}"
+        f"{format_size(data['stored_bytes'])} stored, {format_size(data['logical_bytes'])} before "
+        "deduplication "
+        "and compression"
     )
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]
@@ -47,7 +48,7 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
         limit = None if out.columns is None else 60
         out.line()
         out.table(
-            ["key", "checkpoints", "states and files", "its own", "shared with other keys"],
+            ["key", "checkpoints", "logical size", "own objects", "shared objects"],
             [
                 [
                     one_line(key, limit),
@@ -60,4 +61,4 @@ def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
             ],
         )
     if len(shown) < len(rows):
-        out.line(f"and {len(rows) - len(shown):,} more: --all", style="dim")
+        out.line(f"and {len(rows) - len(shown):,} more (use --all)", style="dim")

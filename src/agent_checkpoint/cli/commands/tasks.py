@@ -1,4 +1,4 @@
-"""`tasks`: how far sessions are."""
+"""`tasks`: the tasks of sessions and their status."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.session_list import SessionRow, list_sessions
 
 EXAMPLES = """
-agent-checkpoint tasks                 of this directory's session
-agent-checkpoint tasks fix-bug-42      of another
-agent-checkpoint tasks --all           all sessions, at a glance
+agent-checkpoint tasks                 session of the current directory
+agent-checkpoint tasks fix-bug-42      another session
+agent-checkpoint tasks --all           overview of all sessions
 """
 _STYLES = {"completed": "green", "failed": "red", "in_progress": "yellow", "skipped": "dim"}
 _SIGNS = {"completed": "✓", "failed": "✗", "in_progress": "▸", "skipped": "-", "pending": "·"}
@@ -25,16 +25,19 @@ _DONE = ("completed", "skipped")
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     parser.add_argument(
-        "key", nargs="?", metavar="KEY", help="which session; this directory's if none"
+        "key",
+        nargs="?",
+        metavar="KEY",
+        help="the session (default: that of the current directory)",
     )
-    parser.add_argument("--all", action="store_true", help="all sessions")
+    parser.add_argument("--all", action="store_true", help="list all sessions")
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """List them."""
+    """List the tasks of a session, or all sessions."""
     with places.manager() as manager:
         if args.all:
             rows = list_sessions(manager.store, args.key or "")
@@ -102,7 +105,7 @@ def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
 
 def _show_all(out: Out, rows: list[dict[str, Any]]) -> None:
     if not rows:
-        out.line("There are no sessions here.")
+        out.line("No sessions in this store.")
         return
     limit = None if out.columns is None else 40
     cells = []

@@ -1,4 +1,4 @@
-"""`verify`: every byte is read and compared with its hash."""
+"""`verify`: read every checkpoint and object, and compare it with its hash."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import Places
 
 EXAMPLES = """
-agent-checkpoint verify                     ends with 1 if anything is damaged
-agent-checkpoint verify --json              what, and why, for programs
+agent-checkpoint verify                     exit with status 1 if anything is damaged
+agent-checkpoint verify --json              print the report as JSON
 """
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
+    """Add the arguments of the command."""
     add_json(parser)
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Read everything."""
-    # Of a store that is not there, nothing is well.
+    """Verify the store."""
+    # A missing store is an error, not an empty one that is intact.
     options = {"counts_all": True, "must_exist": True}
     with telling_manager(places, args.out, "Verifying", **options) as manager:
         report = manager.verify()
@@ -40,13 +40,13 @@ def run(args: Namespace, places: Places) -> Answer:
             f"{format_count(report.objects, 'object')}"
         )
         if report.ok:
-            out.line(f"All is well: {looked}.", style="green")
+            out.line(f"No problems found: {looked}.", style="green")
             return
         out.line(f"{format_count(len(report.problems), 'problem')} in {looked}:", style="bold red")
         limit = None if out.columns is None else 300
         for problem in report.problems:
             where = one_line(problem.checkpoint, limit)
             out.line(f"  {where}: {one_line(problem.reason, limit)}", style="red")
-        out.line("The others are not affected. Restore a copy of the store, or go on from those.")
+        out.line("Other checkpoints are intact. Restore the store from a backup, or use those.")
 
     return Answer(data, show, 0 if report.ok else FAILED)

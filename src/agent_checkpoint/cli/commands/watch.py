@@ -1,4 +1,4 @@
-"""`watch`: a directory, saved whenever its files change, until it is interrupted."""
+"""`watch`: save a checkpoint whenever files change, until interrupted."""
 
 from __future__ import annotations
 
@@ -14,27 +14,33 @@ from agent_checkpoint.cli.store_location import Places, existing_directory
 from agent_checkpoint.errors import CheckpointError
 
 EXAMPLES = """
-agent-checkpoint watch                     this directory, until Ctrl-C
-agent-checkpoint watch ~/repo --every 10   another one, at most every ten seconds
+agent-checkpoint watch                     watch the current directory until Ctrl-C
+agent-checkpoint watch ~/repo --every 10   check another directory every ten seconds
 """
 _EVERY = 2.0
 
 
 def arguments(parser: ArgumentParser) -> None:
-    """Add what it takes."""
-    parser.add_argument("directory", nargs="?", metavar="DIR", help="what; this one if none")
+    """Add the arguments of the command."""
     parser.add_argument(
-        "--every", type=float, default=_EVERY, metavar="SECONDS", help="how often to look (2)"
+        "directory", nargs="?", metavar="DIR", help="the directory (default: the current one)"
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="PATTERN", help="leave out"
+        "--every",
+        type=float,
+        default=_EVERY,
+        metavar="SECONDS",
+        help="interval between checks for changes (default: 2)",
     )
-    parser.add_argument("--gitignore", action="store_true", help="leave out what .gitignore says")
-    parser.add_argument("--json", action="store_true", help="for programs, at the end")
+    parser.add_argument(
+        "--ignore", action="append", default=[], metavar="PATTERN", help="exclude matching files"
+    )
+    parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
+    parser.add_argument("--json", action="store_true", help="print JSON at the end")
 
 
 def run(args: Namespace, places: Places) -> Answer:
-    """Save until it is told to end; then once more."""
+    """Save on every change until interrupted, then once more."""
     from agent_checkpoint.agents.directory_keys import line_of
     from agent_checkpoint.agents.tracked_dir import Line
 
@@ -66,10 +72,10 @@ def run(args: Namespace, places: Places) -> Answer:
                 except CheckpointError as error:
                     if is_first or is_last:
                         raise
-                    # It may pass, as a full disk does; files that change meanwhile are not lost.
+                    # Errors such as a full disk may pass; the next save includes all changes.
                     sys.stderr.write(f"agent-checkpoint: {escape_text(str(error))}\n")
                 if is_first:
-                    _tell(args, f"Watching {place}. Ctrl-C ends it.")
+                    _tell(args, f"Watching {place}. Press Ctrl-C to stop.")
                 is_first = False
                 if is_last:
                     break

@@ -1,1 +1,1 @@
-"""The path of the hook client before it moved to `agents.hook`. Owns the forwarding only."""
+"""The path of the hook client in version 0.1. Owns a stub that runs `agents.hook.client`."""

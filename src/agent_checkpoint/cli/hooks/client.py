@@ -1,6 +1,6 @@
-"""Run the hook client. Settings of coding agents that were installed by version 0.1 name this file.
+"""Run the hook client. Settings installed by version 0.1 name this file.
 
-Like the client itself it loads nothing of the package and next to nothing of the standard library.
+Like the client it imports nothing of the package and almost nothing of the standard library.
 """
 
 import os
