@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError, Session, Workspace
-from agent_checkpoint.agents.tracked_dir import Line
+from agent_checkpoint.agents.tracked_dir import TrackedDir
 from agent_checkpoint.workspace.tree_names import key_of
 from tests.cli.world import opened, run
 
@@ -299,7 +299,7 @@ def test_a_line_that_version_0_1_imported_and_continued_is_not(
     with opened() as manager:
         manager.import_archive(archive)
         with version_0_1(monkeypatch):
-            Line(mine, manager.store, key_of(mine)).snapshot()
+            TrackedDir(mine, manager.store, key_of(mine)).snapshot()
     assert "imported" in run("restore", "@1", "--yes", at=mine).err
     assert not (mine / HOOK).exists()
 

@@ -1,4 +1,4 @@
-"""A plan that was shown and agreed to: what is written since is neither overwritten nor unsaid."""
+"""A plan that was shown and confirmed: later writes are neither overwritten nor left unsaid."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_checkpoint.cli.output import Out
+from agent_checkpoint.cli.output import Output
 from agent_checkpoint.workspace.restore import atomic_rename
 from tests.cli.scene import Scene, scene
 from tests.cli.world import run
@@ -21,7 +21,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     def plan(*acts: "Callable[[], Any]", then: bool) -> "list[str]":
         asked: list[str] = []
 
-        def confirm(out: Out, question: str) -> bool:
+        def confirm(out: Output, question: str) -> bool:
             asked.append(question)
             out.has_asked = True
             if len(asked) <= len(acts):
@@ -29,7 +29,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
                 return True
             return then
 
-        monkeypatch.setattr(Out, "confirm", confirm)
+        monkeypatch.setattr(Output, "confirm", confirm)
         return asked
 
     return plan

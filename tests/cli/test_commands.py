@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint.cli.args import parser_of, root_parser
-from agent_checkpoint.cli.command_table import COMMANDS, Listed, find_command
+from agent_checkpoint.cli.command_table import COMMANDS, CommandRow, find_command
 from agent_checkpoint.cli.reference_page import page
 from tests.cli.world import run, run_process
 
@@ -25,12 +25,12 @@ TESTS = "".join(
 WITHOUT_DATA = {"completion", "demo", "run", "ui"}
 
 
-def name(listed: Listed) -> str:
+def name(listed: CommandRow) -> str:
     return listed.name
 
 
 @pytest.mark.parametrize("listed", COMMANDS, ids=name)
-def test_a_command_has_help_and_an_example(listed: Listed) -> None:
+def test_a_command_has_help_and_an_example(listed: CommandRow) -> None:
     parser = parser_of(listed.name)
     help_text = parser.format_help(80)
     assert help_text.startswith(f"usage: agent-checkpoint {listed.name}")
@@ -43,20 +43,20 @@ def test_a_command_has_help_and_an_example(listed: Listed) -> None:
 
 
 @pytest.mark.parametrize("listed", COMMANDS, ids=name)
-def test_a_command_is_in_the_documents_and_tested(listed: Listed) -> None:
+def test_a_command_is_in_the_documents_and_tested(listed: CommandRow) -> None:
     assert f"\n### {listed.name}\n" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     called = r'(run(_process)?|command|main)\(\[?(\s*"--store", [^"]+,)?'
     assert re.search(rf'{called}\s*"{listed.name}"', TESTS)
 
 
 @pytest.mark.parametrize("listed", COMMANDS, ids=name)
-def test_a_command_that_prints_data_has_json(listed: Listed) -> None:
+def test_a_command_that_prints_data_has_json(listed: CommandRow) -> None:
     if listed.name not in WITHOUT_DATA:
         assert "--json" in parser_of(listed.name)._option_string_actions
 
 
 @pytest.mark.parametrize("listed", COMMANDS, ids=name)
-def test_examples_are_such_that_the_parser_takes_them(listed: Listed) -> None:
+def test_examples_are_such_that_the_parser_takes_them(listed: CommandRow) -> None:
     import shlex
 
     for line in listed.load().EXAMPLES.strip().splitlines():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.present.lanes import Node, drawn
+from agent_checkpoint.present.lanes import LaneNode, draw_lanes
 from tests.cli.world import opened, run, run_process
 
 
@@ -222,10 +222,10 @@ def test_a_rollback_without_files_to_change_does_not_say_nothing_to_do(session: 
 
 def test_what_has_lost_its_beginning_is_no_ancestor() -> None:
     nodes = [
-        Node(("run", 5), None, "*"),  # what it came from was pruned
-        Node(("try", 1), None, "Y"),
+        LaneNode(("run", 5), None, "*"),  # what it came from was pruned
+        LaneNode(("try", 1), None, "Y"),
     ]
-    assert [before for before, _ in drawn(nodes)] == ["*", "  Y"]
+    assert [before for before, _ in draw_lanes(nodes)] == ["*", "  Y"]
 
 
 def test_log_after_prune_draws_a_fork_beside(tmp_path: Path) -> None:

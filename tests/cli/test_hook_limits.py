@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.agents.session_lock import alone
-from agent_checkpoint.agents.session_note import Note, read_note
+from agent_checkpoint.agents.session_lock import hold_session_lock
+from agent_checkpoint.agents.session_note import SessionNote, read_note
 from tests.cli.scene import Scene, scene, wait_for
 from tests.cli.test_hook import CLAUDE
 
@@ -75,7 +75,7 @@ def savers(work: Scene) -> list[int]:
     return found
 
 
-def note_of(work: Scene) -> Note:
+def note_of(work: Scene) -> SessionNote:
     with work.manager() as manager:
         head = manager.store.head(CLAUDE)
         assert head is not None
@@ -215,7 +215,7 @@ def test_a_transcript_that_cannot_be_read_keeps_no_file_from_being_saved(direct:
     os.mkfifo(place / "fifo")
     os.symlink("loop", place / "loop")
     paths = {
-        str(large): "the limit is 268,435,456",
+        str(large): "limit: 268,435,456",
         str(place / "fifo"): "is not a regular file",
         str(place): "(Is a directory)",
         "/dev/zero": "is not a regular file",
@@ -251,8 +251,8 @@ def test_a_lock_that_cannot_be_made_keeps_nothing_from_being_saved(
     def read_only(*_: object) -> None:
         raise OSError(errno.EROFS, "read-only")
 
-    monkeypatch.setattr("agent_checkpoint.agents.session_lock.take_lock", read_only)
+    monkeypatch.setattr("agent_checkpoint.agents.session_lock.try_lock", read_only)
     entered = False
-    with alone("key"):
+    with hold_session_lock("key"):
         entered = True
     assert entered

@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.settings.agent_settings import (
-    FORMS,
+    FORMATS,
     command_of,
     events_of,
     install,
@@ -258,7 +258,7 @@ def test_an_older_command_of_ours_is_replaced(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("agent", AGENTS)
 def test_a_file_that_does_not_parse_is_not_touched(text: str, agent: str, tmp_path: Path) -> None:
-    text = text.replace("Stop", FORMS[agent].events[0])
+    text = text.replace("Stop", FORMATS[agent].events[0])
     path = tmp_path / "settings.json"
     path.write_bytes(text.encode("utf-8", "surrogateescape"))
     for verb in (install, uninstall):
@@ -333,7 +333,7 @@ def test_the_command_installs_for_the_user_or_the_project(work: Scene) -> None:
     work.command("hook", "install", "cursor", status=2)
     work.command("hook", "install", status=2)
     work.hook("claude-code", b"no json")
-    assert "no JSON" in work.command("hook", "status")
+    assert "is not JSON" in work.command("hook", "status")
 
 
 @pytest.mark.parametrize("agent", AGENTS)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session
-from agent_checkpoint.cli.hints import in_commands
+from agent_checkpoint.cli.hints import to_cli_terms
 from agent_checkpoint.formatting import (
     display_width,
     escape_text,
@@ -16,7 +16,7 @@ from agent_checkpoint.formatting import (
     truncate_to_width,
     value_summary,
 )
-from agent_checkpoint.present.lanes import Node, drawn
+from agent_checkpoint.present.lanes import LaneNode, draw_lanes
 from tests.cli.world import opened, run, send_mail
 
 EVIL = "x\x1b[31m\x07\u202eevil\n\r\x9b2J\u2028end"
@@ -171,20 +171,21 @@ def test_what_is_to_be_typed_can_be_typed() -> None:
         ),
         ("or use gc(ignore_clock=True); no", "or use `agent-checkpoint gc --ignore-clock`; no"),
         ("verify() tells", "`agent-checkpoint verify` tells"),
-        ("Pass workspace=, the directory", "Say --workspace, the directory"),
+        ("Pass workspace=, the directory", "Pass --workspace, the directory"),
     ],
 )
 def test_the_library_speaks_of_commands(said: str, told: str) -> None:
-    assert in_commands(said) == told
+    assert to_cli_terms(said) == told
 
 
 def draw(*rows: "tuple[int, int | None]") -> "list[str]":
     nodes = [
-        Node(("k", number), None if parent is None else ("k", parent), "o")
+        LaneNode(("k", number), None if parent is None else ("k", parent), "o")
         for number, parent in rows
     ]
     return [
-        before if node is None else f"{before} {node.place[1]}" for before, node in drawn(nodes)
+        before if node is None else f"{before} {node.place[1]}"
+        for before, node in draw_lanes(nodes)
     ]
 
 

@@ -118,10 +118,10 @@ def test_the_agent_goes_on_from_there(work: Scene) -> None:
 
 def test_a_transcript_that_was_written_anew_or_is_gone(work: Scene) -> None:
     work.transcript.write_text('{"n": 7}\n')
-    assert "written anew" in work.command("rewind", "@1", "--yes")
+    assert "was rewritten since" in work.command("rewind", "@1", "--yes")
     assert now(work) == AT_2
     work.transcript.unlink()
-    assert "which is gone" in work.command("rewind", "@3", "--yes")
+    assert "which is missing" in work.command("rewind", "@3", "--yes")
     assert now(work) == AT_4
 
 
@@ -281,7 +281,7 @@ def test_a_directory_that_has_become_a_link_is_left_alone(work: Scene) -> None:
     work.workspace.rename(work.place / "elsewhere")
     work.workspace.symlink_to(other)
     told = work.command("rewind", f"{CLAUDE}@1", "--yes", status=1)
-    assert f"leads to '{other}' now" in told
+    assert f"is now a link to '{other}'" in told
     assert (other / "src" / "app.py").read_text() == AT_4[1]
     assert len(work.transcript.read_text().splitlines()) == 4
 

@@ -99,7 +99,7 @@ def test_what_cannot_be_run(work: Scene) -> None:
     )
     assert work.keys() == []  # nothing was run, so nothing is left of it
     (work.workspace / "script").write_text("")
-    assert "(Permission denied)" in work.command("run", "./script", status=126)
+    assert "Permission denied" in work.command("run", "./script", status=126)
     work.command("save")
     (work.workspace / "script").write_text("no program")
     (work.workspace / "script").chmod(0o755)

@@ -128,7 +128,7 @@ def test_rollback_of_what_is_no_session(repo: Path) -> None:
         manager.save("plain", {"x": 1})
     refused = run("rollback", "plain")
     assert refused.status == 2
-    assert "no session" in refused.err
+    assert "is not a session" in refused.err
     assert run("rollback", at=repo).status == 3
     assert run("rollback", "nothing").status == 3
     assert run("rollback", "plain", "--steps", -1).status == 2
@@ -270,7 +270,7 @@ def test_the_beginning_of_two_requests() -> None:
         names.append(waiting.value.approval_id)
     ran = run("approvals", "approve", "approval-")
     assert ran.status == 2
-    assert f"the beginning of 2 requests: {', '.join(sorted(names))}." in ran.err
+    assert f"it matches 2 requests: {', '.join(sorted(names))}." in ran.err
 
 
 def test_an_approval_with_other_arguments(request_id: str) -> None:

@@ -23,7 +23,7 @@ def test_it_is_refused_with_the_reason_and_the_option(repo: Path, store: Path) -
         found = run(*typed, at=repo)
         assert found.status == 2
         assert f"all users can write {store} (fix: chmod go-w {store})" in found.err
-        assert "say --shared" in found.err
+        assert "pass --shared" in found.err
         assert "shared=True" not in found.err
     assert list(store.iterdir()) == []
 
@@ -94,7 +94,7 @@ def test_doctor_tells(repo: Path, store: Path, monkeypatch: pytest.MonkeyPatch) 
 
     refused = checks("--store", store)["store"]
     assert not refused["works"]
-    assert "say --shared" in str(refused["detail"])
+    assert "pass --shared" in str(refused["detail"])
     found = checks("--store", store, "--shared")
     assert found["store"]["works"]
     assert "only checkpoints sealed with your secret" in str(found["shared store"]["detail"])

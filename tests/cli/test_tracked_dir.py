@@ -159,7 +159,7 @@ def test_save_of_a_file_and_of_a_home(repo: Path) -> None:
     assert (refused.status, "is a file" in refused.err) == (2, True)
     refused = run("save", "/", at=repo)
     assert refused.status == 4
-    assert "or say --force" in refused.err
+    assert "or pass --force" in refused.err
     refused = run("watch", "/", at=repo)
     assert refused.status == 4
     assert "force" not in refused.err

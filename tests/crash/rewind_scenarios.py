@@ -6,8 +6,8 @@ import os
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from agent_checkpoint.agents.hook.client import PLACES
-from agent_checkpoint.agents.hook.event_saver import Keeper, Request
+from agent_checkpoint.agents.hook.client import LOCATION_VARIABLES
+from agent_checkpoint.agents.hook.event_saver import EventSaver, Request
 from agent_checkpoint.cli.main import main
 from tests.crash.fault_process import say
 
@@ -49,8 +49,8 @@ def event(place, number="5"):
         "tool_input": {"command": "true"},
         "tool_use_id": f"toolu_{number}",
     }
-    keeper = Keeper(watch=False)
-    places = tuple(os.environ.get(name, "") for name in PLACES)
+    keeper = EventSaver(watch=False)
+    places = tuple(os.environ.get(name, "") for name in LOCATION_VARIABLES)
     store = str(place / "store")
     keeper.save(Request("claude-code", store, "", "", places, json.dumps(told).encode()))
     keeper.close()

@@ -17,7 +17,7 @@ from agent_checkpoint import (
     Workspace,
     WorkspaceError,
 )
-from agent_checkpoint.agents.session_lock import alone
+from agent_checkpoint.agents.session_lock import hold_session_lock
 from agent_checkpoint.backends.disk import lock_wait
 from agent_checkpoint.backends.disk.lock_wait import lock_holders
 from agent_checkpoint.backends.disk.posix import exclusive_lock, store_lock
@@ -35,7 +35,7 @@ from pathlib import Path
 from agent_checkpoint import FileBackend
 from agent_checkpoint.backends.disk.posix import store_lock
 from agent_checkpoint.backends.sqlite import SQLiteBackend
-from agent_checkpoint.agents.session_lock import alone
+from agent_checkpoint.agents.session_lock import hold_session_lock
 from agent_checkpoint.workspace.workspace_lock import RootLock
 what, path = sys.argv[1], Path(sys.argv[2])
 if what == "sqlite":
@@ -47,7 +47,7 @@ elif what in ("file", "deleter"):
 elif what == "workspace":
     lock = RootLock(path).held(exclusive=True)
 else:
-    lock = alone("session")
+    lock = hold_session_lock("session")
 with lock:
     print("held", flush=True)
     sys.stdin.read()
@@ -132,7 +132,11 @@ def test_a_workspace_whose_restorer_is_stopped(tmp_path):
 @needs_the_list
 def test_a_session_of_the_hook_whose_saver_is_stopped(tmp_path):
     stopped = holding("session", tmp_path)
-    with stopped as process, pytest.raises(ConflictError) as caught, alone("session", SOON):
+    with (
+        stopped as process,
+        pytest.raises(ConflictError) as caught,
+        hold_session_lock("session", SOON),
+    ):
         pass
     assert f"process {process.pid} (" in str(caught.value)
 

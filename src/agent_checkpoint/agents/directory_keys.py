@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.session_note import PART as HOOK
-from agent_checkpoint.agents.session_note import Note, read_note
+from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.formatting import one_line, shell_quote
 from agent_checkpoint.records import Checkpoint
@@ -35,56 +35,56 @@ _FORK = "fork"
 RESTORED = "restored "
 """The label prefix of the checkpoint that a restore writes."""
 
-_LOOKED_THROUGH = 100
+_MAX_RESTORES_SKIPPED = 100
 
 
-class Owned(NamedTuple):
+class DirectoryKey(NamedTuple):
     """A key that belongs to a directory."""
 
     ts_ns: int
     key: str
     is_session: bool
-    is_line: bool
+    is_directory_key: bool
     """Whether it is the directory's own key, to which `save` writes."""
 
 
-def keys_of(store: Store, place: Path) -> list[str]:
+def keys_of_directory(store: Store, directory: Path) -> list[str]:
     """Return the keys of a directory, most recently saved first.
 
     Raises:
         StorageError: the medium failed.
     """
-    return [owned.key for owned in owned_by(store, [place]).get(place, [])]
+    return [entry.key for entry in find_directory_keys(store, [directory]).get(directory, [])]
 
 
-def owned_by(store: Store, places: list[Path]) -> dict[Path, list[Owned]]:
+def find_directory_keys(store: Store, directories: list[Path]) -> dict[Path, list[DirectoryKey]]:
     """Return the keys of each directory, most recently saved first.
 
     Raises:
         StorageError: the medium failed.
     """
-    found: dict[Path, list[Owned]] = {}
-    said = _Said(places)
-    by_name = {str(place): place for place in places}
+    found: dict[Path, list[DirectoryKey]] = {}
+    claims = _ClaimedDirectories(directories)
+    by_name = {str(directory): directory for directory in directories}
     for key in store.list_keys():
         try:
             head = newest_readable(store, key)
             if head is None:
                 continue
-            place = said.place(store, head)
-            line = place is not None and is_line(store, head, place)
-            place = place if line else by_name.get(works_in(store, head) or "")
-            if place is not None:
+            directory = claims.directory(store, head)
+            is_own = directory is not None and is_directory_key(store, head, directory)
+            directory = directory if is_own else by_name.get(session_directory(store, head) or "")
+            if directory is not None:
                 ts_ns = _last_saved(store, head)
-                found.setdefault(place, []).append(
-                    Owned(ts_ns, key, SESSION_PART in head.parts, line)
+                found.setdefault(directory, []).append(
+                    DirectoryKey(ts_ns, key, SESSION_PART in head.parts, is_own)
                 )
         except UNUSABLE:
             continue  # `verify` reports it
-    return {place: sorted(keys, reverse=True) for place, keys in found.items()}
+    return {directory: sorted(keys, reverse=True) for directory, keys in found.items()}
 
 
-class OtherLine(NamedTuple):
+class UnverifiedKey(NamedTuple):
     """A key that claims a directory without a valid seal of this user."""
 
     ts_ns: int
@@ -92,7 +92,7 @@ class OtherLine(NamedTuple):
     why: str
 
 
-def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
+def unverified_keys(store: Store, directory: Path) -> list[UnverifiedKey]:
     """Return the unverified keys that claim a directory, latest first.
 
     Raises:
@@ -100,69 +100,73 @@ def foreign_lines(store: Store, place: Path) -> list[OtherLine]:
         StorageError: the medium failed.
     """
     found = []
-    said = _Said([place])
+    claims = _ClaimedDirectories([directory])
     for key in store.list_keys():
         head = newest_readable(store, key)
         try:
-            if head is None or said.place(store, head) is None or is_line(store, head, place):
+            if (
+                head is None
+                or claims.directory(store, head) is None
+                or is_directory_key(store, head, directory)
+            ):
                 continue
         except UNUSABLE:
             continue  # `verify` reports it
         why = why_not_owned(store, head) or "it was sealed under another secret"
-        found.append(OtherLine(head.ts_ns, key, why))
+        found.append(UnverifiedKey(head.ts_ns, key, why))
     return sorted(found, reverse=True)
 
 
-def foreign_words(line: OtherLine) -> str:
+def unverified_notice(unverified: UnverifiedKey) -> str:
     """Return the notice about an unverified key, with the commands to use or inspect it."""
-    key = shell_quote(line.key)
+    key = shell_quote(unverified.key)
     return (
-        f"The key {one_line(line.key)} claims this directory but is not trusted: {line.why}. If it "
-        "is "
-        f"yours, run `agent-checkpoint save --mine {key}` to continue it. To inspect its files, "
+        f"The key {one_line(unverified.key)} claims this directory but is not trusted: "
+        f"{unverified.why}. If it "
+        f"is yours, run `agent-checkpoint save --mine {key}` to continue it. To inspect its files, "
         f"run `agent-checkpoint restore {key} --into DIR`."
     )
 
 
-class _Said:
+class _ClaimedDirectories:
     """Maps a key to the directory that it claims, verified or not."""
 
-    def __init__(self, places: list[Path]) -> None:
-        self._by_key = {key_of(place): place for place in places}
-        self._by_path = {path_text(place): place for place in places}
+    def __init__(self, directories: list[Path]) -> None:
+        self._by_key = {key_of(directory): directory for directory in directories}
+        self._by_path = {path_text(directory): directory for directory in directories}
 
-    def place(self, store: Store, head: Checkpoint) -> Path | None:
+    def directory(self, store: Store, head: Checkpoint) -> Path | None:
         if head.claim is not None:
             return self._by_path.get(head.claim.path)
         if natural_key(head.key) in self._by_key:
             return self._by_key[natural_key(head.key)]
-        note = _note(store, head)
+        note = _own_note(store, head)
         return None if note is None or note.agent != _FORK else self._by_path.get(note.root)
 
 
-def line_around(store: Store, here: Path) -> tuple[Path, str]:
+def nearest_tracked_dir(store: Store, here: Path) -> tuple[Path, str]:
     """Return the nearest directory, upwards from one, that `save` has saved, and its key.
 
     Raises:
         StorageError: the medium failed.
     """
     around = [here, *here.parents]
-    found = owned_by(store, around)
-    for place in around:
-        for owned in found.get(place, ()):
-            if owned.is_line:
-                return place, owned.key
+    found = find_directory_keys(store, around)
+    for directory in around:
+        for entry in found.get(directory, ()):
+            if entry.is_directory_key:
+                return directory, entry.key
     return here, own_key(store, here)
 
 
-def line_of(store: Store, place: Path) -> str:
+def directory_key(store: Store, directory: Path) -> str:
     """Return the directory's own key, to which `save` writes. Raises StorageError."""
-    found = owned_by(store, [place]).get(place, ())
-    key = next((owned.key for owned in found if owned.is_line), None)
-    return own_key(store, place) if key is None else key
+    found = find_directory_keys(store, [directory]).get(directory, ())
+    key = next((entry.key for entry in found if entry.is_directory_key), None)
+    return own_key(store, directory) if key is None else key
 
 
-def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
+def is_directory_key(store: Store, head: Checkpoint, directory: Path) -> bool:
     """Tell whether a key is a directory's own key, from the newest checkpoint of the key.
 
     Raises:
@@ -170,24 +174,24 @@ def is_line(store: Store, head: Checkpoint, place: Path) -> bool:
         StateError: the secret cannot be read.
         StorageError: the medium failed.
     """
-    key = head.key if natural_key(head.key) == key_of(place) else ""
+    key = head.key if natural_key(head.key) == key_of(directory) else ""
     if head.claim is not None or key:
-        return is_owned_by_directory(store, head, place, key)
-    note = _note(store, head)
-    if note is None or note.agent != _FORK or note.root != str(place):
+        return is_owned_by_directory(store, head, directory, key)
+    note = _own_note(store, head)
+    if note is None or note.agent != _FORK or note.root != str(directory):
         return False
     return note.is_ours  # otherwise saves would go to another user's key
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint may come from another user. Raises as `is_line` does."""
+    """Tell whether a checkpoint may come from another user. Raises as `is_directory_key` does."""
     if checkpoint.token is None and checkpoint.claim is not None:
         return why_not_owned(store, checkpoint) is not None
     note = read_note(store, checkpoint)
     return not note.is_ours if note is not None else is_foreign_session(store, checkpoint)
 
 
-def _note(store: Store, checkpoint: Checkpoint) -> Note | None:
+def _own_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
     """Return the note of a checkpoint, if it was written for this key."""
     note = read_note(store, checkpoint)
     if note is None:
@@ -201,7 +205,7 @@ def _last_saved(store: Store, head: Checkpoint) -> int:
     """Return the time of the last save; checkpoints that a restore wrote do not count."""
     if not _is_restore(head):
         return head.ts_ns
-    older = islice(store.newest_first(head.key), _LOOKED_THROUGH)
+    older = islice(store.newest_first(head.key), _MAX_RESTORES_SKIPPED)
     return next((item.ts_ns for item in older if not _is_restore(item)), 0)
 
 
@@ -211,10 +215,10 @@ def _is_restore(checkpoint: Checkpoint) -> bool:
     )
 
 
-def works_in(store: Store, head: Checkpoint) -> str | None:
+def session_directory(store: Store, head: Checkpoint) -> str | None:
     """Return the verified directory of a session or coding agent; None if there is none."""
     if HOOK in head.parts:
-        note = _note(store, head)
+        note = _own_note(store, head)
         return note.root if note is not None and note.is_ours else None
     if SESSION_PART not in head.parts:
         return None
@@ -225,7 +229,7 @@ def works_in(store: Store, head: Checkpoint) -> str | None:
     return os.path.realpath(meta.workspace)
 
 
-def said_place(store: Store, head: Checkpoint) -> str | None:
+def claimed_directory(store: Store, head: Checkpoint) -> str | None:
     """Return the directory that a key claims, verified or not; None if it claims none.
 
     Raises:
@@ -235,18 +239,18 @@ def said_place(store: Store, head: Checkpoint) -> str | None:
     note, meta = read_note(store, head), read_session_record(store, head)
     if note is not None:
         return note.root
-    return _line_of(head) if meta is None else meta.workspace
+    return _claimed_path(head) if meta is None else meta.workspace
 
 
-def line_place(store: Store, head: Checkpoint) -> str | None:
+def tracked_directory(store: Store, head: Checkpoint) -> str | None:
     """Return the directory whose own key this is, if verified; from its newest checkpoint.
 
-    Raises as `is_line` does.
+    Raises as `is_directory_key` does.
     """
-    return _line_of(head) if why_not_owned(store, head) is None else None
+    return _claimed_path(head) if why_not_owned(store, head) is None else None
 
 
-def _line_of(head: Checkpoint) -> str | None:
+def _claimed_path(head: Checkpoint) -> str | None:
     """Return the directory that a key claims by its claim or by its name."""
     if head.claim is not None:
         return head.claim.path
@@ -255,7 +259,7 @@ def _line_of(head: Checkpoint) -> str | None:
     return path if natural.startswith(WORKSPACE) and natural == key_of(Path(path)) else None
 
 
-def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
+def directory_of_files(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
     """Return the directory that the files of a checkpoint belong to; None if unknown.
 
     Only a seal of this user is trusted: a checkpoint from elsewhere must not choose the directory
@@ -264,19 +268,21 @@ def files_belong_to(store: Store, checkpoint: Checkpoint, here: Path) -> Path | 
     """
     is_imported = checkpoint.token is not None
     if HOOK in checkpoint.parts:
-        note = _note(store, checkpoint)
+        note = _own_note(store, checkpoint)
         if note is not None and (note.is_ours or (Path(note.root) == here and not is_imported)):
             return Path(note.root)
     if SESSION_PART in checkpoint.parts:
         meta = read_session_record(store, checkpoint)
         if meta is not None and meta.workspace is not None and meta.key == checkpoint.key:
-            place = Path(os.path.realpath(meta.workspace))
-            return place if meta.is_bound or (place == here and not is_imported) else None
+            directory = Path(os.path.realpath(meta.workspace))
+            return directory if meta.is_bound or (directory == here and not is_imported) else None
     head = newest_readable(store, checkpoint.key) or checkpoint
     around = (here, *here.parents)
-    own = next((place for place in around if is_line(store, head, place)), None)
+    own = next(
+        (directory for directory in around if is_directory_key(store, head, directory)), None
+    )
     if own is not None:
         return own
     if head.claim is not None and not head.key.startswith(WORKSPACE):  # a fork
         return Path(head.claim.path) if why_not_owned(store, head) is None else None
-    return None if is_imported else _Said([here]).place(store, head)
+    return None if is_imported else _ClaimedDirectories([here]).directory(store, head)

@@ -9,34 +9,34 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from agent_checkpoint.agents.hook.client import open_state
+from agent_checkpoint.agents.hook.client import open_state_dir
 from agent_checkpoint.backends.disk.lock_wait import describe_holders, lock_holders
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import short_repr
 
-PATIENCE = 60.0
-_BREATH = 0.02
+LOCK_TIMEOUT = 60.0
+_POLL_SECONDS = 0.02
 
 
 @contextmanager
-def alone(key: str, patience: float = PATIENCE) -> Iterator[None]:
+def hold_session_lock(key: str, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Hold the lock of a session, so that no process saves during a rewind.
 
     Args:
         key: the key of the session.
-        patience: seconds to wait for another process.
+        timeout: seconds to wait for another process.
 
     Raises:
         ConflictError: another process still holds the lock after that time.
     """
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:  # without a state directory, save without a lock
         yield
         return
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.session.lock"
     try:
         try:
-            lock = _wait_for(directory, name, key, patience)
+            lock = _wait_for(directory, name, key, timeout)
         except OSError:  # not writable: save without a lock
             yield
             return
@@ -50,7 +50,7 @@ def alone(key: str, patience: float = PATIENCE) -> Iterator[None]:
         os.close(directory)
 
 
-def take_lock(directory: int, name: str) -> int | None:
+def try_lock(directory: int, name: str) -> int | None:
     """Return a descriptor that holds the lock until closed; None if another process has it."""
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -65,10 +65,10 @@ def take_lock(directory: int, name: str) -> int | None:
         os.close(lock)  # its previous holder has just unlinked it
 
 
-def _wait_for(directory: int, name: str, key: str, patience: float) -> int:
-    until = time.monotonic() + patience
+def _wait_for(directory: int, name: str, key: str, timeout: float) -> int:
+    until = time.monotonic() + timeout
     while True:
-        lock = take_lock(directory, name)
+        lock = try_lock(directory, name)
         if lock is not None:
             return lock
         if time.monotonic() > until:
@@ -78,6 +78,6 @@ def _wait_for(directory: int, name: str, key: str, patience: float) -> int:
             raise ConflictError(
                 f"The session {short_repr(key)} is locked by "
                 f"{describe_holders(lock_holders(*files))} for more "
-                f"than {patience:g} s. Nothing was changed. Wait for that process, then retry."
+                f"than {timeout:g} s. Nothing was changed. Wait for that process, then retry."
             )
-        time.sleep(_BREATH)
+        time.sleep(_POLL_SECONDS)

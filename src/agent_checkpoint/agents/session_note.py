@@ -20,7 +20,7 @@ TRANSCRIPT = "transcript"
 """The name of the part with the conversation."""
 
 
-class Note(NamedTuple):
+class SessionNote(NamedTuple):
     """The agent, session and directory of a checkpoint."""
 
     agent: str
@@ -42,36 +42,36 @@ class Note(NamedTuple):
     """Whether the checkpoint was imported: then even a valid seal proves nothing."""
 
     @classmethod
-    def of(
+    def from_event(
         cls,
         store: Store,
         event: Event,
         root: str,
         transcript: dict[str, Any] | None,
         **more: Any,
-    ) -> Note:
+    ) -> SessionNote:
         """Return the note of an event."""
         names = (event.agent, event.session, root, event.cwd, event.name)
         host = host_of(store.backend)
         return cls(*names, event.calls, transcript, host=host, **more).sealed()
 
-    def sealed(self) -> Note:
+    def sealed(self) -> SessionNote:
         """Return the note with this user's seal; nothing is written to paths of unsealed notes."""
-        return self._replace(seal=seal_claim(self._said()))
+        return self._replace(seal=seal_claim(self._sealed_bytes()))
 
     @property
     def is_ours(self) -> bool:
         """Whether this user wrote the note on this host."""
-        return not self.is_imported and is_own_claim(self._said(), self.seal)
+        return not self.is_imported and is_own_claim(self._sealed_bytes(), self.seal)
 
-    def _said(self) -> bytes:
+    def _sealed_bytes(self) -> bytes:
         path = None if self.transcript is None else self.transcript["path"]
-        said: list[Any] = ["hook", self.agent, self.session, self.root, path]
+        members: list[Any] = ["hook", self.agent, self.session, self.root, path]
         if self.rewind is not None:
-            said.append(self.rewind)
+            members.append(self.rewind)
         if self.host:
-            said.append(self.host)
-        return json.dumps(said, sort_keys=True).encode()
+            members.append(self.host)
+        return json.dumps(members, sort_keys=True).encode()
 
     def dump(self) -> JsonValue:
         """Return the encoded part. Raises StateError."""
@@ -80,7 +80,7 @@ class Note(NamedTuple):
         return encode({**found, "calls": [list(call) for call in self.calls]}, PART)
 
 
-def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
+def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
     """Return the note of a checkpoint; None if the hook did not write it.
 
     Raises:
@@ -99,7 +99,7 @@ def read_note(store: Store, checkpoint: Checkpoint) -> Note | None:
         )
         names = ("agent", "session", "root", "cwd", "event")
         texts = {name: _text(found[name]) for name in names}
-        return Note(
+        return SessionNote(
             **texts,
             calls=calls,
             transcript=_transcript(found.get("transcript")),

@@ -22,14 +22,14 @@ _ROLLBACK, _PARTIAL = "rollback", "restore"
 """Checkpoint kinds of complete and partial restores, the same as those of sessions."""
 
 
-class Line(Workspace):
+class TrackedDir(Workspace):
     """A workspace whose checkpoints go to a given key."""
 
-    def __init__(self, place: Path, store: Store, key: str, **options: Any) -> None:
+    def __init__(self, directory: Path, store: Store, key: str, **options: Any) -> None:
         """Open the directory.
 
         Args:
-            place: the directory.
+            directory: the directory.
             store: the store.
             key: the key of the directory.
             options: those of `Workspace`; by default it is not watched, since most commands are
@@ -37,11 +37,11 @@ class Line(Workspace):
 
         Raises as `Workspace` does.
         """
-        self._line_key = key  # set first: opening finishes an interrupted restore
-        super().__init__(place, store, **{"watch": False, **options})
+        self._directory_key = key  # set first: opening finishes an interrupted restore
+        super().__init__(directory, store, **{"watch": False, **options})
 
     def _key_in(self, store: Store) -> str:
-        return self._line_key
+        return self._directory_key
 
     def fill(self, tree: Tree, first: str) -> Plan:
         """Write the files of the first checkpoint to an empty directory.
@@ -52,20 +52,22 @@ class Line(Workspace):
 
         return self.restore_held(tree, SafetySnapshot(tree, first))
 
-    def go_back(self, target: Checkpoint, tree: Tree, named: list[str] | None, **wish: Any) -> Plan:
+    def restore_and_save(
+        self, target: Checkpoint, tree: Tree, selected: list[str] | None, **options: Any
+    ) -> Plan:
         """Restore, then save the result: the head of a key always matches the directory.
 
         Args:
             target: a checkpoint of the key.
             tree: the files of the target.
-            named: the paths to restore; None for all.
-            wish: options as for `restore`.
+            selected: the paths to restore, for the label; None for all.
+            options: those of `restore`, with the same paths.
 
         Raises as `restore` and `snapshot` do.
         """
-        done = self.restore(tree, **wish)
+        done = self.restore(tree, **options)
         try:
-            self._save_restored(target, named, done.safety_id)
+            self._save_restored(target, selected, done.safety_id)
         except CheckpointError as error:
             raise WorkspaceError(
                 f"The files were restored, but saving the result failed ({error}). To undo, "
@@ -74,13 +76,13 @@ class Line(Workspace):
         return done
 
     def _save_restored(
-        self, target: Checkpoint, named: list[str] | None, safety_id: str | None
+        self, target: Checkpoint, selected: list[str] | None, safety_id: str | None
     ) -> None:
         name = f"@{target.seq}"
-        label = f"to {name}" if named is None else f"{format_paths(named)} from {name}"
+        label = f"to {name}" if selected is None else f"{format_paths(selected)} from {name}"
         label = f"{RESTORED}{label}".encode("utf-8", "replace").decode()
         before = () if safety_id is None else (safety_id,)
-        is_whole = named is None  # also if some paths were kept: later steps count from there
+        is_whole = selected is None  # also if some paths were kept: later steps count from there
         with self._ready():
             draft = self._take(full=True).draft(
                 self.key, self.store, kind=_ROLLBACK if is_whole else _PARTIAL, label=label

@@ -18,9 +18,9 @@ from agent_checkpoint.core.log import Log
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import short_repr
 
-MOST = 256 << 20
+MAX_BYTES = 256 << 20
 """The maximum size of a transcript that is saved."""
-_MARK = 4096
+_MARK_BYTES = 4096
 
 
 class Transcript:
@@ -41,20 +41,20 @@ class Transcript:
         """The number of bytes read."""
         return self._at
 
-    def read(self, *, again: bool = False) -> bool:
+    def read(self, *, full: bool = False) -> bool:
         """Read appended lines; return whether the file exists.
 
         A last line without a newline is being written, and skipped, unless it is complete JSON.
 
         Args:
-            again: read the whole file, even if it seems to be only appended to.
+            full: read the whole file, even if it seems to be only appended to.
 
         Raises:
             StorageError: the file cannot be read, or is too large.
         """
         name = short_repr(self.path, 200)
         try:
-            return self._read(name, again=again)
+            return self._read(name, full=full)
         except (FileNotFoundError, NotADirectoryError):
             return False
         except OSError as error:
@@ -63,16 +63,16 @@ class Transcript:
         except UnicodeError:  # a lone surrogate
             raise StorageError(f"The transcript path {name} is not a valid file name.") from None
 
-    def _read(self, name: str, *, again: bool) -> bool:
+    def _read(self, name: str, *, full: bool) -> bool:
         with open(self.path, "rb", opener=_open_at_once) as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise StorageError(f"The transcript {name} is not a regular file.")
-            if found.st_size > MOST:
+            if found.st_size > MAX_BYTES:
                 raise StorageError(
-                    f"The transcript {name} has {found.st_size:,} bytes; the limit is {MOST:,}."
+                    f"The transcript {name} has {found.st_size:,} bytes; limit: {MAX_BYTES:,}."
                 )
-            has_grown = not again and self._file == (found.st_dev, found.st_ino)
+            has_grown = not full and self._file == (found.st_dev, found.st_ino)
             if has_grown and found.st_size >= self._at:
                 file.seek(self._at - len(self._mark))
                 has_grown = file.read(len(self._mark)) == self._mark
@@ -80,7 +80,7 @@ class Transcript:
                 file.seek(0)
                 self._at, self._whole, self._mark = 0, 0, b""
             self._file = found.st_dev, found.st_ino
-            self._take(file.read(MOST - self._at))
+            self._take(file.read(MAX_BYTES - self._at))
         return True
 
     def _take(self, data: bytes) -> None:
@@ -99,9 +99,9 @@ class Transcript:
         self.lines.extend(fresh[same:])
         self._whole = len(self.lines)
         self._at += end
-        self._mark = (self._mark + data[:end])[-_MARK:]
+        self._mark = (self._mark + data[:end])[-_MARK_BYTES:]
         self.is_ended = not (rest and self._is_whole(rest))
-        if not self.is_ended:  # the next read starts at this line again
+        if not self.is_ended:  # the next read starts at this line full
             self.lines.append(_text(rest))
 
     def _is_whole(self, rest: bytes) -> bool:
@@ -120,13 +120,13 @@ class Transcript:
         return {"path": self.path, **found, "digest": digest}
 
 
-def text_of(lines: Sequence[str], *, is_ended: bool) -> bytes:
+def join_lines(lines: Sequence[str], *, is_ended: bool) -> bytes:
     """Return the file contents of lines."""
     text = "\n".join(lines).encode("utf-8", "surrogateescape")
     return text + b"\n" if is_ended and lines else text
 
 
-def own_place(path: str) -> str:
+def replaceable_path(path: str) -> str:
     """Return the real path of a transcript that may be replaced; it need not exist.
 
     Raises:
@@ -134,26 +134,26 @@ def own_place(path: str) -> str:
     """
     folder, name = os.path.split(path)
     try:
-        place = os.path.join(os.path.realpath(folder), name)
-        if stat.S_ISREG(os.lstat(place).st_mode):
-            return place
+        real = os.path.join(os.path.realpath(folder), name)
+        if stat.S_ISREG(os.lstat(real).st_mode):
+            return real
     except FileNotFoundError:
-        return place
+        return real
     except (OSError, ValueError) as error:
         raise StorageError(
             f"Cannot use the transcript {short_repr(path, 200)} ({error})."
         ) from error
     raise StorageError(
-        f"The transcript {short_repr(place, 200)} is a link or not a regular file, so it is not "
+        f"The transcript {short_repr(real, 200)} is a link or not a regular file, so it is not "
         "replaced. Use `--only files` to rewind only the files."
     )
 
 
-def remove_stray(path: str) -> None:
+def remove_stale_replacement(path: str) -> None:
     """Remove the temporary file of a rewind that was killed."""
     with suppress(OSError, ValueError):
         folder, name = os.path.split(path)
-        os.unlink(_beside(os.path.join(os.path.realpath(folder), name)))
+        os.unlink(_temporary_path(os.path.join(os.path.realpath(folder), name)))
 
 
 class Replacement:
@@ -165,8 +165,8 @@ class Replacement:
         Raises:
             StorageError: it cannot be written.
         """
-        self._path = own_place(path)
-        self._fresh = _beside(self._path)
+        self._path = replaceable_path(path)
+        self._fresh = _temporary_path(self._path)
         try:
             with suppress(FileNotFoundError):
                 os.unlink(self._fresh)
@@ -192,8 +192,8 @@ class Replacement:
         """
         kept = None
         try:
-            own_place(self._path)
-            kept = _keep(self._path)
+            replaceable_path(self._path)
+            kept = _keep_previous(self._path)
             os.replace(self._fresh, self._path)
             folder = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC)
             try:
@@ -202,7 +202,7 @@ class Replacement:
                 os.close(folder)
         except OSError as error:
             if kept is not None:
-                _take_back(kept, self._path)
+                _restore_previous(kept, self._path)
             where = short_repr(self._path, 200)
             raise StorageError(f"Cannot replace {where} ({error}).") from error
         return kept
@@ -213,14 +213,14 @@ class Replacement:
             os.unlink(self._fresh)
 
 
-def _beside(path: str) -> str:
+def _temporary_path(path: str) -> str:
     """Return the path of the temporary file: fixed, so that crash recovery finds it."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     return os.path.join(folder, f".rewind-{digest}")
 
 
-def _keep(path: str) -> str | None:
+def _keep_previous(path: str) -> str | None:
     """Link a file to an unused name; return it, or None if there is no file."""
     number, found = 1, f"{path}.before-rewind"
     while True:
@@ -240,7 +240,7 @@ def _keep(path: str) -> str | None:
             found = f"{path}.before-rewind-{number}"
 
 
-def _take_back(kept: str, path: str) -> None:
+def _restore_previous(kept: str, path: str) -> None:
     with suppress(OSError):
         if not os.path.lexists(path):
             os.rename(kept, path)

@@ -12,10 +12,10 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from agent_checkpoint.cli.command_table import COMMANDS, Listed, find_command
+from agent_checkpoint.cli.command_table import COMMANDS, CommandRow, find_command
 
 NAME = "agent-checkpoint"
-WRONG = 2
+USAGE_ERROR = 2
 
 BEGIN = "Save, restore, roll back, fork and resume the files and state of an AI agent."
 END = (
@@ -60,18 +60,18 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def _complain_of(self, option: str) -> NoReturn:
-        self.error(f"unknown option {option}{meant(option, self._option_string_actions)}")
+        self.error(f"unknown option {option}{did_you_mean(option, self._option_string_actions)}")
 
     def error(self, message: str) -> NoReturn:
         """Print two lines to stderr and exit with the status of a usage error."""
         wrong = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
         if wrong is not None:
             choices = re.findall(r"[\w-]+", wrong[2])
-            hint = meant(wrong[1], choices) or f": choose from {', '.join(choices)}"
+            hint = did_you_mean(wrong[1], choices) or f": choose from {', '.join(choices)}"
             message = f"unknown argument {wrong[1]!r}{hint}"
         message = "".join(char if char.isprintable() else "?" for char in message)
         end = "" if message.endswith(("?", ".")) else "."
-        self.exit(WRONG, f"{self.prog}: {message}{end}\nTry: {self.prog} --help\n")
+        self.exit(USAGE_ERROR, f"{self.prog}: {message}{end}\nTry: {self.prog} --help\n")
 
     def format_usage(self) -> str:
         """Return the usage line with its heading."""
@@ -126,9 +126,9 @@ class Root(Parser):
         room = width or min(max(shutil.get_terminal_size().columns, _NARROW), _WIDE)
         blocks = [f"usage: {self.usage}", _wrapped(BEGIN, room)]
         groups: dict[str, list[str]] = {}
-        for listed in COMMANDS:
-            lines = _row(f"  {listed.name}", listed.help, room, left=14)
-            groups.setdefault(listed.group, []).extend(lines)
+        for command in COMMANDS:
+            lines = _row(f"  {command.name}", command.help, room, left=14)
+            groups.setdefault(command.group, []).extend(lines)
         blocks += ["\n".join([f"{group}:", *lines]) for group, lines in groups.items()]
         options = [
             line for item in self._shown(True) for line in _rows(_invocation(item), item, room)
@@ -161,13 +161,13 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
         sys.stderr.write(root.format_help())
         chosen.command = None
         return chosen
-    listed = find_command(rest[0])
-    if listed is None:
+    command = find_command(rest[0])
+    if command is None:
         names = [command.name for command in COMMANDS]
         other = _ELSEWHERE.get(rest[0])
-        hint = meant(rest[0], names) if other is None else f": {other}"
+        hint = did_you_mean(rest[0], names) if other is None else f": {other}"
         root.error(f"unknown command {rest[0]!r}{hint}")
-    chosen.command = listed
+    chosen.command = command
     return parser_of(rest[0]).parse_args(rest[1:], chosen)
 
 
@@ -187,19 +187,19 @@ def root_parser() -> Root:
 
 def parser_of(name: str) -> Parser:
     """Return the parser of one command. Raises KeyError."""
-    listed = find_command(name)
-    if listed is None:
+    command = find_command(name)
+    if command is None:
         raise KeyError(name)
     parser = Parser(
-        prog=f"{NAME} {name}", description=f"{listed.help[0].upper()}{listed.help[1:]}."
+        prog=f"{NAME} {name}", description=f"{command.help[0].upper()}{command.help[1:]}."
     )
-    complete(parser, listed)
+    complete(parser, command)
     return parser
 
 
-def complete(parser: Parser, listed: Listed) -> None:
+def complete(parser: Parser, command: CommandRow) -> None:
     """Add the arguments of a command to its parser."""
-    module = listed.load()
+    module = command.load()
     module.arguments(parser)
     parser.examples = module.EXAMPLES
     # Accepted after the command, too: users expect them there.
@@ -212,7 +212,7 @@ def complete(parser: Parser, listed: Listed) -> None:
     )
 
 
-def meant(text: str, names: Iterable[str]) -> str:
+def did_you_mean(text: str, names: Iterable[str]) -> str:
     """Return ": did you mean NAME?" for the closest name; empty if none is close."""
     from difflib import get_close_matches  # slow to import
 

@@ -6,10 +6,10 @@ import os
 from argparse import Namespace
 from typing import Any
 
-from agent_checkpoint.agents.directory_keys import files_belong_to
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
-from agent_checkpoint.cli.paths import Paths, holds
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.agents.directory_keys import directory_of_files
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
+from agent_checkpoint.cli.paths import RelativePaths, holds
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.store import Store
@@ -23,7 +23,9 @@ _PROBE = 8000
 _TYPES = {FOLDER: "directory", LINK: "link"}
 
 
-def show_files(args: Namespace, places: Places, store: Store, checkpoint: Checkpoint) -> Answer:
+def show_files(
+    args: Namespace, location: StoreLocation, store: Store, checkpoint: Checkpoint
+) -> CommandResult:
     """Return the list of a checkpoint's files, or print the contents of one.
 
     Raises:
@@ -34,33 +36,35 @@ def show_files(args: Namespace, places: Places, store: Store, checkpoint: Checkp
     tree = tree_in(store, checkpoint)
     if tree is None:
         raise NotFoundError(f"The checkpoint {short_repr(checkpoint.id, 120)} has no files.")
-    paths = Paths(files_belong_to(store, checkpoint, places.directory), places.directory)
-    chosen = None if args.path is None else paths.typed([args.path])
+    paths = RelativePaths(
+        directory_of_files(store, checkpoint, location.directory), location.directory
+    )
+    chosen = None if args.path is None else paths.resolve([args.path])
     path = "" if chosen is None else chosen[0]
     if not holds(tree, path):
-        raise paths.missing(args.path, path, tree, checkpoint)
+        raise paths.not_found(args.path, path, tree, checkpoint)
     item = find(tree, path)
     if item is None or item.type == FOLDER or args.files or args.json:
         return _list(tree, path, paths)
     return _content(tree, item, args.path, args.out)
 
 
-def _list(tree: Tree, path: str, paths: Paths) -> Answer:
+def _list(tree: Tree, path: str, paths: RelativePaths) -> CommandResult:
     rows = [_row(place, item) for place, item in walk(tree, path)]
-    told = [row for row in rows if row["type"] != "directory"]
+    files = [row for row in rows if row["type"] != "directory"]
 
-    def tell(out: Out) -> None:
+    def tell(out: Output) -> None:
         shown = out.limit(_SHOWN)
-        wide = max((len(str(row["size"])) for row in told[:shown]), default=0)
-        for row in told[:shown]:
+        wide = max((len(str(row["size"])) for row in files[:shown]), default=0)
+        for row in files[:shown]:
             link = f" -> {one_line(row['target'])}" if row["type"] == "link" else ""
-            name = one_line(paths.shown(row["path"]))
+            name = one_line(paths.display(row["path"]))
             out.line(f"{row['mode']}  {row['size']:>{wide}}  {name}{link}")
-        if len(told) > shown:
-            left = format_count(len(told) - shown, "file")
+        if len(files) > shown:
+            left = format_count(len(files) - shown, "file")
             out.line(f"and {left} more (pipe to less to see all)", style="dim")
 
-    return Answer(rows, tell)
+    return CommandResult(rows, tell)
 
 
 def _row(path: str, item: Item) -> dict[str, Any]:
@@ -74,19 +78,19 @@ def _row(path: str, item: Item) -> dict[str, Any]:
     }
 
 
-def _content(tree: Tree, item: Item, said: str, out: Out) -> Answer:
+def _content(tree: Tree, item: Item, typed: str, out: Output) -> CommandResult:
     if item.type == LINK:
         target = os.fsdecode(item.target)
-        return Answer(target, lambda out: out.line(one_line(target)))
+        return CommandResult(target, lambda out: out.line(one_line(target)))
     data = pieces(tree, item)
     if out.is_terminal:
         begin = next(data, b"")
         if b"\0" in begin[:_PROBE]:
             raise InvalidInputError(
-                f"{short_repr(said, 200)} is a binary file ({format_size(item.size)}): redirect it "
-                "with > FILE."
+                f"{short_repr(typed, 200)} is a binary file ({format_size(item.size)}): redirect "
+                "it with > FILE."
             )
         text = b"".join([begin, *data]).decode("utf-8", "replace")
-        return Answer(None, lambda out: out.line(text.removesuffix("\n")))
+        return CommandResult(None, lambda out: out.line(text.removesuffix("\n")))
     out.write(data)  # streamed while the store is open: a file may exceed the memory
-    return Answer(None, lambda out: None)
+    return CommandResult(None, lambda out: None)

@@ -24,14 +24,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from agent_checkpoint.cli.run_recorder import Output
+from agent_checkpoint.cli.run_recorder import CapturedOutput
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.records import short_repr
 
-_PIECE = 1 << 16
-_LAST_WORDS = 0.5
+_CHUNK = 1 << 16
+_DRAIN_SECONDS = 0.5
 """Seconds to keep reading after the child has exited while its descendants still write."""
-_PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
 class CannotStartError(CheckpointError):
@@ -43,12 +43,12 @@ class CannotStartError(CheckpointError):
         """The exit status that a shell would return."""
 
 
-class Running:
+class ChildProcess:
     """One command, from start to exit."""
 
-    def __init__(self, command: list[str], place: Path, output: Output) -> None:
+    def __init__(self, command: list[str], directory: Path, output: CapturedOutput) -> None:
         self._command = command
-        self._place = place
+        self._directory = directory
         self._output = output
 
     def run(self, on_start: Callable[[], object]) -> int:
@@ -71,21 +71,28 @@ class Running:
         process = self._start(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         on_start()
         # On a terminal the kernel sends Ctrl-C to the child, too.
-        numbers = _PASSED_ON if os.isatty(0) else (*_PASSED_ON, signal.SIGINT, signal.SIGQUIT)
+        numbers = (
+            _FORWARDED_SIGNALS
+            if os.isatty(0)
+            else (*_FORWARDED_SIGNALS, signal.SIGINT, signal.SIGQUIT)
+        )
         ignored = (signal.SIGINT, signal.SIGQUIT) if os.isatty(0) else ()
-        with _passing_on(process.pid, numbers, ignored), selectors.DefaultSelector() as selector:
+        with (
+            _forwarding_signals(process.pid, numbers, ignored),
+            selectors.DefaultSelector() as selector,
+        ):
             for file, target in ((process.stdout, 1), (process.stderr, 2)):
                 if file is not None:
                     selector.register(file.fileno(), selectors.EVENT_READ, target)
-            for found in _ready(selector, process):
-                data = os.read(found.fd, _PIECE)
+            for found in _readable(selector, process):
+                data = os.read(found.fd, _CHUNK)
                 if data:
-                    self._pass_on(data, found.data)
+                    self._forward(data, found.data)
                 else:
                     selector.unregister(found.fd)
             status = process.wait()
             for left in list(selector.get_map().values()):
-                _let_go_on(left.fd, left.data)
+                _forward_in_background(left.fd, left.data)
         for file in (process.stdout, process.stderr):
             if file is not None:
                 file.close()
@@ -109,19 +116,21 @@ class Running:
         resized = signal.signal(signal.SIGWINCH, lambda *_: _copy_size(ours))
         try:
             tty.setraw(0)
-            with _passing_on(process.pid, (*_PASSED_ON, signal.SIGINT, signal.SIGQUIT), ()):
-                is_in_use = self._talk(ours, process)
+            with _forwarding_signals(
+                process.pid, (*_FORWARDED_SIGNALS, signal.SIGINT, signal.SIGQUIT), ()
+            ):
+                is_in_use = self._relay(ours, process)
                 status = process.wait()
         finally:
             with suppress(termios.error):  # the terminal may be gone
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
             signal.signal(signal.SIGWINCH, resized)
         if is_in_use:
-            _let_go_on(ours, 1)
+            _forward_in_background(ours, 1)
         os.close(ours)
         return status if status >= 0 else 128 - status
 
-    def _talk(self, ours: int, process: subprocess.Popen[bytes]) -> bool:
+    def _relay(self, ours: int, process: subprocess.Popen[bytes]) -> bool:
         """Relay input and output; return whether some process still has the terminal open."""
         typed = b""  # input the child has not read yet
         os.set_blocking(ours, False)
@@ -129,17 +138,17 @@ class Running:
             selector.register(ours, selectors.EVENT_READ)
             with suppress(PermissionError):  # epoll does not take regular files
                 selector.register(0, selectors.EVENT_READ)
-            for found in _ready(selector, process):
+            for found in _readable(selector, process):
                 if found.fd == ours:
                     data = _read_terminal(ours)
                     if data == b"":
                         return False
                     if data:
-                        self._pass_on(data, 1)
-                    typed = _type(ours, typed)
-                elif len(typed) < _PIECE:  # limits the input buffered ahead of the child
-                    data = os.read(0, _PIECE)
-                    typed = _type(ours, typed + data)
+                        self._forward(data, 1)
+                    typed = _write_input(ours, typed)
+                elif len(typed) < _CHUNK:  # limits the input buffered ahead of the child
+                    data = os.read(0, _CHUNK)
+                    typed = _write_input(ours, typed + data)
                     if not data:
                         selector.unregister(0)
                 else:
@@ -152,19 +161,19 @@ class Running:
 
     def _start(self, **options: Any) -> subprocess.Popen[bytes]:
         try:
-            return subprocess.Popen(self._command, cwd=self._place, **options)
+            return subprocess.Popen(self._command, cwd=self._directory, **options)
         except (OSError, ValueError) as error:
             command = short_repr(shlex.join(self._command), 120)
             why = error.strerror if isinstance(error, OSError) else error
             is_missing = isinstance(error, FileNotFoundError)
             raise CannotStartError(f"Cannot run {command}: {why}.", is_missing) from None
 
-    def _pass_on(self, data: bytes, target: int) -> None:
+    def _forward(self, data: bytes, target: int) -> None:
         self._output.add(data)
         _write(target, data)
 
 
-def _ready(
+def _readable(
     selector: selectors.BaseSelector, process: subprocess.Popen[bytes]
 ) -> Iterator[selectors.SelectorKey]:
     """Iterate over readable descriptors until all are closed or the process has exited.
@@ -174,7 +183,7 @@ def _ready(
     until = None
     while selector.get_map():
         if until is None and process.poll() is not None:
-            until = time.monotonic() + _LAST_WORDS
+            until = time.monotonic() + _DRAIN_SECONDS
         ready = selector.select(timeout=0.2 if until is None else 0)
         if until is not None and (not ready or time.monotonic() > until):
             return
@@ -182,7 +191,7 @@ def _ready(
             yield found
 
 
-def _let_go_on(fd: int, target: int) -> None:
+def _forward_in_background(fd: int, target: int) -> None:
     """Let a background `cat` forward output that arrives after this process exits."""
     with suppress(OSError):  # `cat` is missing
         subprocess.Popen(["cat"], stdin=fd, stdout=target, start_new_session=True)  # noqa: S607 - as on PATH
@@ -191,7 +200,7 @@ def _let_go_on(fd: int, target: int) -> None:
 def _read_terminal(ours: int) -> bytes | None:
     """Return the output; None if there is none yet, empty bytes at the end."""
     try:
-        return os.read(ours, _PIECE)
+        return os.read(ours, _CHUNK)
     except BlockingIOError:
         return None
     except OSError as error:
@@ -200,7 +209,7 @@ def _read_terminal(ours: int) -> bytes | None:
         return b""
 
 
-def _type(ours: int, data: bytes) -> bytes:
+def _write_input(ours: int, data: bytes) -> bytes:
     """Write input to the terminal of the child; return what it did not take."""
     try:
         return data[os.write(ours, data) :] if data else b""
@@ -227,7 +236,7 @@ def _copy_size(terminal: int) -> None:
 
 
 @contextmanager
-def _passing_on(
+def _forwarding_signals(
     pid: int, numbers: tuple[signal.Signals, ...], ignored: tuple[signal.Signals, ...]
 ) -> Iterator[None]:
     """Forward signals to a process for the duration of the block."""

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Protocol
 
-    from agent_checkpoint.cli.output import Answer
-    from agent_checkpoint.cli.store_location import Places
+    from agent_checkpoint.cli.output import CommandResult
+    from agent_checkpoint.cli.store_location import StoreLocation
 
     class Command(Protocol):
         """The interface of a command module."""
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
         """Example lines for the end of the help."""
         arguments: Callable[[ArgumentParser], None]
         """Adds the arguments of the command to a parser."""
-        run: Callable[[Namespace, Places], Answer]
+        run: Callable[[Namespace, StoreLocation], CommandResult]
         """Runs the command. Raises CheckpointError."""
 
 
-class Listed:
+class CommandRow:
     """One row of the command table."""
 
     def __init__(self, name: str, help: str, group: str, *, makes_store: bool = False) -> None:
@@ -49,36 +49,36 @@ class Listed:
 FILES, SESSIONS, STORE, MORE = "files", "sessions", "store", "more"
 
 COMMANDS = (
-    Listed("save", "save a checkpoint of a directory", FILES, makes_store=True),
-    Listed("log", "show the checkpoint history and its branches", FILES),
-    Listed("show", "show the contents of a checkpoint", FILES),
-    Listed("diff", "show changes between checkpoints, or to the working tree", FILES),
-    Listed("restore", "restore files from a checkpoint", FILES),
-    Listed("watch", "save a checkpoint whenever files change", FILES, makes_store=True),
-    Listed("run", "run a command and save checkpoints while it runs", FILES, makes_store=True),
-    Listed("rollback", "roll a session back: files, state and conversation", SESSIONS),
-    Listed("fork", "create a branch from a checkpoint", SESSIONS),
-    Listed("tasks", "list the tasks of a session and their status", SESSIONS),
-    Listed("effects", "list external side effects and record their outcomes", SESSIONS),
-    Listed("approvals", "list, approve or deny tool calls that need approval", SESSIONS),
-    Listed("hook", "save a checkpoint at every tool call of a coding agent", SESSIONS),
-    Listed("rewind", "rewind a coding agent to an earlier tool call", SESSIONS),
-    Listed("keys", "list all keys", STORE),
-    Listed("stats", "show the number and size of checkpoints and objects", STORE),
-    Listed("verify", "check the integrity of every checkpoint and object", STORE),
-    Listed("prune", "delete old checkpoints by a retention policy", STORE),
-    Listed("delete", "delete keys or checkpoints", STORE),
-    Listed("gc", "delete unreachable objects", STORE),
-    Listed("purge", "remove a leaked secret from all checkpoints", STORE),
-    Listed("export", "write a key and its checkpoints to an archive", STORE),
-    Listed("import", "import a key from an archive", STORE, makes_store=True),
-    Listed("ui", "show the timeline in a browser", MORE),
-    Listed("demo", "run a demo with a scripted coding agent", MORE),
-    Listed("doctor", "check which features work on this machine", MORE, makes_store=True),
-    Listed("completion", "print a shell completion script", MORE),
+    CommandRow("save", "save a checkpoint of a directory", FILES, makes_store=True),
+    CommandRow("log", "show the checkpoint history and its branches", FILES),
+    CommandRow("show", "show the contents of a checkpoint", FILES),
+    CommandRow("diff", "show changes between checkpoints, or to the working tree", FILES),
+    CommandRow("restore", "restore files from a checkpoint", FILES),
+    CommandRow("watch", "save a checkpoint whenever files change", FILES, makes_store=True),
+    CommandRow("run", "run a command and save checkpoints while it runs", FILES, makes_store=True),
+    CommandRow("rollback", "roll a session back: files, state and conversation", SESSIONS),
+    CommandRow("fork", "create a branch from a checkpoint", SESSIONS),
+    CommandRow("tasks", "list the tasks of a session and their status", SESSIONS),
+    CommandRow("effects", "list external side effects and record their outcomes", SESSIONS),
+    CommandRow("approvals", "list, approve or deny tool calls that need approval", SESSIONS),
+    CommandRow("hook", "save a checkpoint at every tool call of a coding agent", SESSIONS),
+    CommandRow("rewind", "rewind a coding agent to an earlier tool call", SESSIONS),
+    CommandRow("keys", "list all keys", STORE),
+    CommandRow("stats", "show the number and size of checkpoints and objects", STORE),
+    CommandRow("verify", "check the integrity of every checkpoint and object", STORE),
+    CommandRow("prune", "delete old checkpoints by a retention policy", STORE),
+    CommandRow("delete", "delete keys or checkpoints", STORE),
+    CommandRow("gc", "delete unreachable objects", STORE),
+    CommandRow("purge", "remove a leaked secret from all checkpoints", STORE),
+    CommandRow("export", "write a key and its checkpoints to an archive", STORE),
+    CommandRow("import", "import a key from an archive", STORE, makes_store=True),
+    CommandRow("ui", "show the timeline in a browser", MORE),
+    CommandRow("demo", "run a demo with a scripted coding agent", MORE),
+    CommandRow("doctor", "check which features work on this machine", MORE, makes_store=True),
+    CommandRow("completion", "print a shell completion script", MORE),
 )
 
 
-def find_command(name: str) -> Listed | None:
+def find_command(name: str) -> CommandRow | None:
     """Return the command with a name; None if there is none."""
     return next((command for command in COMMANDS if command.name == name), None)

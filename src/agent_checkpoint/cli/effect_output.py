@@ -15,12 +15,12 @@ from agent_checkpoint.store.store import Store
 _NAMED = 8
 
 
-def effect_words(effect: Effect) -> str:
+def effect_line(effect: Effect) -> str:
     """Return an effect as one line of text."""
     return f"{one_line(effect.words, 200)} ({effect.kind}, {format_time(effect.ts)})"
 
 
-def effect_data(effect: Effect) -> dict[str, Any]:
+def effect_json(effect: Effect) -> dict[str, Any]:
     """Return an effect as JSON data."""
     return {
         "id": effect.id,
@@ -36,7 +36,7 @@ def effect_data(effect: Effect) -> dict[str, Any]:
     }
 
 
-def request_data(request: Request) -> dict[str, Any]:
+def request_json(request: Request) -> dict[str, Any]:
     """Return a request as JSON data; the caller adds the arguments."""
     return {
         "id": request.id,
@@ -67,7 +67,7 @@ def all_ledgers(store: Store) -> Iterator[Ledger]:
         yield ledger
 
 
-def named(text: str, names: Iterable[str], noun: str) -> str:
+def match_id(text: str, names: Iterable[str], noun: str) -> str:
     """Return the name that equals a text, or the only one that starts with it.
 
     Raises:

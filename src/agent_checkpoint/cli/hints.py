@@ -26,20 +26,20 @@ _WORDS: tuple[tuple[str, str], ...] = (
     (r"gc\(ignore_clock=True\)", f"`{_COMMAND} gc --ignore-clock`"),
     (r"Run prune and gc\b", f"Run `{_COMMAND} prune` and `{_COMMAND} gc`"),
     (r"restore the safety checkpoint ([\w@%+=:,./-]+)\.$", rf"`{_COMMAND} restore \1`."),
-    (r"[Pp]ass workspace=", "Say --workspace"),
-    (r"pass shared=True, which", "say --shared, which"),
+    (r"[Pp]ass workspace=", "Pass --workspace"),
+    (r"pass shared=True, which", "pass --shared, which"),
     (
         r"delete the key here and import the archive",
         f"`{_COMMAND} delete` the key here and `{_COMMAND} import` the archive",
     ),
-    (r'pass backend="\w+", or (\w+://\S+)\.$', r"say --store \1"),
+    (r'pass backend="\w+", or (\w+://\S+)\.$', r"pass --store \1"),
     (
         r"Pass rebind=True to continue with the files in it\.",
         "Name an empty directory.",
     ),
-    (r"pass force=True", "say --force"),
+    (r"pass force=True", "pass --force"),
     (r"by ignore= or", "by --ignore or"),
-    (r", or set another limit=", ", or say --limit"),
+    (r", or set another limit=", ", or pass --limit"),
     (r"in ignore=", "in --ignore"),
     (r", with paths=,", ", by its path,"),
     (r"delete it before importing (.*)\.", r"import \1 into another store, by --store."),
@@ -51,7 +51,7 @@ _WORDS: tuple[tuple[str, str], ...] = (
 _FORCE = ", or pass Workspace(path, force=True)"
 
 
-def typed(command: str, store: str | None) -> str:
+def command_line(command: str, store: str | None) -> str:
     """Return a complete command line.
 
     Args:
@@ -61,7 +61,7 @@ def typed(command: str, store: str | None) -> str:
     return f"{_COMMAND} {command}" if store is None else f"{_begin(store)} {command}"
 
 
-def in_commands(message: str, store: str | None = None, *, can_force: bool = False) -> str:
+def to_cli_terms(message: str, store: str | None = None, *, can_force: bool = False) -> str:
     """Return a message of the library with commands and options instead of API calls.
 
     Args:
@@ -69,7 +69,7 @@ def in_commands(message: str, store: str | None = None, *, can_force: bool = Fal
         store: the value of `--store`, if given.
         can_force: whether the command has `--force`.
     """
-    message = message.replace(_FORCE, ", or say --force" if can_force else "")
+    message = message.replace(_FORCE, ", or pass --force" if can_force else "")
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
     if store is None:

@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 from agent_checkpoint.cli.args import NAME as NAME
-from agent_checkpoint.cli.args import WRONG as WRONG
+from agent_checkpoint.cli.args import USAGE_ERROR as USAGE_ERROR
 from agent_checkpoint.cli.args import parse
 from agent_checkpoint.cli.args import parser_of as parser_of
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from agent_checkpoint.cli.command_table import Listed
+    from agent_checkpoint.cli.command_table import CommandRow
 
 FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
 _ENCODING = "_AGENT_CHECKPOINT_ENCODING"
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _speak_utf8()
     try:
         chosen = parse(list(sys.argv[1:] if arguments is None else arguments))
-        return WRONG if chosen.command is None else _run(chosen)
+        return USAGE_ERROR if chosen.command is None else _run(chosen)
     except SystemExit as end:  # of the parser
-        return end.code if isinstance(end.code, int) else WRONG
+        return end.code if isinstance(end.code, int) else USAGE_ERROR
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -81,18 +81,18 @@ def _open_all() -> None:
 
 
 def _run(chosen: argparse.Namespace) -> int:
-    from agent_checkpoint.cli.output import Out
-    from agent_checkpoint.cli.store_location import Places, shared_name
+    from agent_checkpoint.cli.output import Output
+    from agent_checkpoint.cli.store_location import StoreLocation, shared_name
     from agent_checkpoint.errors import CheckpointError
 
-    command: Listed = chosen.command
+    command: CommandRow = chosen.command
     try:
         if chosen.shared:
             chosen.store = shared_name(chosen.store)
-        out = Out(store=chosen.store)
+        out = Output(store=chosen.store)
         chosen.out = out
-        places = Places(chosen.store, makes_store=command.makes_store)
-        answer = command.load().run(chosen, places)
+        location = StoreLocation(chosen.store, makes_store=command.makes_store)
+        answer = command.load().run(chosen, location)
         if getattr(chosen, "json", False):
             out.json(answer.data)
         else:
@@ -110,10 +110,10 @@ def _run(chosen: argparse.Namespace) -> int:
 
 
 def _complain(chosen: argparse.Namespace, message: str) -> None:
-    from agent_checkpoint.cli.hints import in_commands
+    from agent_checkpoint.cli.hints import to_cli_terms
     from agent_checkpoint.formatting import escape_text
 
-    message = in_commands(message, chosen.store, can_force=hasattr(chosen, "force"))
+    message = to_cli_terms(message, chosen.store, can_force=hasattr(chosen, "force"))
     text = f"{NAME}: {escape_text(message)}\n"
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))
@@ -133,4 +133,4 @@ def status_of(error: Exception) -> int:
         return MISSING
     if isinstance(error, (ConflictError, RollbackRefusedError, UnsafeWorkspaceError)):
         return REFUSED
-    return WRONG if isinstance(error, InvalidInputError) else FAILED
+    return USAGE_ERROR if isinstance(error, InvalidInputError) else FAILED

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
-from agent_checkpoint.cli.hints import typed
+from agent_checkpoint.cli.hints import command_line
 from agent_checkpoint.formatting import (
     display_width,
     escape_text,
@@ -25,9 +25,9 @@ from agent_checkpoint.formatting import (
 )
 
 __all__ = [
-    "Answer",
-    "Out",
-    "Tell",
+    "CommandResult",
+    "Output",
+    "ProgressCallback",
     "display_width",
     "escape_text",
     "format_count",
@@ -36,21 +36,21 @@ __all__ = [
     "one_line",
 ]
 
-Tell = Callable[[int, str], None]
+ProgressCallback = Callable[[int, str], None]
 """Called with the amount done and a description."""
 
 
-class Answer(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command, as JSON data and as text."""
 
     data: Any
     """The output of --json."""
-    show: Callable[[Out], object]
+    show: Callable[[Output], object]
     """Writes the text output."""
     status: int = 0
 
 
-class Out:
+class Output:
     """Standard output, a terminal or not."""
 
     def __init__(self, stream: TextIO | None = None, *, store: str | None = None) -> None:
@@ -61,7 +61,7 @@ class Out:
             store: the value of `--store`, repeated in hints.
         """
         self._store = store
-        self.has_asked = False
+        self.has_prompted = False
         """Whether a prompt was shown."""
         self._stream = sys.stdout if stream is None else stream
         with suppress(AttributeError, ValueError, OSError):
@@ -83,7 +83,7 @@ class Out:
         return shutil.get_terminal_size().columns
 
     @property
-    def has_signs(self) -> bool:
+    def has_unicode(self) -> bool:
         """Whether the encoding has box-drawing characters and arrows."""
         encoding = str(getattr(self._stream, "encoding", None) or "ascii")
         return encoding.lower().replace("-", "").startswith("utf")
@@ -103,7 +103,7 @@ class Out:
             command: the command name and its arguments, quoted for a shell.
             style: as for `line`.
         """
-        self.line(f"{words}: {typed(command, self._store)}", style=style)
+        self.line(f"{words}: {command_line(command, self._store)}", style=style)
 
     def limit(self, number: int) -> int:
         """Return a limit for long output: the number on a terminal, else no limit."""
@@ -148,19 +148,21 @@ class Out:
 
     def json(self, data: Any) -> None:
         """Write JSON."""
-        self._stream.write(json_text(data, ascii_only=not self.has_signs) + "\n")
+        self._stream.write(json_text(data, ascii_only=not self.has_unicode) + "\n")
 
     def confirm(self, question: str) -> bool:
         """Ask a yes/no question; without a terminal the answer is no."""
         if not (self.is_terminal and _is_terminal(sys.stdin)):
             return False
-        self.has_asked = True
+        self.has_prompted = True
         self._stream.write(f"{escape_text(question)} [y/N] ")
         self._stream.flush()
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 
     @contextmanager
-    def progress(self, words: str, total: Callable[[], int] | None = None) -> Iterator[Tell]:
+    def progress(
+        self, words: str, total: Callable[[], int] | None = None
+    ) -> Iterator[ProgressCallback]:
         """Show progress on stderr, unless stdout or stderr is not a terminal.
 
         Args:
@@ -168,7 +170,7 @@ class Out:
             total: returns the total amount; called after the first display, as it may be slow.
         """
         if not (self.is_terminal and _is_terminal(sys.stderr)):
-            yield lambda done, said: None
+            yield lambda done, description: None
             return
         console = _rich_console(sys.stderr)
         if console is None:
@@ -185,8 +187,10 @@ class Out:
             if total is not None:
                 bar.update(task, total=total())
             # A path in the description may contain rich markup.
-            yield lambda done, said: bar.update(
-                task, completed=done, description=f"{words}: {one_line(said)}".replace("[", "\\[")
+            yield lambda done, description: bar.update(
+                task,
+                completed=done,
+                description=f"{words}: {one_line(description)}".replace("[", "\\["),
             )
 
     def flush(self) -> None:
@@ -219,7 +223,7 @@ class Out:
 
 
 @contextmanager
-def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
+def _plain_progress(words: str, columns: int) -> Iterator[ProgressCallback]:
     """Show a single updating line without rich; it is cleared at the end."""
     shown = ""
 
@@ -233,7 +237,7 @@ def _plain_progress(words: str, columns: int) -> Iterator[Tell]:
 
     show(words)
     try:
-        yield lambda done, said: show(f"{words}: {said}")
+        yield lambda done, description: show(f"{words}: {description}")
     finally:
         show("")
 

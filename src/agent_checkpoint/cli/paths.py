@@ -19,7 +19,7 @@ from agent_checkpoint.workspace.tree_names import within
 _GIT = ".git"
 
 
-class Paths:
+class RelativePaths:
     """The paths of a directory's files, relative to a base directory."""
 
     def __init__(self, root: Path | None, here: Path) -> None:
@@ -33,35 +33,35 @@ class Paths:
         is_inside = root is not None and (root == here or root in here.parents)
         self._base = here if is_inside else self._root
 
-    def typed(self, said: Sequence[str]) -> list[str] | None:
+    def resolve(self, typed: Sequence[str]) -> list[str] | None:
         """Return typed paths relative to the root; None if one of them is the root itself.
 
         Raises:
             InvalidInputError: a path is outside of the root.
         """
         found = []
-        for path in said:
+        for path in typed:
             whole = os.path.normpath(self._base / path)
             if whole == str(self._root):
                 return None
             found.append(os.fsdecode(within(self._root, whole)))
         return found
 
-    def shown(self, path: str) -> str:
+    def display(self, path: str) -> str:
         """Return a path, relative to the root, as it is shown and typed."""
         if self._base == self._root:
             return path
         end = "/" if path.endswith("/") else ""
         return os.path.relpath(self._root / path, self._base) + end
 
-    def missing(
-        self, said: str, path: str, tree: Tree | None, checkpoint: Checkpoint
+    def not_found(
+        self, typed: str, path: str, tree: Tree | None, checkpoint: Checkpoint
     ) -> NotFoundError:
         """Return the error for a missing path, with a hint if the path exists at the root."""
         hint = ""
-        if tree is not None and self._base != self._root and holds(tree, os.path.normpath(said)):
-            fitting = short_repr(self.shown(said), 200)
-            hint = f" Paths are relative to the current directory: did you mean {fitting}?"
+        if tree is not None and self._base != self._root and holds(tree, os.path.normpath(typed)):
+            fitting = short_repr(self.display(typed), 200)
+            hint = f" RelativePaths are relative to the current directory: did you mean {fitting}?"
         name = f"{short_repr(checkpoint.id, 120)} (@{checkpoint.seq})"
         return NotFoundError(
             f"No such path in the checkpoint {name}: {short_repr(path, 200)}.{hint}"

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from agent_checkpoint.cli.output import Out, format_count, one_line
-from agent_checkpoint.cli.paths import Paths, without_git
+from agent_checkpoint.cli.output import Output, format_count, one_line
+from agent_checkpoint.cli.paths import RelativePaths, without_git
 from agent_checkpoint.workspace.restore.plan import Plan
 
 _SHOWN = 15
 
 
-def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -> None:
+def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool = False) -> None:
     """Show which paths are written, deleted and kept, and why.
 
     Args:
@@ -21,7 +21,7 @@ def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -
         plan: the plan.
         paths: how paths are displayed.
         is_foreign: whether the files may come from another user. Then every executable, and every
-            file that git runs or reads settings from, is listed without a limit.
+            file that git runs or reads settings from, is command without a limit.
     """
     shown = out.limit(_SHOWN)
     for words, changed, style in (
@@ -31,14 +31,14 @@ def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -
     ):
         named, of_git = without_git(changed)
         for path in named[:shown]:
-            out.line(f"  {words} {one_line(paths.shown(path))}", style=style)
+            out.line(f"  {words} {one_line(paths.display(path))}", style=style)
         if len(named) > shown:
             out.line(f"  {words} {len(named) - shown:,} more", style=style)
         for path, number in of_git.items():
             inside = format_count(number, "file")
-            out.line(f"  {words} {one_line(paths.shown(path))} ({inside})", style=style)
-    _show_left(out, plan, paths)
-    show_meanwhile(out, plan, paths)
+            out.line(f"  {words} {one_line(paths.display(path))} ({inside})", style=style)
+    _show_kept(out, plan, paths)
+    show_concurrent_writes(out, plan, paths)
     for line in plan.git[:shown]:
         out.line(f"  git: {one_line(line)}", style="yellow")
     unseen = len(plan.unseen)
@@ -53,7 +53,7 @@ def show_plan(out: Out, plan: Plan, paths: Paths, *, is_foreign: bool = False) -
         show_foreign(out, plan, paths)
 
 
-def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
+def show_foreign(out: Output, plan: Plan, paths: RelativePaths) -> None:
     """List the paths of an untrusted plan that could run code."""
     out.line("  These files are not verified to be yours.", style="yellow")
     for words, found in (
@@ -61,49 +61,51 @@ def show_foreign(out: Out, plan: Plan, paths: Paths) -> None:
         ("is run or read by git", plan.git_files),
     ):
         for path in found:
-            out.line(f"  {words}: {one_line(paths.shown(path))}", style="bold red")
+            out.line(f"  {words}: {one_line(paths.display(path))}", style="bold red")
 
 
-def show_since(out: Out, before: Plan | None, done: Plan | None, paths: Paths) -> None:
+def show_plan_changes(
+    out: Output, before: Plan | None, done: Plan | None, paths: RelativePaths
+) -> None:
     """Show where the result differs from the preview."""
     if done is not None:
         shown = {} if before is None else before.leave
         fresh = {path: why for path, why in done.leave.items() if path not in shown}
-        _show_left(out, replace(done, leave=fresh), paths)
-        show_meanwhile(out, done, paths)
+        _show_kept(out, replace(done, leave=fresh), paths)
+        show_concurrent_writes(out, done, paths)
 
 
-def show_meanwhile(out: Out, plan: Plan, paths: Paths) -> None:
+def show_concurrent_writes(out: Output, plan: Plan, paths: RelativePaths) -> None:
     """Show files that other processes wrote, or still have open, during a restore."""
     for path, where in plan.kept.items():
-        what = f"{one_line(paths.shown(path))} was changed during the restore"
+        what = f"{one_line(paths.display(path))} was changed during the restore"
         out.line(
-            f"  {what}: that version is kept as {one_line(paths.shown(where))}", style="yellow"
+            f"  {what}: that version is kept as {one_line(paths.display(where))}", style="yellow"
         )
     for path in plan.open[: out.limit(_SHOWN)]:
-        what = f"another process has {one_line(paths.shown(path))} open"
+        what = f"another process has {one_line(paths.display(path))} open"
         out.line(f"  {what}: its writes go to the old file", style="yellow")
 
 
-def _show_left(out: Out, plan: Plan, paths: Paths) -> None:
+def _show_kept(out: Output, plan: Plan, paths: RelativePaths) -> None:
     shown = out.limit(_SHOWN)
     named, _ = without_git(list(plan.leave))
     for path in named[:shown]:
         why = one_line(plan.leave[path])
-        out.line(f"  keep {one_line(paths.shown(path))}: {why}", style="yellow")
+        out.line(f"  keep {one_line(paths.display(path))}: {why}", style="yellow")
     if len(named) > shown:
         out.line(f"  keep {len(named) - shown:,} more", style="yellow")
-    # Directories that stay because of kept entries are not listed.
+    # Directories that stay because of kept entries are not command.
     holding = {str(above) for path in plan.leave for above in PurePosixPath(path).parents}
     inside = {path: why for path, why in plan.leave.items() if path not in holding}
     for why in dict.fromkeys(inside.values()):
-        _, of_git = without_git([path for path, said in inside.items() if said == why])
+        _, of_git = without_git([path for path, reason in inside.items() if reason == why])
         for path, number in of_git.items():
-            what = f"{one_line(paths.shown(path))} ({format_count(number, 'file')})"
+            what = f"{one_line(paths.display(path))} ({format_count(number, 'file')})"
             out.line(f"  keep {what}: {one_line(why)}", style="yellow")
 
 
-def plan_data(plan: Plan) -> dict[str, Any]:
+def plan_json(plan: Plan) -> dict[str, Any]:
     """Return a plan as JSON data."""
     return {
         "write": plan.write,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.base import NO_OBJECTS, Backend, SupportsRepack
-from agent_checkpoint.cli.output import Out, Tell, format_count
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import Output, ProgressCallback, format_count
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Entry, ObjectInfo
 
@@ -18,10 +18,10 @@ _PAUSE = 0.1
 """Seconds between two reports; the first read is reported at once."""
 
 
-class TellingBackend(Backend):
+class ProgressBackend(Backend):
     """A backend whose reads are counted."""
 
-    def __init__(self, inner: Backend, tell: Tell) -> None:
+    def __init__(self, inner: Backend, tell: ProgressCallback) -> None:
         self._inner = inner
         self._tell = tell
         self._checkpoints = self._objects = 0
@@ -120,15 +120,15 @@ class TellingBackend(Backend):
             self._tell(self._objects, read)
 
 
-def place_of(backend: Backend) -> str:
+def describe_store(backend: Backend) -> str:
     """Return the location of a store for display: its directory, or its repr."""
     return str(getattr(backend, "path", None) or repr(backend))
 
 
 @contextmanager
-def telling_manager(
-    places: Places,
-    out: Out,
+def progress_manager(
+    location: StoreLocation,
+    out: Output,
     words: str,
     *,
     counts_all: bool = False,
@@ -137,17 +137,17 @@ def telling_manager(
     """Open the store for a long operation, with progress on a terminal.
 
     Args:
-        places: the location of the store.
+        location: the location of the store.
         out: the output.
         words: the operation.
         counts_all: whether every object will be read; then the total is known.
-        must_exist: as for `Places.manager`.
+        must_exist: as for `StoreLocation.manager`.
 
     Raises:
         CheckpointError: the store cannot be opened.
     """
-    with places.manager(must_exist=must_exist) as manager:
+    with location.manager(must_exist=must_exist) as manager:
         backend = manager.store.backend
         total = (lambda: sum(1 for _ in backend.list_objects())) if counts_all else None
         with out.progress(words, total) as tell:
-            yield CheckpointManager(TellingBackend(backend, tell))
+            yield CheckpointManager(ProgressBackend(backend, tell))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.output import Answer, Out, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, one_line
 from agent_checkpoint.errors import ConflictError
 
 _NOTHING_DONE = "Nothing was changed."
@@ -25,7 +25,7 @@ def add_json(parser: ArgumentParser, *, needs_yes: bool = False) -> None:
     parser.add_argument("--json", action="store_true", help=f"print JSON{more}")
 
 
-def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> bool:
+def confirmed(args: Namespace, preview: Callable[[Output], object], question: str) -> bool:
     """Show the preview and ask; without a terminal, or with --json, the answer is no."""
     if args.yes:
         return True
@@ -35,16 +35,16 @@ def agreed(args: Namespace, preview: Callable[[Out], object], question: str) -> 
     return bool(args.out.confirm(question))
 
 
-def again(args: Namespace, error: ConflictError) -> None:
+def show_plan_changed(args: Namespace, error: ConflictError) -> None:
     """Print that the plan has changed since the confirmation; the caller asks again."""
     args.out.line(one_line(str(error)), style="yellow")
 
 
-def refused(data: Any) -> Answer:
+def declined(data: Any) -> CommandResult:
     """Return the result of a command that was not confirmed."""
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         # After a prompt the user knows how to confirm.
-        out.line(_NOTHING_DONE if out.has_asked else _UNASKED)
+        out.line(_NOTHING_DONE if out.has_prompted else _UNASKED)
 
-    return Answer(data, show, REFUSED)
+    return CommandResult(data, show, REFUSED)

@@ -23,12 +23,12 @@ def page() -> str:
     """Return the whole page."""
     blocks = [_BEGIN, _fenced(root_parser().format_help(_WIDTH))]
     group = ""
-    for listed in COMMANDS:
-        if listed.group != group:
-            group = listed.group
+    for command in COMMANDS:
+        if command.group != group:
+            group = command.group
             blocks.append(f"## {group[0].upper()}{group[1:]}\n")
-        blocks.append(f"### {listed.name}\n")
-        blocks.append(_fenced(parser_of(listed.name).format_help(_WIDTH)))
+        blocks.append(f"### {command.name}\n")
+        blocks.append(_fenced(parser_of(command.name).format_help(_WIDTH)))
     return "\n".join(blocks)
 
 

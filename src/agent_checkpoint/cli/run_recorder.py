@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import Event
-from agent_checkpoint.agents.session_note import PART, Note
+from agent_checkpoint.agents.session_note import PART, SessionNote
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.records import Checkpoint, Draft, check_key
@@ -24,7 +24,7 @@ OUTPUT, RUN = "output", "run"
 _MOST_BEGIN, _MOST_END = 512 << 10, 64 << 10
 
 
-class Output:
+class CapturedOutput:
     """The output of a command: its beginning in an append-only log, and its end."""
 
     def __init__(self) -> None:
@@ -59,11 +59,11 @@ class Output:
         return self._begun + len(self._end) + self._dropped
 
 
-class Recorder:
+class RunRecorder:
     """Saves a directory and the output of a command as checkpoints of one key."""
 
     def __init__(
-        self, store: Store, workspace: Workspace, key: str, line: str, command: list[str]
+        self, store: Store, workspace: Workspace, key: str, directory_key: str, command: list[str]
     ) -> None:
         """Prepare the recorder.
 
@@ -77,9 +77,9 @@ class Recorder:
         self._store = store
         self._workspace = workspace
         self._key = check_key(key)
-        self._is_line = key == line
+        self._is_directory_key = key == directory_key
         self._command = command
-        self.output = Output()
+        self.output = CapturedOutput()
 
     def save(
         self,
@@ -113,10 +113,12 @@ class Recorder:
         about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}
         parts = {FILES: captured, OUTPUT: self.output.dump(), RUN: encode(about, RUN)}
         place = self._workspace.path
-        claim = make_claim(self._store.backend, self._key, place) if self._is_line else None
-        if not self._is_line:
+        claim = (
+            make_claim(self._store.backend, self._key, place) if self._is_directory_key else None
+        )
+        if not self._is_directory_key:
             event = Event(RUN, RUN, self._key, str(place), None)
-            parts[PART] = Note.of(self._store, event, str(place), None).dump()
+            parts[PART] = SessionNote.from_event(self._store, event, str(place), None).dump()
         text = label if len(label) <= 100 else label[:99] + "…"
         text = text.encode("utf-8", "replace").decode()
         draft = Draft(self._key, parts, label=" ".join(text.split()), claim=claim)

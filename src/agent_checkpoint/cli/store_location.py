@@ -20,7 +20,7 @@ STORE = "AGENT_CHECKPOINT_STORE"
 _SHORT = re.compile(r"(?:@?(~)|@)([0-9]{1,18})")
 
 
-class Places:
+class StoreLocation:
     """The store and the directory of one command."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Places:
             directory: the working directory; the current one if None.
             makes_store: whether a named store is created if it is missing.
         """
-        self._said = store or os.environ.get(STORE) or None
+        self._store = store or os.environ.get(STORE) or None
         self._given = directory
         self._makes_store = makes_store
 
@@ -59,68 +59,71 @@ class Places:
         from agent_checkpoint.backends.registry import open_named
         from agent_checkpoint.manager.manager import CheckpointManager
 
-        backend = open_named(self._said)
-        if must_exist or (self._said is not None and not self._makes_store):
+        backend = open_named(self._store)
+        if must_exist or (self._store is not None and not self._makes_store):
             _check_exists(backend)
         with CheckpointManager(backend) as manager:
             yield manager
 
-    def key(self, manager: CheckpointManager, said: str | None, *, sessions: bool = False) -> str:
+    def key(self, manager: CheckpointManager, name: str | None, *, sessions: bool = False) -> str:
         """Return a named key after a check, or the key of the directory.
 
         Args:
             manager: the manager of the store.
-            said: the key; if None, that of the directory or its nearest parent with one.
+            name: the key; if None, that of the directory or its nearest parent with one.
             sessions: whether the key must be a session.
 
         Raises:
             NotFoundError: there is no such key.
             InvalidInputError: the key is not a session.
         """
-        if said is not None:
-            return self._named(manager, said, sessions)
-        from agent_checkpoint.agents.directory_keys import foreign_lines, foreign_words, owned_by
+        if name is not None:
+            return self._named(manager, name, sessions)
+        from agent_checkpoint.agents.directory_keys import (
+            find_directory_keys,
+            unverified_keys,
+            unverified_notice,
+        )
         from agent_checkpoint.formatting import one_line
 
         here = self.directory
         around = [here, *here.parents]
-        found = owned_by(manager.store, around)
-        for place in around:
-            for owned in found.get(place, ()):
-                if owned.is_session or not sessions:
-                    return owned.key
+        found = find_directory_keys(manager.store, around)
+        for directory in around:
+            for entry in found.get(directory, ()):
+                if entry.is_session or not sessions:
+                    return entry.key
         if sessions:
             raise NotFoundError(
                 f"{one_line(here)} has no session. Name one: `agent-checkpoint tasks --all` lists "
                 "them."
             )
-        others = foreign_lines(manager.store, here)
+        others = unverified_keys(manager.store, here)
         if others:
             raise NotFoundError(
-                f"{one_line(here)} has no verified checkpoints. {foreign_words(others[0])}"
+                f"{one_line(here)} has no verified checkpoints. {unverified_notice(others[0])}"
             )
         raise NotFoundError(
             f"{one_line(here)} has no checkpoints yet. Run `agent-checkpoint save`, or name a key; "
             "`agent-checkpoint keys` lists them."
         )
 
-    def _named(self, manager: CheckpointManager, said: str, sessions: bool) -> str:
+    def _named(self, manager: CheckpointManager, name: str, sessions: bool) -> str:
         from agent_checkpoint.session.session_record import SESSION_PART
         from agent_checkpoint.store.store import key_not_found
 
-        if not said or next(manager.store.entries(said, page=1), None) is None:
-            raise key_not_found(said, manager.store)
+        if not name or next(manager.store.entries(name, page=1), None) is None:
+            raise key_not_found(name, manager.store)
         if sessions:
-            head = manager.store.head(said)
+            head = manager.store.head(name)
             if head is not None and SESSION_PART not in head.parts:
                 raise InvalidInputError(
-                    f"{short_repr(said)} is not a session. Use `agent-checkpoint restore` to "
-                    "restore "
-                    "files, or `agent-checkpoint fork` to branch from a checkpoint."
+                    f"{short_repr(name)} is not a session. Use `agent-checkpoint restore` to "
+                    "restore files, or `agent-checkpoint fork` to branch from a checkpoint."
                 )
-        return said
+        return name
 
-    def checkpoint(self, manager: CheckpointManager, said: str | None) -> Checkpoint:
+    def checkpoint(self, manager: CheckpointManager, name: str | None) -> Checkpoint:
         """Return the checkpoint with an id, a key, or `@~2` and `@17` of the directory.
 
         Raises:
@@ -129,27 +132,27 @@ class Places:
         """
         from agent_checkpoint.store.lookup import find
 
-        is_short = said is not None and short_form(said) is not None
+        is_short = name is not None and short_form(name) is not None
         key = self.key(manager, None) if is_short else None
         try:
-            return find(manager.store, self.id_of(manager, said, key), key=key)
+            return find(manager.store, self.id_of(manager, name, key), key=key)
         except NotFoundError as error:
-            hint = _meant(said or "")
+            hint = _meant(name or "")
             raise NotFoundError(f"{error} {hint}") if hint else error from None
 
-    def id_of(self, manager: CheckpointManager, said: str | None, key: str | None = None) -> str:
+    def id_of(self, manager: CheckpointManager, name: str | None, key: str | None = None) -> str:
         """Return an id; short forms such as `@17` are completed with the key.
 
         Raises:
             NotFoundError: the directory has no key.
         """
-        if said is None:
+        if name is None:
             return key or self.key(manager, None)
-        short = short_form(said)
-        return said if short is None else (key or self.key(manager, None)) + short
+        short = short_form(name)
+        return name if short is None else (key or self.key(manager, None)) + short
 
 
-def shared_name(said: str | None) -> str:
+def shared_name(name: str | None) -> str:
     """Return the URL that opens a store as shared: writable by others.
 
     Raises:
@@ -158,23 +161,23 @@ def shared_name(said: str | None) -> str:
     from agent_checkpoint.backends.default_paths import default_store
     from agent_checkpoint.backends.registry import as_shared
 
-    return as_shared(said or os.environ.get(STORE) or str(default_store()))
+    return as_shared(name or os.environ.get(STORE) or str(default_store()))
 
 
-def short_form(said: str) -> str | None:
+def short_form(name: str) -> str | None:
     """Return `~2` or `@17` if a text is that without a key; None otherwise.
 
     `@~2` means `~2`, which some shells expand to a directory.
     """
-    found = _SHORT.fullmatch(said)
+    found = _SHORT.fullmatch(name)
     return None if found is None else f"{found[1] or '@'}{found[2]}"
 
 
-def _meant(said: str) -> str:
+def _meant(name: str) -> str:
     """Return a hint for a text that names no checkpoint; empty if there is none."""
-    if said.isdecimal():
-        return f"For checkpoint number {said} of this directory use @{said}."
-    if said.startswith("/"):
+    if name.isdecimal():
+        return f"For checkpoint number {name} of this directory use @{name}."
+    if name.startswith("/"):
         return "If you typed ~1, the shell expanded it to a directory: use @~1, or quote it: '~1'."
     return ""
 
@@ -183,12 +186,12 @@ def _check_exists(backend: Backend) -> None:
     """Check that a local store exists. Raises NotFoundError."""
     from agent_checkpoint.backends.sqlite import SQLiteBackend
 
-    place = getattr(backend, "path", None)
-    if place is None:
+    path = getattr(backend, "path", None)
+    if path is None:
         return  # remote or in memory: the backend reports it
-    mark = place / "store.db" if isinstance(backend, SQLiteBackend) else place
+    mark = path / "store.db" if isinstance(backend, SQLiteBackend) else path
     if not mark.exists():
-        raise NotFoundError(f"No store at {short_repr(str(place), 200)}.")
+        raise NotFoundError(f"No store at {short_repr(str(path), 200)}.")
 
 
 def existing_directory(text: str | None, base: Path) -> Path:
@@ -197,9 +200,9 @@ def existing_directory(text: str | None, base: Path) -> Path:
     Raises:
         InvalidInputError: there is no such directory.
     """
-    place = Path(os.path.realpath(base / text)) if text else base
-    if place.is_file():
-        raise InvalidInputError(f"{short_repr(str(place), 200)} is a file, not a directory.")
-    if not place.is_dir():
-        raise InvalidInputError(f"No such directory: {short_repr(str(place), 200)}.")
-    return place
+    path = Path(os.path.realpath(base / text)) if text else base
+    if path.is_file():
+        raise InvalidInputError(f"{short_repr(str(path), 200)} is a file, not a directory.")
+    if not path.is_dir():
+        raise InvalidInputError(f"No such directory: {short_repr(str(path), 200)}.")
+    return path

@@ -40,13 +40,13 @@ def main(arguments: list[str]) -> int:
         return 0
     if chosen.part:
         parser.error(f"unknown part {chosen.part[0]}")
-    tell(_home(chosen.home))
+    run_demo(_home(chosen.home))
     return 0
 
 
-def _home(said: str | None) -> Path:
+def _home(given: str | None) -> Path:
     """Return an empty directory. Raises InvalidInputError."""
-    home = Path(said or tempfile.mkdtemp(prefix="agent-checkpoint-demo-")).resolve()
+    home = Path(given or tempfile.mkdtemp(prefix="agent-checkpoint-demo-")).resolve()
     try:
         home.mkdir(parents=True, exist_ok=True)
         if any(home.iterdir()):
@@ -58,7 +58,7 @@ def _home(said: str | None) -> Path:
     return home
 
 
-def tell(home: Path) -> None:
+def run_demo(home: Path) -> None:
     """Run all steps in a directory."""
     os.environ["AGENT_CHECKPOINT_PROGRESS"] = "0"  # the demo prints its own progress
     print(
@@ -78,27 +78,27 @@ def _begin(home: Path) -> None:
     _title("1. A repository with a bug")
     make_project(home / "project")
     passed, of = run_tests(home / "project")
-    _say(f"{home / 'project'}: {passed} of {of} tests pass.")
+    _print(f"{home / 'project'}: {passed} of {of} tests pass.")
 
 
 def _crash_and_resume(home: Path) -> None:
     _title("2. The agent is killed in the middle of a task, and restarted")
     command = [sys.executable, "-m", "agent_checkpoint.demo"]
     _run([*command, _STUMBLE, str(home)], kill_at="half of")
-    _say("The file is half written. Another process resumes the session and restarts that task.")
+    _print("The file is half written. Another process resumes the session and restarts that task.")
     _run([*command, _WORK, str(home)])
 
 
 def _wreck_and_roll_back(session: Session) -> None:
     _title("3. A bad command wrecks the files")
-    place = _place(session)
+    place = _workspace(session)
     shell("rm invoice.py && echo oops > test_invoice.py", str(place))
-    _say("$ rm invoice.py && echo oops > test_invoice.py")
-    _say(f"files: {_names(place)}")
+    _print("$ rm invoice.py && echo oops > test_invoice.py")
+    _print(f"files: {_names(place)}")
     report = session.rollback(steps=1)
-    _say(f"session.rollback(steps=1): {_names(place)}")
+    _print(f"session.rollback(steps=1): {_names(place)}")
     written = ", ".join(report.files.write) if report.files is not None else ""
-    _say(f"Restored {written}. session.undo() would undo the rollback.")
+    _print(f"Restored {written}. session.undo() would undo the rollback.")
 
 
 def _explore_and_adopt(session: Session) -> None:
@@ -106,11 +106,11 @@ def _explore_and_adopt(session: Session) -> None:
     with ProcessPoolExecutor(len(WAYS)) as pool:
         outcome = explore(session, try_way, [{"way": way} for way in WAYS], executor=pool)
     for line in outcome.table().splitlines():
-        _say(line)
+        _print(line)
     best = outcome.best("passed")
     best.adopt()
-    passed, of = run_tests(_place(session))
-    _say(f"Adopted the best trial, {best.variant['way']!r}: {passed} of {of} tests pass.")
+    passed, of = run_tests(_workspace(session))
+    _print(f"Adopted the best trial, {best.variant['way']!r}: {passed} of {of} tests pass.")
 
 
 def _publish_with_approval(session: Session, home: Path) -> None:
@@ -119,14 +119,14 @@ def _publish_with_approval(session: Session, home: Path) -> None:
         publish("1.1")
     except Suspended as waiting:
         (request,) = session.approvals.pending(KEY)
-        _say(f"Suspended: {request.words} waits for approval as {request.id}.")
-        _say("The process could exit here; another one can resume after the decision.")
+        _print(f"Suspended: {request.words} waits for approval as {request.id}.")
+        _print("The process could exit here; another one can resume after the decision.")
         session.approvals.approve(waiting.approval_id, by="you")
     for row in session.carry_out():
-        _say(f"Approved and executed: {row['result']}.")
-    _say(f"Called again: {publish('1.1')!r} is the recorded result.")
+        _print(f"Approved and executed: {row['result']}.")
+    _print(f"Called again: {publish('1.1')!r} is the recorded result.")
     lines = (home / "register.txt").read_text().splitlines()
-    _say(f"The register has {len(lines)} line.")
+    _print(f"The register has {len(lines)} line.")
 
 
 def _refuse(session: Session) -> None:
@@ -135,17 +135,17 @@ def _refuse(session: Session) -> None:
         session.rollback(to=f"{KEY}@2")
     except RollbackRefusedError as refused:
         for line in (str(refused).partition("\n")[0], *str(refused.report).splitlines()):
-            _say("\n  ".join(textwrap.wrap(line, 88, subsequent_indent="  ")))
+            _print("\n  ".join(textwrap.wrap(line, 88, subsequent_indent="  ")))
 
 
 def _end(home: Path) -> None:
     _title("Inspect the result")
     command, store = _command(), shlex.quote(str(home / "store"))
-    _say(f"{command} --store {store} log {KEY}")
-    _say(f"{command} --store {store} ui {KEY}")
+    _print(f"{command} --store {store} log {KEY}")
+    _print(f"{command} --store {store} ui {KEY}")
     if not all(map(find_spec, ("jinja2", "starlette", "uvicorn"))):
-        _say(f"    needs {shlex.quote(_python())} -m pip install 'agent-checkpoint[web]'")
-    _say(f"rm -r {shlex.quote(str(home))}    to clean up")
+        _print(f"    needs {shlex.quote(_python())} -m pip install 'agent-checkpoint[web]'")
+    _print(f"rm -r {shlex.quote(str(home))}    to clean up")
 
 
 def _command() -> str:
@@ -167,17 +167,17 @@ def _run(command: list[str], *, kill_at: str | None = None) -> None:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
         for line in worker.stdout or ():
-            _say(f"[process {worker.pid}] {line.rstrip()}")
+            _print(f"[process {worker.pid}] {line.rstrip()}")
             if kill_at is not None and kill_at in line:
                 worker.send_signal(signal.SIGKILL)
     expected = 0 if kill_at is None else -signal.SIGKILL
     if worker.returncode != expected:
         raise SystemExit(f"process {worker.pid} ended with {worker.returncode}, not {expected}")
     if kill_at is not None:
-        _say(f"[process {worker.pid}] SIGKILL")
+        _print(f"[process {worker.pid}] SIGKILL")
 
 
-def _place(session: Session) -> Path:
+def _workspace(session: Session) -> Path:
     if session.workspace is None:
         raise AssertionError("unreachable: the session has files")
     return session.workspace.path
@@ -192,5 +192,5 @@ def _title(text: str) -> None:
     print(f"\n{bold}{text}{plain}", flush=True)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"  {text}", flush=True)

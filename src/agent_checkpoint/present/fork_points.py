@@ -59,5 +59,5 @@ def _noted(store: Store, head: Checkpoint | None, key: str) -> CheckpointId | No
     return _other(parse_checkpoint_id(meta.point), key)
 
 
-def _other(place: CheckpointId | None, key: str) -> CheckpointId | None:
-    return None if place is None or place.key == key else place
+def _other(origin: CheckpointId | None, key: str) -> CheckpointId | None:
+    return None if origin is None or origin.key == key else origin

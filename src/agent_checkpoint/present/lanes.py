@@ -9,20 +9,20 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, count
 from typing import NamedTuple
 
-Place = tuple[str, int]
+NodeId = tuple[str, int]
 """A key and a number."""
 
 
-class Node(NamedTuple):
+class LaneNode(NamedTuple):
     """A checkpoint to draw."""
 
-    place: Place
-    parent: Place | None
+    place: NodeId
+    parent: NodeId | None
     """The parent; None if it is not drawn."""
     sign: str
 
 
-class Signs(NamedTuple):
+class LineChars(NamedTuple):
     """The characters of lines."""
 
     line: str
@@ -33,13 +33,13 @@ class Signs(NamedTuple):
     """An end with another end to its right."""
 
 
-UNICODE = Signs("│", "├", "─", "╯", "┴")
-ASCII = Signs("|", "+", "-", "'", "'")
+UNICODE = LineChars("│", "├", "─", "╯", "┴")
+ASCII = LineChars("|", "+", "-", "'", "'")
 
 
-def drawn(
-    nodes: Iterable[Node], signs: Signs = UNICODE, *, main: Place | None = None
-) -> Iterator[tuple[str, Node | None]]:
+def draw_lanes(
+    nodes: Iterable[LaneNode], signs: LineChars = UNICODE, *, main: NodeId | None = None
+) -> Iterator[tuple[str, LaneNode | None]]:
     """Iterate over rows: the graph prefix and its node; None for a row between nodes.
 
     Args:
@@ -47,7 +47,7 @@ def drawn(
         signs: the characters of lines.
         main: the node that starts in the first column, even if others come before it.
     """
-    lanes: list[Place | None] = [] if main is None else [main]
+    lanes: list[NodeId | None] = [] if main is None else [main]
     is_begun = main is None
     ended: set[int] = set()
     """Columns whose lane has ended; not reused, or a node below would seem to continue it."""
@@ -78,7 +78,7 @@ def drawn(
             lanes.pop()
 
 
-def _joined(lanes: list[Place | None], waiting: list[int], signs: Signs) -> str:
+def _joined(lanes: list[NodeId | None], waiting: list[int], signs: LineChars) -> str:
     """Return the row where lanes join the first of them."""
     first, last = waiting[0], waiting[-1]
     text = ""

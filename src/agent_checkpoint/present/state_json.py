@@ -57,19 +57,19 @@ def plain(tree: Any) -> Any:
 _NAMES = ("__class__", "__version__")
 
 
-def class_in(tree: Any) -> str | None:
+def class_name_in(tree: Any) -> str | None:
     """Return the class name recorded in a state."""
     inner = tree.get("$state", tree) if isinstance(tree, dict) else None
-    said = inner.get("__class__") if isinstance(inner, dict) else None
-    return said if isinstance(said, str) else None
+    name = inner.get("__class__") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
 
 
-def compared_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
+def compare_states(before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
     """Return the changes of all parts but files and logs, by path."""
     changes: Changes = {"added": {}, "removed": {}, "changed": {}}
-    passed_over = {FILES, SESSION_PART, *LOGS}
+    skipped = {FILES, SESSION_PART, *LOGS}
     for name in dict.fromkeys([*before, *after]):
-        if name in passed_over:
+        if name in skipped:
             continue
         if name not in before:
             changes["added"][name] = plain(after[name])
@@ -93,7 +93,7 @@ def _by_task(state: Any) -> Any:
     return {str(row["id"]): {name: row.get(name) for name in kept} for row in rows}
 
 
-def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:
+def compare_logs(before: Any, after: Any) -> dict[str, list[Any]]:
     """Return the removed and added items of two logs, from the first difference on."""
     old, new = plain(before), plain(after)
     old, new = old if isinstance(old, list) else [], new if isinstance(new, list) else []
@@ -103,7 +103,7 @@ def compared_logs(before: Any, after: Any) -> dict[str, list[Any]]:
     return {"removed": old[same:], "added": new[same:]}
 
 
-def message_words(item: Any, limit: int, cut: Callable[[int], int]) -> str:
+def message_line(item: Any, limit: int, cut: Callable[[int], int]) -> str:
     """Return a message or a tool call as one line.
 
     Args:

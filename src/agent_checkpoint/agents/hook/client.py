@@ -21,7 +21,7 @@ DIRECT = "AGENT_CHECKPOINT_HOOK_DIRECT"
 IDLE = "AGENT_CHECKPOINT_HOOK_IDLE"
 SECONDS = "AGENT_CHECKPOINT_HOOK_SECONDS"
 STORE = "AGENT_CHECKPOINT_STORE"
-PLACES = (
+LOCATION_VARIABLES = (
     "HOME",
     "AGENT_CHECKPOINT_HOME",
     "AGENT_CHECKPOINT_HOST",
@@ -33,11 +33,11 @@ PLACES = (
 SECRET = "AGENT_CHECKPOINT_SECRET"  # noqa: S105 - the name of it
 PROJECTS = ("CLAUDE_PROJECT_DIR", "GEMINI_PROJECT_DIR")
 
-MOST_EVENT = 64 << 20
-_MOST_LOG = 256 << 10
-_PATIENCE = 5.0
-_ANSWERS_WITHIN = 1.0
-GOES_ON = "Saving takes long; it continues in the background."
+MAX_EVENT_BYTES = 64 << 20
+_MAX_LOG_BYTES = 256 << 10
+_DEFAULT_SECONDS = 5.0
+_REPLY_TIMEOUT = 1.0
+STILL_SAVING = "Saving takes long; it continues in the background."
 
 
 def main(arguments: list[str]) -> int:
@@ -45,45 +45,51 @@ def main(arguments: list[str]) -> int:
     agent = arguments[0] if arguments else ""
     store = arguments[2] if arguments[1:2] == ["--store"] and len(arguments) > 2 else ""
     try:
-        until = monotonic() + seconds()
-        event = _read(until)
+        deadline = monotonic() + seconds()
+        event = _read(deadline)
         if event is not None:
-            hand_over(agent, event, until, store)
+            submit(agent, event, deadline, store)
     except BaseException as error:  # also bugs: the agent must not fail because of the hook
-        tell_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
+        log_failure(f"{agent or 'hook'}: {type(error).__name__}: {error}")
     finally:
         if agent not in ("claude-code", "codex"):
             _write(1, b"{}\n")  # Gemini CLI requires JSON on stdout
     return 0
 
 
-def hand_over(agent: str, event: bytes, until: float, store: str = "") -> None:
+def submit(agent: str, event: bytes, deadline: float, store: str = "") -> None:
     """Have an event saved by the daemon, or by a child process if there is no daemon."""
-    store = whole_name(store or os.environ.get(STORE, ""))  # the daemon has another cwd
-    request = request_of(agent, event, store)
+    store = absolute_store(store or os.environ.get(STORE, ""))  # the daemon has another cwd
+    request = build_request(agent, event, store)
     # A third-party backend may need environment variables that the daemon does not get.
     is_served = sys.platform == "linux" and not os.environ.get(DIRECT) and _is_here(store)
-    if not is_served or not _by_another(request, until):
+    if not is_served or not _save_by_daemon(request, deadline):
         find_package()
         from agent_checkpoint.agents.hook.spawn import save_in_child
 
-        save_in_child(request, until)
+        save_in_child(request, deadline)
 
 
 def seconds() -> float:
     """Return how many seconds the agent may wait, for all steps together."""
     try:
-        found = float(os.environ.get(SECONDS) or _PATIENCE)
+        found = float(os.environ.get(SECONDS) or _DEFAULT_SECONDS)
     except ValueError:
-        return _PATIENCE
-    return min(max(found, 0.05), 3600.0) if found == found else _PATIENCE  # NaN
+        return _DEFAULT_SECONDS
+    return min(max(found, 0.05), 3600.0) if found == found else _DEFAULT_SECONDS  # NaN
 
 
-def request_of(agent: str, event: bytes, store: str = "") -> bytes:
+def build_request(agent: str, event: bytes, store: str = "") -> bytes:
     """Return the encoded request to save an event."""
     get = os.environ.get
     project = next((found for name in PROJECTS if (found := get(name))), "")
-    fields = [agent, store, project, get(SECRET, ""), *(get(name, "") for name in PLACES)]
+    fields = [
+        agent,
+        store,
+        project,
+        get(SECRET, ""),
+        *(get(name, "") for name in LOCATION_VARIABLES),
+    ]
     head = b"\0".join(os.fsencode(field.replace("\0", "")) for field in fields)
     return b"%d %d\n%b%b" % (len(head), len(event), head, event)
 
@@ -93,7 +99,7 @@ def _is_here(store: str) -> bool:
     return "://" not in store or store.startswith(("sqlite://", "file://"))
 
 
-def whole_name(store: str) -> str:
+def absolute_store(store: str) -> str:
     """Return a store path or URL that is valid in any working directory."""
     if not store or "://" in store:
         return store
@@ -103,47 +109,47 @@ def whole_name(store: str) -> str:
 # -- the daemon ------------------------------------------------------------------------------------
 
 
-def _by_another(request: bytes, until: float) -> bool:
+def _save_by_daemon(request: bytes, deadline: float) -> bool:
     """Have the daemon save a request, started if it is not running; tell whether it did."""
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:
         return False
     try:
-        connection = _connect(directory, until)
+        connection = _connect(directory, deadline)
         if connection is None:
             find_package()
-            from agent_checkpoint.agents.hook.spawn import start_server
+            from agent_checkpoint.agents.hook.spawn import start_daemon
 
-            start_server(until)
-            connection = _connect(directory, until)
-        return connection is not None and _ask(connection, request, until)
+            start_daemon(deadline)
+            connection = _connect(directory, deadline)
+        return connection is not None and _send_request(connection, request, deadline)
     finally:
         os.close(directory)
 
 
-def _ask(connection: _socket.socket, request: bytes, until: float) -> bool:
+def _send_request(connection: _socket.socket, request: bytes, deadline: float) -> bool:
     try:
-        connection.settimeout(min(left(until), _ANSWERS_WITHIN))
+        connection.settimeout(min(remaining(deadline), _REPLY_TIMEOUT))
         connection.sendall(request)
         if connection.recv(1) != b"+":
             return False
     except OSError:  # it does not respond, is stopping, or was killed
         return False
     try:
-        connection.settimeout(left(until))
+        connection.settimeout(remaining(deadline))
         return bool(connection.recv(1))
     except ConnectionError:
         return False
     except OSError:
-        tell_failure(GOES_ON)
+        log_failure(STILL_SAVING)
         return True
 
 
-def _connect(directory: int, until: float) -> _socket.socket | None:
+def _connect(directory: int, deadline: float) -> _socket.socket | None:
     import _socket  # `socket` takes as long to import as everything else
 
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    connection.settimeout(min(left(until), _ANSWERS_WITHIN))
+    connection.settimeout(min(remaining(deadline), _REPLY_TIMEOUT))
     try:
         connection.connect(f"/proc/self/fd/{directory}/{socket_name()}")
     except OSError:
@@ -152,18 +158,18 @@ def _connect(directory: int, until: float) -> _socket.socket | None:
     return connection
 
 
-def left(until: float) -> float:
+def remaining(deadline: float) -> float:
     """Return the seconds left until a deadline; never 0, which would mean non-blocking."""
-    return max(until - monotonic(), 0.001)
+    return max(deadline - monotonic(), 0.001)
 
 
-def is_ready(fd: int, until: float) -> bool:
+def wait_readable(fd: int, deadline: float) -> bool:
     """Wait until a descriptor is readable or closed; tell whether that was before the deadline."""
     import select
 
     waiting = select.poll()  # `select` is limited to descriptors below 1024
     waiting.register(fd, select.POLLIN)
-    return bool(waiting.poll(left(until) * 1000))
+    return bool(waiting.poll(remaining(deadline) * 1000))
 
 
 # -- paths, for client and daemon ------------------------------------------------------------------
@@ -181,7 +187,7 @@ def state_directory() -> str | None:
     return f"{state}/agent-checkpoint" if os.path.isabs(state) else None
 
 
-def open_state() -> int | None:
+def open_state_dir() -> int | None:
     """Open the state directory, created if missing; None if other users can access it."""
     path = state_directory()
     if path is None:
@@ -212,10 +218,10 @@ def _make(path: str) -> None:
 
 def socket_name() -> str:
     """Return the name of the socket: one for each installed version and host."""
-    return f"{os.uname().nodename[:40]}-{stamp()}.sock"
+    return f"{os.uname().nodename[:40]}-{install_signature()}.sock"
 
 
-def stamp() -> str:
+def install_signature() -> str:
     """Return a signature of the installed version: the stat signature of this file."""
     found = os.stat(FILE)
     return f"{found.st_dev:x}-{found.st_ino:x}-{found.st_mtime_ns:x}"
@@ -227,14 +233,14 @@ def log_file() -> str | None:
     return None if path is None else f"{path}/hook.log"
 
 
-def tell_failure(text: str) -> None:
+def log_failure(text: str) -> None:
     """Append a line to the log; a long log is rotated."""
     import time
 
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     line = f"{when} {text[:2000]}".replace("\n", " ") + "\n"
     try:
-        directory = open_state()
+        directory = open_state_dir()
         if directory is None:
             return
         try:
@@ -245,7 +251,7 @@ def tell_failure(text: str) -> None:
                 found = os.fstat(fd)
                 if found.st_mode & 0o170000 != 0o100000:
                     return
-                if found.st_size > _MOST_LOG:
+                if found.st_size > _MAX_LOG_BYTES:
                     os.rename("hook.log", "hook.log.1", src_dir_fd=directory, dst_dir_fd=directory)
                 os.write(fd, line.encode("utf-8", "backslashreplace"))
             finally:
@@ -267,23 +273,23 @@ def find_package() -> None:
     site.main()
 
 
-def _read(until: float) -> bytes | None:
+def _read(deadline: float) -> bytes | None:
     """Read stdin; None if it is a terminal."""
     if os.isatty(0):
         return None
     pieces: list[bytes] = []
     size = 0
     while True:
-        if not is_ready(0, until):
+        if not wait_readable(0, deadline):
             raise TimeoutError(f"timeout reading the event from stdin after {size:,} bytes")
         piece = os.read(0, 1 << 20)
         if not piece:
             break
         size += len(piece)
-        if size <= MOST_EVENT:  # the rest is read, too: the agent may not expect a closed pipe
+        if size <= MAX_EVENT_BYTES:  # the rest is read, too: the agent may not expect a closed pipe
             pieces.append(piece)
-    if size > MOST_EVENT:
-        raise ValueError(f"the event has more than {MOST_EVENT:,} bytes")
+    if size > MAX_EVENT_BYTES:
+        raise ValueError(f"the event has more than {MAX_EVENT_BYTES:,} bytes")
     return b"".join(pieces)
 
 

@@ -17,23 +17,23 @@ from contextlib import suppress
 
 from agent_checkpoint.agents.hook.client import (
     IDLE,
-    MOST_EVENT,
-    PLACES,
+    LOCATION_VARIABLES,
+    MAX_EVENT_BYTES,
     SECRET,
-    open_state,
+    install_signature,
+    log_failure,
+    open_state_dir,
     socket_name,
-    stamp,
-    tell_failure,
 )
-from agent_checkpoint.agents.hook.event_saver import Keeper, parse_request
-from agent_checkpoint.agents.session_lock import take_lock
+from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request
+from agent_checkpoint.agents.session_lock import try_lock
 
-END = b"end\n"
+STOP_REQUEST = b"end\n"
 _IDLE = 600.0
-_LOOKS_AFTER = 2.0
-_READS_WITHIN = 10.0
-_MOST_AT_ONCE = 16
-_MOST_MEMORY = 2 << 30
+_POLL_SECONDS = 2.0
+_READ_TIMEOUT = 10.0
+_MAX_REQUESTS = 16
+_MAX_MEMORY = 2 << 30
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -43,11 +43,11 @@ def serve(ready: int) -> None:
     Args:
         ready: a pipe to close once the socket accepts connections.
     """
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:
         return
     name = socket_name()
-    if not _becomes_first(directory, name):
+    if not _take_daemon_lock(directory, name):
         return
     os.umask(0o077)
     with suppress(FileNotFoundError):
@@ -58,7 +58,7 @@ def serve(ready: int) -> None:
         os.chmod(path, 0o600)
         listener.listen(64)
         os.close(ready)
-        server = Server(listener)
+        server = HookServer(listener)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: server.end())
         try:
@@ -66,28 +66,28 @@ def serve(ready: int) -> None:
         finally:
             with suppress(OSError):
                 os.unlink(name, dir_fd=directory)
-            _sweep(directory)
+            _remove_stale_locks(directory)
     server.close()
 
 
-class Server:
+class HookServer:
     """Serves requests, each in its own thread."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._keeper = Keeper(watch=True)
-        self._version = stamp()
+        self._saver = EventSaver(watch=True)
+        self._version = install_signature()
         self._home = os.stat("/proc/self/ns/mnt").st_ino
-        self._places = tuple(os.environ.get(name, "") for name in PLACES)
+        self._locations = tuple(os.environ.get(name, "") for name in LOCATION_VARIABLES)
         self._secret = os.environ.get(SECRET, "")
-        self._at_work = 0
+        self._running = 0
         self._changed = threading.Condition()
         self._used = time.monotonic()
         self._is_ending = False
 
     def run(self) -> None:
         """Serve until stopped, idle or outdated."""
-        self._listener.settimeout(_LOOKS_AFTER)
+        self._listener.settimeout(_POLL_SECONDS)
         while not self._is_over():
             try:
                 connection, _ = self._listener.accept()
@@ -96,14 +96,14 @@ class Server:
             except OSError as error:  # such as no free descriptors
                 if self._is_ending:
                     break
-                tell_failure(f"The hook daemon cannot accept connections: {error}")
+                log_failure(f"The hook daemon cannot accept connections: {error}")
                 time.sleep(0.1)
                 continue
             with self._changed:
-                if self._at_work >= _MOST_AT_ONCE:
+                if self._running >= _MAX_REQUESTS:
                     connection.close()  # the client then saves by itself
                     continue
-                self._at_work += 1
+                self._running += 1
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def end(self) -> None:
@@ -115,55 +115,55 @@ class Server:
     def close(self) -> None:
         """Wait for running requests, then close the stores."""
         with self._changed:
-            self._changed.wait_for(lambda: self._at_work == 0, timeout=60)
-        self._keeper.close()
+            self._changed.wait_for(lambda: self._running == 0, timeout=60)
+        self._saver.close()
 
     def _is_over(self) -> bool:
         if self._is_ending:
             return True
         try:
-            if stamp() != self._version:
+            if install_signature() != self._version:
                 return True
         except OSError:  # uninstalled
             return True
         with self._changed:
             idle = time.monotonic() - self._used
-            return self._at_work == 0 and (idle > _idle_seconds() or _memory() > _MOST_MEMORY)
+            return self._running == 0 and (idle > _idle_seconds() or _memory() > _MAX_MEMORY)
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
                 self._answer(connection)
         except BaseException as error:
-            tell_failure(f"{type(error).__name__}: {error}")
+            log_failure(f"{type(error).__name__}: {error}")
         finally:
             with self._changed:
-                self._at_work -= 1
+                self._running -= 1
                 self._used = time.monotonic()
                 self._changed.notify_all()
 
     def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(_READS_WITHIN)
-        if not self._is_like_us(connection):
+        connection.settimeout(_READ_TIMEOUT)
+        if not self._is_trusted_client(connection):
             return
         text = _read_request(connection)
         if not text:  # a probe whether the daemon listens
             return
-        if text == END:
+        if text == STOP_REQUEST:
             self.end()
             return
         request = parse_request(text)
-        if request.places != self._places or request.secret != self._secret:
+        if request.locations != self._locations or request.secret != self._secret:
             return  # the client has other paths or another secret
         connection.sendall(b"+")
         try:
-            self._keeper.save(request)
+            self._saver.save(request)
         except BaseException as error:
-            tell_failure(f"{type(error).__name__}: {error}")
+            log_failure(f"{type(error).__name__}: {error}")
         with suppress(OSError):  # the client may have timed out
             connection.sendall(b".")
 
-    def _is_like_us(self, connection: socket.socket) -> bool:
+    def _is_trusted_client(self, connection: socket.socket) -> bool:
         """Tell whether the client has the same user and the same mount namespace."""
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(data)
@@ -175,34 +175,34 @@ class Server:
             return False
 
 
-def end_all() -> int:
+def stop_all() -> int:
     """Stop all daemons of this user on this host; return how many were stopped."""
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:
         return 0
-    told = 0
+    stopped = 0
     try:
         for name in sorted(os.listdir(directory)):
             if name.endswith(".sock"):
                 with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                    connection.settimeout(_LOOKS_AFTER)
+                    connection.settimeout(_POLL_SECONDS)
                     with suppress(OSError):
                         connection.connect(f"/proc/self/fd/{directory}/{name}")
-                        connection.sendall(END)
+                        connection.sendall(STOP_REQUEST)
                         connection.recv(1)
-                        told += 1
+                        stopped += 1
     finally:
         os.close(directory)
-    return told
+    return stopped
 
 
 def _read_request(connection: socket.socket) -> bytes:
     pieces = [connection.recv(1 << 16)]
     line, found, rest = pieces[0].partition(b"\n")
-    if pieces[0] == END or not found:
+    if pieces[0] == STOP_REQUEST or not found:
         return pieces[0]
     left = sum(map(int, line.split()[:2])) - len(rest)
-    if left > MOST_EVENT + (1 << 20):
+    if left > MAX_EVENT_BYTES + (1 << 20):
         raise ValueError("the request is too long")
     while left > 0:
         piece = connection.recv(min(left, 1 << 20))
@@ -213,13 +213,13 @@ def _read_request(connection: socket.socket) -> bytes:
     return b"".join(pieces)
 
 
-def _becomes_first(directory: int, name: str) -> bool:
+def _take_daemon_lock(directory: int, name: str) -> bool:
     """Take the daemon lock; False if another daemon holds it and listens.
 
     The holder may never listen: the lock of a killed process outlives it for a moment.
     """
     for _ in range(100):
-        if take_lock(directory, f"{name}.lock") is not None:
+        if try_lock(directory, f"{name}.lock") is not None:
             return True  # held until this process exits
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             try:
@@ -230,7 +230,7 @@ def _becomes_first(directory: int, name: str) -> bool:
     return False
 
 
-def _sweep(directory: int) -> None:
+def _remove_stale_locks(directory: int) -> None:
     """Remove locks and sockets of dead processes."""
     for name in os.listdir(directory):
         if not name.endswith((".sock.lock", ".session.lock")):

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.agents.agent_events import AFTER, TURN, Event, read_event
-from agent_checkpoint.agents.hook.client import PLACES, tell_failure
-from agent_checkpoint.agents.session_lock import PATIENCE, alone
-from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, Note, read_note
-from agent_checkpoint.agents.transcript_file import Transcript, remove_stray
+from agent_checkpoint.agents.hook.client import LOCATION_VARIABLES, log_failure
+from agent_checkpoint.agents.session_lock import LOCK_TIMEOUT, hold_session_lock
+from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
+from agent_checkpoint.agents.transcript_file import Transcript, remove_stale_replacement
 from agent_checkpoint.backends.base import SupportsReplacementCheck
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.codec.encode import encode
@@ -41,8 +41,8 @@ from agent_checkpoint.workspace.workspace import Workspace
 _MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
 _MOST_KEPT = 32 << 20
 """Larger transcripts are not cached in memory."""
-_TRIES = 8
-_TOLD = 3
+_ATTEMPTS = 8
+_SHOWN = 3
 _RECENT = 8
 _ROOTS = (".git", ".hg", ".jj", ".svn")
 
@@ -54,7 +54,7 @@ class Request(NamedTuple):
     store: str
     project: str
     secret: str
-    places: tuple[str, ...]
+    locations: tuple[str, ...]
     event: bytes
 
 
@@ -64,15 +64,15 @@ def parse_request(text: bytes) -> Request:
         line, _, rest = text.partition(b"\n")
         head, event = map(int, line.split())
         fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
-        agent, store, project, secret, *places = fields
+        agent, store, project, secret, *locations = fields
     except ValueError:
         raise InvalidInputError("Invalid request of a hook client.") from None
-    if len(rest) != head + event or len(places) != len(PLACES):
+    if len(rest) != head + event or len(locations) != len(LOCATION_VARIABLES):
         raise InvalidInputError("Incomplete request of a hook client.")
-    return Request(agent, store, project, secret, tuple(places), rest[head:])
+    return Request(agent, store, project, secret, tuple(locations), rest[head:])
 
 
-class Keeper:
+class EventSaver:
     """Saves events, one at a time for each session; thread-safe."""
 
     def __init__(self, *, watch: bool) -> None:
@@ -88,19 +88,19 @@ class Keeper:
         self._transcripts: OrderedDict[str, Transcript] = OrderedDict()
         self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
 
-    def save(self, request: Request, *, patience: float = PATIENCE) -> str | None:
+    def save(self, request: Request, *, timeout: float = LOCK_TIMEOUT) -> str | None:
         """Save an event; return the id of the checkpoint, or None if none was due.
 
         Args:
             request: the request of the client.
-            patience: seconds to wait for the session lock.
+            timeout: seconds to wait for the session lock.
 
         Raises:
             CheckpointError: nothing was saved.
         """
         event = read_event(request.agent, request.event)
         key = check_key(event.key)
-        with self._session(key), alone(key, patience):
+        with self._session(key), hold_session_lock(key, timeout):
             return self._save(event, key, self._store(request.store), request.project)
 
     def close(self) -> None:
@@ -117,13 +117,13 @@ class Keeper:
     # -- one checkpoint --------------------------------------------------------------------------
 
     def _save(self, event: Event, key: str, store: Store, project: str) -> str | None:
-        head, before = _present(store, key)
-        workspace = self._workspace(store, root_of(event, before, project))
+        head, before = _recovered_head(store, key)
+        workspace = self._workspace(store, session_root(event, before, project))
         transcript, trouble = self._transcript(event, key)
         if trouble is not None and (before is None or before.trouble != trouble):
-            tell_failure(f"Files saved without the conversation: {trouble}")
+            log_failure(f"Files saved without the conversation: {trouble}")
         noted = None if transcript is None else transcript.note()
-        note = Note.of(store, event, str(workspace.path), noted, trouble=trouble)
+        note = SessionNote.from_event(store, event, str(workspace.path), noted, trouble=trouble)
         files = _Files(workspace, full=event.is_end)
         captured: Any = CapturedState(files, store.writer)
         parts: dict[str, Any] = {FILES: captured}
@@ -131,15 +131,15 @@ class Keeper:
             parts[TRANSCRIPT] = encode(transcript.lines, TRANSCRIPT)
         parts[PART] = note.dump()
         if head is None:
-            _tell_left_out(workspace)
-        _tell_losses(workspace, store, head)
+            _log_excluded(workspace)
+        _log_losses(workspace, store, head)
         draft = Draft(key, parts, label=event.label, tags=event.tags)
-        for attempt in range(_TRIES):
-            is_new = _has_news(note, {OBJECT: captured.name}, head, before)
-            if not is_new and (event.moment != AFTER or _is_noted(store, key, event)):
+        for attempt in range(_ATTEMPTS):
+            is_new = _has_changes(note, {OBJECT: captured.name}, head, before)
+            if not is_new and (event.moment != AFTER or _is_recorded(store, key, event)):
                 files.writer.committed()  # the head has the same contents
                 return None
-            after = (0 if head is None else head.seq) if attempt < _TRIES - 1 else None
+            after = (0 if head is None else head.seq) if attempt < _ATTEMPTS - 1 else None
             try:
                 parents = () if head is None else (head.id,)
                 return store.write(draft, parents=parents, after=after).id
@@ -160,14 +160,14 @@ class Keeper:
                     del self._sessions[old]
             return lock
 
-    def _store(self, said: str) -> Store:
+    def _store(self, name: str) -> Store:
         with self._lock:
-            found = self._stores.pop(said, None)
+            found = self._stores.pop(name, None)
             if found is not None and _is_replaced(found):
                 self._forget(found)
                 found = None
-            found = found or Store(open_named(said or None))
-            self._stores[said] = found
+            found = found or Store(open_named(name or None))
+            self._stores[name] = found
             if len(self._stores) > _MOST_STORES:
                 self._forget(self._stores.pop(next(iter(self._stores))))
             return found
@@ -184,7 +184,7 @@ class Keeper:
         if found is None:  # outside of the lock: finishing an interrupted restore may take long
             found = Workspace(root, store, watch=self._watch)
             for notice in found.notices:
-                tell_failure(notice)
+                log_failure(notice)
         with self._lock:
             found = self._workspaces.setdefault(name, found)
             self._workspaces.move_to_end(name)
@@ -201,9 +201,9 @@ class Keeper:
             found = self._transcripts.pop(key, None)
         if found is None:
             found = Transcript(event.transcript)
-        remove_stray(event.transcript)
+        remove_stale_replacement(event.transcript)
         try:
-            if not found.read(again=event.moment == TURN):
+            if not found.read(full=event.moment == TURN):
                 return None, None
         except StorageError as error:
             return None, str(error)
@@ -233,7 +233,7 @@ def _is_replaced(store: Store) -> bool:
     return isinstance(store.backend, SupportsReplacementCheck) and store.backend.is_replaced()
 
 
-def root_of(event: Event, before: Note | None, project: str) -> str:
+def session_root(event: Event, before: SessionNote | None, project: str) -> str:
     """Return the root directory of a session: where it started, even if its cwd changes."""
     if before is not None and before.is_ours and os.path.isdir(before.root):
         return before.root
@@ -241,25 +241,25 @@ def root_of(event: Event, before: Note | None, project: str) -> str:
         return os.path.realpath(project)
     cwd = Path(os.path.realpath(event.cwd))
     home = Path(os.path.realpath(os.path.expanduser("~")))
-    for place in (cwd, *cwd.parents):
-        if place == home or place in home.parents:
+    for directory in (cwd, *cwd.parents):
+        if directory == home or directory in home.parents:
             break
-        if any(os.path.lexists(place / name) for name in _ROOTS):
-            return str(place)
+        if any(os.path.lexists(directory / name) for name in _ROOTS):
+            return str(directory)
     return str(cwd)
 
 
-def _tell_left_out(workspace: Workspace) -> None:
+def _log_excluded(workspace: Workspace) -> None:
     """Log what ignore rules exclude: the rules may have come with the project."""
     names = workspace.left_out
     if names:
-        some = ", ".join(map(short_repr, names[:_TOLD]))
-        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        some = ", ".join(map(short_repr, names[:_SHOWN]))
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         root = short_repr(str(workspace.path))
-        tell_failure(f"The .checkpointignore of {root} excludes: {some}{more}")
+        log_failure(f"The .checkpointignore of {root} excludes: {some}{more}")
 
 
-def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
+def _log_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
     """Log files that could not be saved, unless the head has the same losses."""
     losses = workspace.losses
     if not losses:
@@ -269,26 +269,26 @@ def _tell_losses(workspace: Workspace, store: Store, head: Checkpoint | None) ->
         if before is not None and set(losses) <= set(before.notes):
             return
     some = "; ".join(
-        f"{short_repr(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_TOLD]
+        f"{short_repr(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_SHOWN]
     )
-    more = f" and {len(losses) - _TOLD} more" if len(losses) > _TOLD else ""
-    tell_failure(f"Some files of {short_repr(str(workspace.path))} are not saved: {some}{more}")
+    more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
+    log_failure(f"Some files of {short_repr(str(workspace.path))} are not saved: {some}{more}")
 
 
-def _present(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
+def _recovered_head(store: Store, key: str) -> tuple[Checkpoint | None, SessionNote | None]:
     """Return the head, after finishing a rewind that a crash has interrupted."""
     head, before = _head(store, key)
     if head is None or before is None or before.rewind is None:
         return head, before
-    from agent_checkpoint.agents.rewind.rewind import finish  # slow to import, rarely needed
+    from agent_checkpoint.agents.rewind.rewind import finish_rewind  # slow to import, rarely needed
 
-    told = finish(store, head, before)
-    if told is not None:
-        tell_failure(told)
+    message = finish_rewind(store, head, before)
+    if message is not None:
+        log_failure(message)
     return _head(store, key)
 
 
-def _head(store: Store, key: str) -> tuple[Checkpoint | None, Note | None]:
+def _head(store: Store, key: str) -> tuple[Checkpoint | None, SessionNote | None]:
     try:
         head = store.head(key)
         return head, None if head is None else read_note(store, head)
@@ -307,14 +307,16 @@ def _readable(store: Store, key: str) -> Any:
             continue
 
 
-def _has_news(note: Note, files: Any, head: Checkpoint | None, before: Note | None) -> bool:
+def _has_changes(
+    note: SessionNote, files: Any, head: Checkpoint | None, before: SessionNote | None
+) -> bool:
     """Tell whether files or transcript differ from the head."""
     if head is None or before is None or head.kind == SAFETY:
         return True
     return head.parts.get(FILES) != files or note.transcript != before.transcript
 
 
-def _is_noted(store: Store, key: str, event: Event) -> bool:
+def _is_recorded(store: Store, key: str, event: Event) -> bool:
     """Tell whether a tool call has a checkpoint; one without changes gets exactly one.
 
     Recent checkpoints count, not only the head: a process that was killed may have saved it, and

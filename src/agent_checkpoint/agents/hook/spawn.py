@@ -13,56 +13,56 @@ from contextlib import suppress
 
 from agent_checkpoint.agents.hook.client import (
     FILE,
-    GOES_ON,
     IDLE,
-    PLACES,
+    LOCATION_VARIABLES,
     SECRET,
-    is_ready,
-    left,
-    open_state,
-    tell_failure,
+    STILL_SAVING,
+    log_failure,
+    open_state_dir,
+    remaining,
+    wait_readable,
 )
 
 _STARTS_WITHIN = 5.0
-_KEPT = frozenset((*PLACES, SECRET, IDLE, "PATH", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH")) | {
-    "COVERAGE_PROCESS_CONFIG"
-}  # by which tests measure child processes
+_KEPT = frozenset(
+    (*LOCATION_VARIABLES, SECRET, IDLE, "PATH", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH")
+) | {"COVERAGE_PROCESS_CONFIG"}  # by which tests measure child processes
 
 
-def start_server(until: float) -> None:
+def start_daemon(deadline: float) -> None:
     """Start the daemon; wait until it listens, exits, or the deadline passes."""
     ready, write = os.pipe()
     if os.fork() == 0:
         try:
-            _leave(write)
+            _detach(write)
             os.set_inheritable(write, True)
             command = [sys.executable, "-I", "-S", FILE, "--serve", str(write)]
             os.execve(sys.executable, command, _environment())  # noqa: S606 - our own file
         finally:
             os._exit(127)
     os.close(write)
-    is_ready(ready, min(until, time.monotonic() + _STARTS_WITHIN))
+    wait_readable(ready, min(deadline, time.monotonic() + _STARTS_WITHIN))
     os.close(ready)
 
 
-def save_in_child(request: bytes, until: float) -> None:
+def save_in_child(request: bytes, deadline: float) -> None:
     """Save an event in a child process, which continues after the deadline."""
     done, write = os.pipe()
     if os.fork() == 0:
         try:
-            _leave(write)
-            if open_state() is None:  # no lock possible: a timer keeps children from piling up
-                signal.setitimer(signal.ITIMER_REAL, left(until))
-            from agent_checkpoint.agents.hook.event_saver import Keeper, parse_request
+            _detach(write)
+            if open_state_dir() is None:  # no lock possible: a timer keeps children from piling up
+                signal.setitimer(signal.ITIMER_REAL, remaining(deadline))
+            from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request
 
-            Keeper(watch=False).save(parse_request(request), patience=left(until))
+            EventSaver(watch=False).save(parse_request(request), timeout=remaining(deadline))
         except BaseException as error:
-            tell_failure(f"{type(error).__name__}: {error}")
+            log_failure(f"{type(error).__name__}: {error}")
         finally:
             os._exit(0)
     os.close(write)
-    if not is_ready(done, until):
-        tell_failure(GOES_ON)
+    if not wait_readable(done, deadline):
+        log_failure(STILL_SAVING)
     os.close(done)
 
 
@@ -73,7 +73,7 @@ def _environment() -> dict[str, str]:
     }
 
 
-def _leave(kept: int) -> None:
+def _detach(kept: int) -> None:
     """Detach from the agent: new session, and none of its descriptors open."""
     os.setsid()
     os.chdir("/")

@@ -19,14 +19,14 @@ from typing import Any
 
 from agent_checkpoint.agents.agent_events import Event
 from agent_checkpoint.agents.rewind import rewind_journal
-from agent_checkpoint.agents.session_lock import alone
-from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, Note, read_note
+from agent_checkpoint.agents.session_lock import hold_session_lock
+from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
 from agent_checkpoint.agents.transcript_file import (
     Replacement,
     Transcript,
-    own_place,
-    remove_stray,
-    text_of,
+    join_lines,
+    remove_stale_replacement,
+    replaceable_path,
 )
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.log import Log
@@ -52,14 +52,14 @@ from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 
 
-class Rewinding:
+class Rewind:
     """One rewind of one session."""
 
     def __init__(
         self,
         store: Store,
         target: Checkpoint,
-        note: Note,
+        note: SessionNote,
         *,
         files: bool = True,
         conversation: bool = True,
@@ -82,7 +82,7 @@ class Rewinding:
         self._target = target
         self._note = note
         self._exclude = exclude
-        self._decision = {
+        self._intent = {
             "target": target.id,
             "files": files,
             "conversation": conversation,
@@ -93,23 +93,23 @@ class Rewinding:
         rules: dict[str, Any] = {}
         if self._tree is not None:
             rules = {"ignore": self._tree.ignore, "gitignore": self._tree.gitignore}
-        self.directory = _unmoved(note.root)
+        self.directory = _check_not_moved(note.root)
         """The directory of the session."""
         self._workspace = Workspace(note.root, store, watch=False, **rules)
         self._workspace.saved_in = (target.key,)
         self._lines = self._lines_in(target) if conversation else None
-        self.missing = note.trouble if conversation else None
+        self.transcript_missing = note.trouble if conversation else None
         """Why the target has no conversation, if it has none."""
         self._present = Transcript(note.transcript["path"]) if note.transcript else None
         self.plan: Plan | None = None
         """The changes of the files."""
-        self.words: str | None = None
+        self.transcript_change: str | None = None
         """The change of the transcript, as text."""
-        self.kept: str | None = None
+        self.previous_transcript: str | None = None
         """The path of the previous transcript."""
         self.safety_id: str | None = None
 
-    def __enter__(self) -> Rewinding:
+    def __enter__(self) -> Rewind:
         return self
 
     def __exit__(
@@ -122,10 +122,10 @@ class Rewinding:
 
     def preview(self) -> None:
         """Compute the plan. Raises as `run` does."""
-        self.plan = self._planned()
-        self.words = self._words()
+        self.plan = self._plan()
+        self.transcript_change = self._describe_transcript_change()
 
-    def _planned(self) -> Plan | None:
+    def _plan(self) -> Plan | None:
         if self._tree is None:
             return None
         return self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
@@ -142,22 +142,22 @@ class Rewinding:
             ConflictError: another process holds the session lock.
             CheckpointError: nothing was changed.
         """
-        with alone(self._target.key):
+        with hold_session_lock(self._target.key):
             text = self._replacement()  # first: files are not rewound without the conversation
             try:
-                safety = self._save_present(SAFETY, "before the rewind to", self._decision)
+                safety = self._save_checkpoint(SAFETY, "before the rewind to", self._intent)
                 self.safety_id = safety.id
                 if only_if is not None:
-                    present = self._planned()
+                    present = self._plan()
                     if present is None or present.digest != only_if.digest:
                         raise PlanChangedError
                 try:
-                    rewind_journal.begin(self._store, safety)
+                    rewind_journal.write_entry(self._store, safety)
                 except OSError as error:
                     raise StorageError(
                         f"Cannot write the rewind journal ({error}). Nothing was changed."
                     ) from error
-                self.follow(safety, text)
+                self.apply(safety, text)
             finally:
                 if text is not None:
                     text.discard()
@@ -165,25 +165,25 @@ class Rewinding:
                 self._store, self._target.key
             )  # last: the target may be among them
 
-    def follow(self, safety: Checkpoint, text: Replacement | None = None) -> None:
+    def apply(self, safety: Checkpoint, text: Replacement | None = None) -> None:
         """Apply the rewind of a safety checkpoint; repeatable after a crash. Raises as `run`."""
         try:
             self._restore_files(safety)
-            if not self._has_words_of_then(safety):
+            if not self._has_old_transcript(safety):
                 text = text or self._replacement()
-                self.kept = None if text is None else text.put()
+                self.previous_transcript = None if text is None else text.put()
         except Exception:
             with suppress(CheckpointError):  # the error is reported now, and not retried later
-                self._save_present("restore", "not finished: the rewind to")
-            rewind_journal.end(self._target.key)
+                self._save_checkpoint("restore", "not finished: the rewind to")
+            rewind_journal.remove_entry(self._target.key)
             raise
-        self._turn()
-        rewind_journal.end(self._target.key)
+        self._save_head()
+        rewind_journal.remove_entry(self._target.key)
 
-    def _turn(self) -> None:
+    def _save_head(self) -> None:
         """Save the present as the new head of the session."""
         if not self._is_whole:
-            self._save_present("restore", "after a part of the rewind to")
+            self._save_checkpoint("restore", "after a part of the rewind to")
             return
         parts: dict[str, Any] = {
             name: ReusedPart(tree) for name, tree in self._target.parts.items()
@@ -197,14 +197,14 @@ class Rewinding:
         if self._lines is None or self._present is None:
             return None
         ended = bool(self._note.transcript and self._note.transcript["ended"])
-        return Replacement(self._present.path, text_of(self._lines, is_ended=ended))
+        return Replacement(self._present.path, join_lines(self._lines, is_ended=ended))
 
-    def _has_words_of_then(self, safety: Checkpoint) -> bool:
+    def _has_old_transcript(self, safety: Checkpoint) -> bool:
         """Tell whether the transcript already has the old contents, or was replaced before."""
         then = self._lines
         if then is None or self._present is None:
             return True
-        if not self._present.read(again=True):
+        if not self._present.read(full=True):
             return False
         now, held = list(self._present.lines), self._lines_in(safety) or []
         if len(held) > len(then) and now[: len(held)] == held:
@@ -220,31 +220,33 @@ class Rewinding:
         else:
             self.plan = self._workspace.restore_held(self._tree, SafetySnapshot(present, safety.id))
 
-    def _save_present(
-        self, kind: str, words: str, decision: dict[str, Any] | None = None
+    def _save_checkpoint(
+        self, kind: str, words: str, intent: dict[str, Any] | None = None
     ) -> Checkpoint:
         captured: Any = CapturedState(_AllFiles(self._workspace), self._store.writer)
         parts: dict[str, Any] = {FILES: captured}
         noted, trouble = None, None
         try:
-            if self._present is not None and self._present.read(again=True):
+            if self._present is not None and self._present.read(full=True):
                 parts[TRANSCRIPT] = encode(self._present.lines, TRANSCRIPT)
                 noted = self._present.note()
         except StorageError as error:
-            if decision is not None and self._lines is not None:
+            if intent is not None and self._lines is not None:
                 raise  # a transcript that is not saved must not be replaced
             trouble = str(error)
         event = Event(self._note.agent, "rewind", self._note.session, self._note.cwd, None)
-        note = Note.of(self._store, event, self._note.root, noted, trouble=trouble, rewind=decision)
+        note = SessionNote.from_event(
+            self._store, event, self._note.root, noted, trouble=trouble, rewind=intent
+        )
         parts[PART] = note.dump()
         label = f"{words} @{self._target.seq}"
         return self._store.write(Draft(self._target.key, parts, kind=kind, label=label))
 
-    def _words(self) -> str | None:
+    def _describe_transcript_change(self) -> str | None:
         if self._lines is None or self._present is None:
             return None
-        path, then = own_place(self._present.path), len(self._lines)
-        if not self._present.read(again=True):
+        path, then = replaceable_path(self._present.path), len(self._lines)
+        if not self._present.read(full=True):
             return f"create {path}, which is missing: {format_count(then, 'line')}"
         now = list(self._present.lines)
         if now == self._lines:
@@ -268,13 +270,13 @@ class Rewinding:
         return list(found)
 
 
-def make_good(store: Store, key: str) -> str | None:
+def recover_rewind(store: Store, key: str) -> str | None:
     """Finish an interrupted rewind of a session; return a message, or None if there was none.
 
     Raises:
         CheckpointError: it cannot be finished, nor can the failure be saved.
     """
-    with alone(key):
+    with hold_session_lock(key):
         try:
             head = store.head(key)
             note = None if head is None else read_note(store, head)
@@ -283,11 +285,11 @@ def make_good(store: Store, key: str) -> str | None:
         if head is None or note is None:
             return None
         if note.is_ours and note.transcript is not None:
-            remove_stray(note.transcript["path"])
-        return finish(store, head, note)
+            remove_stale_replacement(note.transcript["path"])
+        return finish_rewind(store, head, note)
 
 
-def finish(store: Store, safety: Checkpoint, note: Note) -> str | None:
+def finish_rewind(store: Store, safety: Checkpoint, note: SessionNote) -> str | None:
     """Finish an interrupted rewind; return a message, or None if there was none.
 
     The caller holds the session lock.
@@ -300,19 +302,19 @@ def finish(store: Store, safety: Checkpoint, note: Note) -> str | None:
     Raises:
         CheckpointError: it cannot be finished, nor can the failure be saved.
     """
-    said = note.rewind
-    if said is None or safety.kind != SAFETY or not note.is_ours:
+    intent = note.rewind
+    if intent is None or safety.kind != SAFETY or not note.is_ours:
         return None  # only a note sealed by this user may change files
-    if not rewind_journal.is_under_way(store, safety):
+    if not rewind_journal.has_entry(store, safety):
         return None  # finished, with later checkpoints deleted; or a rewind in another store
     try:
-        target = find(store, said["target"])
+        target = find(store, intent["target"])
         then = read_note(store, target)
         if then is None or not then.is_ours or target.key != safety.key:
             return None
-        chosen = {name: said[name] for name in ("files", "conversation")}
-        with Rewinding(store, target, then, **chosen, exclude=tuple(said["exclude"])) as work:
-            work.follow(safety)
+        chosen = {name: intent[name] for name in ("files", "conversation")}
+        with Rewind(store, target, then, **chosen, exclude=tuple(intent["exclude"])) as work:
+            work.apply(safety)
     except CheckpointError as error:
         return f"Cannot finish an interrupted rewind: {error}"
     return (
@@ -320,7 +322,7 @@ def finish(store: Store, safety: Checkpoint, note: Note) -> str | None:
     )
 
 
-def _unmoved(root: str) -> str:
+def _check_not_moved(root: str) -> str:
     """Return a directory if its path leads to no other one now. Raises WorkspaceError."""
     real = os.path.realpath(root)
     if real != root:

@@ -10,20 +10,20 @@ import hashlib
 import os
 from contextlib import suppress
 
-from agent_checkpoint.agents.hook.client import open_state
+from agent_checkpoint.agents.hook.client import open_state_dir
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.store import Store
 
 _MOST = 1 << 16
 
 
-def begin(store: Store, safety: Checkpoint) -> None:
+def write_entry(store: Store, safety: Checkpoint) -> None:
     """Write the entry of a rewind that is about to start.
 
     Raises:
         OSError: it cannot be written.
     """
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:  # the rewind works, but could not be finished after a crash
         return
     name = _name(safety.key)
@@ -41,9 +41,9 @@ def begin(store: Store, safety: Checkpoint) -> None:
         os.close(directory)
 
 
-def end(key: str) -> None:
+def remove_entry(key: str) -> None:
     """Remove the entry of a session."""
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:
         return
     try:
@@ -53,9 +53,9 @@ def end(key: str) -> None:
         os.close(directory)
 
 
-def is_under_way(store: Store, safety: Checkpoint) -> bool:
+def has_entry(store: Store, safety: Checkpoint) -> bool:
     """Tell whether the journal has an entry for the rewind of a safety checkpoint."""
-    directory = open_state()
+    directory = open_state_dir()
     if directory is None:
         return False
     try:

@@ -11,21 +11,25 @@ from typing import Any, NamedTuple
 from agent_checkpoint.agents.agent_events import CLAUDE, CODEX, GEMINI
 from agent_checkpoint.agents.settings.hook_command import command_of, is_ours, store_in
 from agent_checkpoint.agents.settings.jsonc import (
-    Node,
-    indented,
-    is_alone,
+    JsonNode,
+    append_item,
+    append_member,
+    format_json,
+    indent_unit,
+    is_only_child,
     parse,
-    unit_of,
-    with_item,
-    with_member,
-    without,
+    remove_node,
 )
-from agent_checkpoint.agents.settings.settings_files import Folder, read_settings, settings_folder
+from agent_checkpoint.agents.settings.settings_files import (
+    SettingsDir,
+    open_settings_dir,
+    read_settings,
+)
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr
 
 
-class Form(NamedTuple):
+class SettingsFormat(NamedTuple):
     """The hook settings of an agent."""
 
     user: str
@@ -38,12 +42,12 @@ class Form(NamedTuple):
     seconds: int
     """Timeout units per second."""
     comments: bool
-    then: str
+    next_step: str
     """The next step for the user."""
 
 
-FORMS = {
-    CLAUDE: Form(
+FORMATS = {
+    CLAUDE: SettingsFormat(
         ".claude/settings.json",
         # Not committed to git: the command has a path of this machine.
         ".claude/settings.local.json",
@@ -60,7 +64,7 @@ FORMS = {
         False,
         "Restart running sessions to load the hook.",
     ),
-    CODEX: Form(
+    CODEX: SettingsFormat(
         ".codex/hooks.json",
         ".codex/hooks.json",
         ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop"),
@@ -69,7 +73,7 @@ FORMS = {
         False,
         "Codex asks you to review new hooks before it runs them: open /hooks in Codex.",
     ),
-    GEMINI: Form(
+    GEMINI: SettingsFormat(
         ".gemini/settings.json",
         ".gemini/settings.json",
         ("BeforeAgent", "BeforeTool", "AfterTool", "PreCompress", "AfterAgent", "SessionEnd"),
@@ -88,22 +92,22 @@ settings."""
 @cache
 def events_of(agent: str) -> tuple[str, ...]:
     """Return the events that the installed version of an agent supports."""
-    form = FORMS[agent]
+    form = FORMATS[agent]
     if not form.newer:
         return form.events
     try:
         command = ["claude", "--version"]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=15).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=15).stdout
     except (OSError, ValueError, subprocess.SubprocessError):
         return form.events
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", told)
+    found = re.search(r"(\d+)\.(\d+)\.(\d+)", output)
     is_newer = found is not None and tuple(map(int, found.groups())) >= _KNOWS_NEWER
     return form.events + form.newer if is_newer else form.events
 
 
 def settings_file(agent: str, project: Path | None) -> Path:
     """Return the settings file of an agent: that of the user, or of a project."""
-    form = FORMS[agent]
+    form = FORMATS[agent]
     return Path.home() / form.user if project is None else project / form.project
 
 
@@ -115,8 +119,9 @@ def installed(agent: str, path: Path, project: Path | None = None) -> bool:
     hooks = _hooks(_parsed(agent, path, text))
     command = command_of(agent, store_of(agent, path, project))
     return all(
-        [found for _, _, _, found in _ours(hooks, event)] == [command] for event in events_of(agent)
-    ) and {event for event in hooks if _ours(hooks, event)} == set(events_of(agent))
+        [found for _, _, _, found in _our_handlers(hooks, event)] == [command]
+        for event in events_of(agent)
+    ) and {event for event in hooks if _our_handlers(hooks, event)} == set(events_of(agent))
 
 
 def store_of(agent: str, path: Path, project: Path | None = None) -> str:
@@ -124,7 +129,7 @@ def store_of(agent: str, path: Path, project: Path | None = None) -> str:
     text = read_settings(path, project) or ""
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     for event in hooks:
-        for _, _, _, command in _ours(hooks, event):
+        for _, _, _, command in _our_handlers(hooks, event):
             return store_in(command)
     return ""
 
@@ -146,7 +151,7 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
         return False
     before = read_settings(path, project)
     text = _with_ours(agent, path, before or "", store)
-    with settings_folder(path, project) as folder:
+    with open_settings_dir(path, project) as folder:
         if before is not None and (not before.strip() or _removed(agent, path, before) == before):
             # Back up only a version without our hooks: a second install must not overwrite it.
             folder.replace(folder.backup, before)
@@ -164,9 +169,9 @@ def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
     text = _removed(agent, path, before) if before.strip() else before
     if text == before:
         return False
-    with settings_folder(path, project) as folder:
+    with open_settings_dir(path, project) as folder:
         original = _original(agent, path, folder)
-        if original is not None and _round(agent, path, original) == text:
+        if original is not None and _round_trip(agent, path, original) == text:
             folder.replace(folder.name, original)
             folder.remove(folder.backup)
         elif original is None and "".join(text.split()) == "{}":
@@ -176,17 +181,17 @@ def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
     return True
 
 
-def _original(agent: str, path: Path, folder: Folder) -> str | None:
+def _original(agent: str, path: Path, folder: SettingsDir) -> str | None:
     """Return the backup of the settings without our hooks, if there is one."""
     try:
         text = folder.read(folder.backup)
         has_ours = text is not None and text.strip() and _removed(agent, path, text) != text
         return None if has_ours else text
-    except (InvalidInputError, OSError, UnicodeDecodeError):  # somebody else wrote it
+    except (InvalidInputError, OSError, UnicodeDecodeError):  # not our backup
         return None
 
 
-def _round(agent: str, path: Path, text: str) -> str:
+def _round_trip(agent: str, path: Path, text: str) -> str:
     """Return settings after installing and removing our hooks, to compare formatting."""
     return _removed(agent, path, _with_ours(agent, path, text, ""))
 
@@ -195,7 +200,7 @@ def _with_ours(agent: str, path: Path, text: str, store: str) -> str:
     text = _removed(agent, path, text) if text.strip() else "{}\n"
     for event in events_of(agent):
         text = _added(agent, path, text, event, store)
-    parse(text, comments=FORMS[agent].comments)
+    parse(text, comments=FORMATS[agent].comments)
     return text
 
 
@@ -203,48 +208,50 @@ def _removed(agent: str, path: Path, text: str) -> str:
     while True:
         root = _parsed(agent, path, text)
         hooks = _hooks(root)
-        found = next((ours for event in hooks for ours in _ours(hooks, event)), None)
+        found = next((ours for event in hooks for ours in _our_handlers(hooks, event)), None)
         if found is None:
             return text
         event, group, handler, _ = found
         handlers = (group.members or {})["hooks"]
         if len(handlers.items or []) > 1:
-            text = without(text, handlers, handler)
+            text = remove_node(text, handlers, handler)
         elif len(hooks[event].items or []) > 1:
-            text = without(text, hooks[event], group)
+            text = remove_node(text, hooks[event], group)
         else:
             outer = (root.members or {})["hooks"]
-            if is_alone(text, outer, hooks[event]):
-                text = without(text, root, outer)
+            if is_only_child(text, outer, hooks[event]):
+                text = remove_node(text, root, outer)
             else:
-                text = without(text, outer, hooks[event])
+                text = remove_node(text, outer, hooks[event])
 
 
 def _added(agent: str, path: Path, text: str, event: str, store: str) -> str:
     root = _parsed(agent, path, text)
-    unit = unit_of(text)
+    unit = indent_unit(text)
     hooks = (root.members or {}).get("hooks")
     if hooks is None:
-        return _added(agent, path, with_member(text, root, "hooks", "{}"), event, store)
+        return _added(agent, path, append_member(text, root, "hooks", "{}"), event, store)
     found = (hooks.members or {}).get(event)
     if found is None:
-        return with_member(text, hooks, event, indented([_group(agent, store)], 2, unit))
-    return with_item(text, found, indented(_group(agent, store), 3, unit))
+        return append_member(text, hooks, event, format_json([_group(agent, store)], 2, unit))
+    return append_item(text, found, format_json(_group(agent, store), 3, unit))
 
 
 def _group(agent: str, store: str) -> dict[str, Any]:
     handler: dict[str, Any] = {"type": "command", "command": command_of(agent, store)}
     if agent == GEMINI:
         handler["name"] = "agent-checkpoint"
-    return {"hooks": [{**handler, "timeout": _TIMEOUT * FORMS[agent].seconds}]}
+    return {"hooks": [{**handler, "timeout": _TIMEOUT * FORMATS[agent].seconds}]}
 
 
-def _hooks(root: Node) -> dict[str, Node]:
+def _hooks(root: JsonNode) -> dict[str, JsonNode]:
     hooks = (root.members or {}).get("hooks")
     return {} if hooks is None else (hooks.members or {})
 
 
-def _ours(hooks: dict[str, Node], event: str) -> list[tuple[str, Node, Node, str]]:
+def _our_handlers(
+    hooks: dict[str, JsonNode], event: str
+) -> list[tuple[str, JsonNode, JsonNode, str]]:
     """Return our handlers for an event, each with its group and its command."""
     found = []
     for group in (hooks[event].items or []) if event in hooks else []:
@@ -256,13 +263,13 @@ def _ours(hooks: dict[str, Node], event: str) -> list[tuple[str, Node, Node, str
     return found
 
 
-def _parsed(agent: str, path: Path, text: str) -> Node:
+def _parsed(agent: str, path: Path, text: str) -> JsonNode:
     try:
-        root = parse(text, comments=FORMS[agent].comments)
+        root = parse(text, comments=FORMATS[agent].comments)
         hooks = (root.members or {}).get("hooks")
         if root.members is None or (hooks is not None and hooks.members is None):
             raise ValueError("it is not an object with an object `hooks`")
-        events = (*FORMS[agent].events, *FORMS[agent].newer)
+        events = (*FORMATS[agent].events, *FORMATS[agent].newer)
         if any(node.items is None for event, node in _hooks(root).items() if event in events):
             raise ValueError("the hooks of an event are not an array")
     except (ValueError, RecursionError) as error:

@@ -16,21 +16,21 @@ _PLAIN = re.compile(r"[-+.0-9A-Za-z]+")
 _DEEPEST = 100
 
 
-class Node(NamedTuple):
+class JsonNode(NamedTuple):
     """A value and its position in the text."""
 
     value: Any
     start: int
     end: int
-    members: dict[str, Node] | None = None
+    members: dict[str, JsonNode] | None = None
     """The members of an object, by name."""
-    items: list[Node] | None = None
+    items: list[JsonNode] | None = None
     """The items of an array."""
     key: int | None = None
     """The start of its name, if it is a member."""
 
 
-def parse(text: str, *, comments: bool) -> Node:
+def parse(text: str, *, comments: bool) -> JsonNode:
     """Parse a text. Raises ValueError if it is not JSON."""
     if not comments:
         json.loads(text)
@@ -41,17 +41,17 @@ def parse(text: str, *, comments: bool) -> Node:
     return node
 
 
-def with_member(text: str, node: Node, name: str, value: str) -> str:
+def append_member(text: str, node: JsonNode, name: str, value: str) -> str:
     """Return the text with a member appended to an object."""
-    return _put(text, node, f"{json.dumps(name)}: {value}", list((node.members or {}).values()))
+    return _insert(text, node, f"{json.dumps(name)}: {value}", list((node.members or {}).values()))
 
 
-def with_item(text: str, node: Node, value: str) -> str:
+def append_item(text: str, node: JsonNode, value: str) -> str:
     """Return the text with an item appended to an array."""
-    return _put(text, node, value, node.items or [])
+    return _insert(text, node, value, node.items or [])
 
 
-def without(text: str, outer: Node, inner: Node) -> str:
+def remove_node(text: str, outer: JsonNode, inner: JsonNode) -> str:
     """Return the text without a member or item, and without its comma.
 
     Comments next to it stay.
@@ -67,12 +67,12 @@ def without(text: str, outer: Node, inner: Node) -> str:
         after = siblings[1].start if siblings[1].key is None else siblings[1].key
         kept = _without_comma(text, inner.end, after)
         return text[:start] + (kept.lstrip() if kept.strip() else "") + text[after:]
-    if is_alone(text, outer, inner):
+    if is_only_child(text, outer, inner):
         return text[: outer.start + 1] + text[outer.end - 1 :]
     return text[:start] + text[inner.end :]
 
 
-def is_alone(text: str, outer: Node, inner: Node) -> bool:
+def is_only_child(text: str, outer: JsonNode, inner: JsonNode) -> bool:
     """Tell whether an object or array has only this value, and no comments."""
     start = inner.start if inner.key is None else inner.key
     return not (text[outer.start + 1 : start] + text[inner.end : outer.end - 1]).strip()
@@ -84,20 +84,20 @@ def _without_comma(text: str, start: int, end: int) -> str:
     return text[start:comma] + text[comma + 1 : end]
 
 
-def indented(value: Any, depth: int, unit: str) -> str:
+def format_json(value: Any, depth: int, unit: str) -> str:
     """Return the JSON of a value, indented for a depth."""
     text = json.dumps(value, indent=unit, ensure_ascii=False)
     return text.replace("\n", "\n" + unit * depth)
 
 
-def unit_of(text: str) -> str:
+def indent_unit(text: str) -> str:
     """Return the indentation unit of a text; two spaces if it has none."""
     found = re.search(r"\{[ \t]*\r?\n([ \t]+)", text)
     return found[1] if found else "  "
 
 
-def _put(text: str, node: Node, piece: str, siblings: list[Node]) -> str:
-    unit = unit_of(text)
+def _insert(text: str, node: JsonNode, piece: str, siblings: list[JsonNode]) -> str:
+    unit = indent_unit(text)
     line = text.rfind("\n", 0, node.start) + 1
     own = re.match(r"[ \t]*", text[line:])
     outer = own[0] if own else ""
@@ -113,15 +113,15 @@ def _skip(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _value(text: str, at: int, depth: int) -> Node:
+def _value(text: str, at: int, depth: int) -> JsonNode:
     if depth > _DEEPEST:
         raise ValueError("it is nested too deeply")
     sign = text[at : at + 1]
     if sign == "{":
-        members: dict[str, Node] = {}
-        for place in _pieces(text, at, "}"):
+        members: dict[str, JsonNode] = {}
+        for place in _slots(text, at, "}"):
             if place.end:
-                return Node(_values(members), at, place.end, members=members)
+                return JsonNode(_values(members), at, place.end, members=members)
             name = _STRING.match(text, place.start)
             if name is None:
                 raise ValueError(f"expected a name at position {place.start}")
@@ -135,19 +135,19 @@ def _value(text: str, at: int, depth: int) -> Node:
             members[word] = node._replace(key=place.start)
             place.at.append(node.end)
     if sign == "[":
-        items: list[Node] = []
-        for place in _pieces(text, at, "]"):
+        items: list[JsonNode] = []
+        for place in _slots(text, at, "]"):
             if place.end:
-                return Node([item.value for item in items], at, place.end, items=items)
+                return JsonNode([item.value for item in items], at, place.end, items=items)
             items.append(_value(text, place.start, depth + 1))
             place.at.append(items[-1].end)
     found = (_STRING if sign == '"' else _PLAIN).match(text, at)
     if found is None:
         raise ValueError(f"expected a value at position {at}")
-    return Node(json.loads(found[0]), at, found.end())
+    return JsonNode(json.loads(found[0]), at, found.end())
 
 
-class _Place(NamedTuple):
+class _Slot(NamedTuple):
     """The start of the next element of an array or object, or the end of the whole."""
 
     start: int
@@ -156,22 +156,22 @@ class _Place(NamedTuple):
     """The end of the element, filled in by the consumer."""
 
 
-def _pieces(text: str, at: int, sign: str) -> Iterator[_Place]:
+def _slots(text: str, at: int, sign: str) -> Iterator[_Slot]:
     at = _skip(text, at + 1)
     if text[at : at + 1] == sign:
-        yield _Place(at, at + 1, [])
+        yield _Slot(at, at + 1, [])
         return
     while True:
-        place = _Place(at, 0, [])
+        place = _Slot(at, 0, [])
         yield place
         at = _skip(text, place.at[0])
         if text[at : at + 1] == sign:
-            yield _Place(at, at + 1, [])
+            yield _Slot(at, at + 1, [])
             return
         if text[at : at + 1] != ",":
             raise ValueError(f"expected a comma at position {at}")
         at = _skip(text, at + 1)
 
 
-def _values(members: dict[str, Node]) -> dict[str, Any]:
+def _values(members: dict[str, JsonNode]) -> dict[str, Any]:
     return {name: node.value for name, node in members.items()}

@@ -25,7 +25,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Folder:
+class SettingsDir:
     """The open directory of a settings file; files are accessed relative to its descriptor."""
 
     def __init__(self, fd: int, name: str, *, is_project: bool) -> None:
@@ -98,7 +98,7 @@ def read_settings(path: Path, project: Path | None) -> str | None:
 
 
 @contextmanager
-def settings_folder(path: Path, project: Path | None) -> Iterator[Folder]:
+def open_settings_dir(path: Path, project: Path | None) -> Iterator[SettingsDir]:
     """Open the directory of a settings file for writing; created if missing.
 
     Args:
@@ -116,7 +116,7 @@ def settings_folder(path: Path, project: Path | None) -> Iterator[Folder]:
 
 
 @contextmanager
-def _folder(path: Path, project: Path | None, *, make: bool) -> Iterator[Folder]:
+def _folder(path: Path, project: Path | None, *, make: bool) -> Iterator[SettingsDir]:
     if project is None:
         path = Path(os.path.realpath(path))  # replaces the target, not the link
         if make:
@@ -128,7 +128,7 @@ def _folder(path: Path, project: Path | None, *, make: bool) -> Iterator[Folder]
         why = None if project is not None else other_writer(path.parent, os.fstat(fd))
         if why is not None:
             raise OSError(why)
-        yield Folder(fd, path.name, is_project=project is not None)
+        yield SettingsDir(fd, path.name, is_project=project is not None)
     finally:
         os.close(fd)
 

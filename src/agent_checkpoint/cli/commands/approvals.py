@@ -11,10 +11,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.effect_output import all_ledgers, named, request_data
-from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
+from agent_checkpoint.cli.effect_output import all_ledgers, match_id, request_json
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, StateError
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.records import short_repr
@@ -34,7 +34,7 @@ VERBS = ("list", "approve", "deny", "edit")
 
 class _Row(NamedTuple):
     data: dict[str, Any]
-    told: str
+    status: str
     """The status, for display."""
 
 
@@ -71,35 +71,35 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List requests, or decide on one."""
-    with places.manager() as manager:
+    with location.manager() as manager:
         approvals = Approvals(manager.store)
         if args.verb == "list":
             rows = _rows(manager.store, approvals, args.name, args.all)
-            return Answer([row.data for row in rows], lambda out: _show(out, rows, args.all))
+            return CommandResult([row.data for row in rows], lambda out: _show(out, rows, args.all))
         if args.name is None:
             raise InvalidInputError(
                 "No request id given. Run `agent-checkpoint approvals` to list them."
             )
         names = [name for ledger in all_ledgers(manager.store) for name in ledger.requests]
-        name = named(args.name, names, "request")
+        name = match_id(args.name, names, "request")
         by = args.by or _user()
         if args.verb == "deny":
             approvals.deny(name, args.reason, by=by)
         else:
             edit = _edited(args, approvals, name) if args.verb == "edit" else None
             approvals.approve(name, edit=edit, by=by)
-        data = request_data(approvals.get(name))
+        data = request_json(approvals.get(name))
         data["arguments"] = _arguments(approvals, name)
 
-    def show_answer(out: Out) -> None:
+    def show_answer(out: Output) -> None:
         out.line(f"{data['status'].capitalize()}: {one_line(data['words'], 200)}", style="green")
         if args.verb == "edit":
             out.line(f"  with {value_summary(data['arguments'], 500)}")
         out.line("The session continues with it when it is resumed.")
 
-    return Answer(data, show_answer)
+    return CommandResult(data, show_answer)
 
 
 def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -> list[_Row]:
@@ -111,7 +111,7 @@ def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -
     rows = []
     for request in found:
         arguments = None if request.status == "unreadable" else _arguments(approvals, request.id)
-        rows.append(_Row({**request_data(request), "arguments": arguments}, request.status_text))
+        rows.append(_Row({**request_json(request), "arguments": arguments}, request.status_text))
     return rows
 
 
@@ -128,10 +128,10 @@ def _edited(args: Namespace, approvals: Approvals, name: str) -> dict[str, Any]:
     import json
 
     found = {}
-    for said in args.set:
-        argument, equals, text = said.partition("=")
+    for assignment in args.set:
+        argument, equals, text = assignment.partition("=")
         if not equals:
-            raise InvalidInputError(f"--set needs NAME=JSON, not {short_repr(said)}.")
+            raise InvalidInputError(f"--set needs NAME=JSON, not {short_repr(assignment)}.")
         try:
             found[argument] = json.loads(text)
         except ValueError:
@@ -189,14 +189,14 @@ def _user() -> str | None:
         return None
 
 
-def _show(out: Out, rows: list[_Row], answered: bool) -> None:
+def _show(out: Output, rows: list[_Row], answered: bool) -> None:
     if not rows:
         out.line("No approval requests." if answered else "No pending approval requests.")
         return
     limit = None if out.columns is None else 200
-    for row, told in rows:
+    for row, text in rows:
         late = f", until {format_time(row['expires'])}" if row["expires"] else ""
-        status = "" if told == "pending" else f"  {told}"
+        status = "" if text == "pending" else f"  {text}"
         status += f" by {one_line(row['by'], 60)}" if row["by"] else ""
         out.pieces(
             (one_line(row["id"], 80), "cyan"),
@@ -208,5 +208,5 @@ def _show(out: Out, rows: list[_Row], answered: bool) -> None:
             out.pieces((f"    {one_line(name, 60)}: {value_summary(value, limit or 100_000)}", ""))
         if row["reason"]:
             out.pieces((f"    {one_line(row['reason'], limit)}", "dim"))
-    if any(told == "pending" for _, told in rows):
+    if any(text == "pending" for _, text in rows):
         out.hint("To decide", "approvals approve|deny|edit ID")

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from agent_checkpoint.cli.args import NAME, parser_of
 from agent_checkpoint.cli.command_table import COMMANDS
-from agent_checkpoint.cli.output import Answer
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult
+from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
 agent-checkpoint completion bash >> ~/.bashrc
@@ -31,16 +31,16 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Generate the script."""
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](_commands())
-    return Answer({"shell": args.shell, "script": script}, lambda out: out.line(script))
+    return CommandResult({"shell": args.shell, "script": script}, lambda out: out.line(script))
 
 
 def _commands() -> list[_Command]:
     found = []
-    for listed in COMMANDS:
-        actions = parser_of(listed.name)._actions
+    for command in COMMANDS:
+        actions = parser_of(command.name)._actions
         options = [action for action in actions if action.option_strings]
         words = [
             str(word)
@@ -48,9 +48,9 @@ def _commands() -> list[_Command]:
             if not action.option_strings
             for word in action.choices or ()
         ]
-        if listed.name == "effects":
+        if command.name == "effects":
             words.append("resolve")
-        found.append(_Command(listed.name, listed.help, options, words))
+        found.append(_Command(command.name, command.help, options, words))
     return found
 
 

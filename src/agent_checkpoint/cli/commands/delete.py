@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_time, one_line
-from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_time, one_line
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import parse_checkpoint_id
@@ -21,7 +21,7 @@ agent-checkpoint delete try-a try-b --dry-run  show what would be deleted
 """
 
 
-class _Doomed(NamedTuple):
+class _Deletion(NamedTuple):
     """A key or a checkpoint to delete."""
 
     key: str
@@ -46,56 +46,56 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser, needs_yes=True)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Show the preview, ask, and delete."""
-    with places.manager() as manager:
+    with location.manager() as manager:
         # Duplicates, and checkpoints of keys that are deleted anyway, count once.
-        found = dict.fromkeys(_doomed(places, manager, said) for said in args.names)
+        found = dict.fromkeys(_find_deletion(location, manager, name) for name in args.names)
         keys = {item.key for item in found if item.id is None}
-        doomed = [item for item in found if item.id is None or item.key not in keys]
+        deletions = [item for item in found if item.id is None or item.key not in keys]
         data: dict[str, Any] = {
             "done": False,
             "keys": sorted(keys),
-            "checkpoints": sum(item.checkpoints for item in doomed),
-            "ids": [item.id for item in doomed if item.id is not None],
+            "checkpoints": sum(item.checkpoints for item in deletions),
+            "ids": [item.id for item in deletions if item.id is not None],
         }
 
-        def preview(out: Out) -> None:
-            for item in doomed:
+        def preview(out: Output) -> None:
+            for item in deletions:
                 out.line(f"  delete {item.words}")
 
         if args.dry_run:
-            return Answer(data, preview)
-        if not agreed(args, preview, "Delete permanently?"):
-            return refused(data)
-        for item in doomed:
+            return CommandResult(data, preview)
+        if not confirmed(args, preview, "Delete permanently?"):
+            return declined(data)
+        for item in deletions:
             manager.delete(item.key, item.id)
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         out.line(f"Deleted {format_count(data['checkpoints'], 'checkpoint')}.", style="green")
         out.hint("To reclaim space", "gc")
 
-    return Answer({**data, "done": True}, show)
+    return CommandResult({**data, "done": True}, show)
 
 
-def _doomed(places: Places, manager: CheckpointManager, said: str) -> _Doomed:
+def _find_deletion(location: StoreLocation, manager: CheckpointManager, name: str) -> _Deletion:
     """Return the key, or the checkpoint, with a name. Raises CheckpointError."""
-    total = sum(1 for _ in manager.store.entries(said)) if said else 0
+    total = sum(1 for _ in manager.store.entries(name)) if name else 0
     if total:
-        words = f"{one_line(said)}, {format_count(total, 'checkpoint')}"
+        words = f"{one_line(name)}, {format_count(total, 'checkpoint')}"
         with suppress(*UNUSABLE):  # damaged checkpoints can be deleted, too
-            head = manager.store.head(said)
+            head = manager.store.head(name)
             if head is not None and SESSION_PART in head.parts:
                 words += " (a session: a running agent can no longer save to it)"
-        return _Doomed(said, None, words, total)
+        return _Deletion(name, None, words, total)
     try:
-        found = places.checkpoint(manager, said)
+        found = location.checkpoint(manager, name)
     except UNUSABLE:
-        place = parse_checkpoint_id(said)
-        if place is None:
+        parsed = parse_checkpoint_id(name)
+        if parsed is None:
             raise
-        return _Doomed(place.key, said, f"{one_line(said)} (unreadable)", 1)
+        return _Deletion(parsed.key, name, f"{one_line(name)} (unreadable)", 1)
     label = f"  {one_line(found.label, 100)}" if found.label else ""
-    return _Doomed(
+    return _Deletion(
         found.key, found.id, f"{one_line(found.id)}  {format_time(found.ts_ns / 1e9)}{label}", 1
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from agent_checkpoint.cli.output import Answer
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
@@ -21,11 +21,11 @@ def arguments(parser: ArgumentParser) -> None:
     )
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Run the demo."""
     if args.store is not None:
         raise InvalidInputError("The demo uses its own store: choose its directory with --in DIR.")
     from agent_checkpoint.demo.story import main
 
-    status = main([] if args.home is None else ["--in", str(places.directory / args.home)])
-    return Answer({"status": status}, lambda out: None, status)
+    status = main([] if args.home is None else ["--in", str(location.directory / args.home)])
+    return CommandResult({"status": status}, lambda out: None, status)

@@ -7,18 +7,18 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent_checkpoint.agents.directory_keys import files_belong_to
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
-from agent_checkpoint.cli.paths import Paths, below, git_above, holds, without_git
+from agent_checkpoint.agents.directory_keys import directory_of_files
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.paths import RelativePaths, below, git_above, holds, without_git
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import (
     LOGS,
-    compared_logs,
-    compared_states,
-    message_words,
+    compare_logs,
+    compare_states,
+    message_line,
     read_parts,
 )
 from agent_checkpoint.records import Checkpoint
@@ -42,7 +42,7 @@ _SHOWN = 50
 class _Sides(NamedTuple):
     before: Checkpoint
     after: Checkpoint
-    place: Path | None
+    directory: Path | None
     """The directory, if the files are compared with the working tree."""
     root: Path | None
     """The directory that the files belong to, if known."""
@@ -80,57 +80,57 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Compare the two sides."""
     only = args.only or (("files",) if args.paths else ONLY)
-    with places.manager() as manager:
-        sides = _sides(args, places, manager)
-        paths = Paths(sides.root, places.directory)
+    with location.manager() as manager:
+        sides = _sides(args, location, manager)
+        paths = RelativePaths(sides.root, location.directory)
         files = _files(manager, sides) if "files" in only else None
         if files is not None:
             files = _restricted(files, args.paths, paths, manager, sides)
         data: dict[str, Any] = {
             "from": sides.before.id,
             "to": sides.after.id,
-            "directory": None if sides.place is None else str(sides.place),
+            "directory": None if sides.directory is None else str(sides.directory),
             "files": None if files is None else files.to_dict(),
         }
         if sides.before.id != sides.after.id:
             data.update(_states(manager, sides, only))
         # The internal files of git are left out of the text.
-        told = None if files is None else files.only(lambda path: git_above(path) is None)
-        text = "" if told is None or args.stat or args.json else told.text()
+        shown = None if files is None else files.only(lambda path: git_above(path) is None)
+        text = "" if shown is None or args.stat or args.json else shown.text()
         if args.json and files is not None and not args.stat:
             data["files"]["text"] = files.text()
     differs = bool(files) or any(any(data.get(name, {}).values()) for name in ("state", *LOGS))
     status = 1 if args.exit_code and differs else 0
-    return Answer(data, lambda out: _show(out, data, files, text, differs, paths), status)
+    return CommandResult(data, lambda out: _show(out, data, files, text, differs, paths), status)
 
 
 def _restricted(
     files: WorkspaceDiff,
-    said: list[str],
-    paths: Paths,
+    typed: list[str],
+    paths: RelativePaths,
     manager: CheckpointManager,
     sides: _Sides,
 ) -> WorkspaceDiff:
     """Return the differences below the given paths. Raises NotFoundError."""
-    chosen = paths.typed(said) if said else None
+    chosen = paths.resolve(typed) if typed else None
     if chosen is None:
         return files
     trees = [tree_in(manager.store, side) for side in (sides.before, sides.after)]
-    for word, path in zip(said, chosen):
-        is_there = sides.place is not None and os.path.lexists(sides.place / path)
+    for name, path in zip(typed, chosen):
+        is_there = sides.directory is not None and os.path.lexists(sides.directory / path)
         if not is_there and not any(tree is not None and holds(tree, path) for tree in trees):
-            raise paths.missing(word, path, trees[0], sides.before)
+            raise paths.not_found(name, path, trees[0], sides.before)
     return files.only(below(chosen))
 
 
-def _sides(args: Namespace, places: Places, manager: CheckpointManager) -> _Sides:
-    before = places.checkpoint(manager, args.a)
-    root = files_belong_to(manager.store, before, places.directory)
+def _sides(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> _Sides:
+    before = location.checkpoint(manager, args.a)
+    root = directory_of_files(manager.store, before, location.directory)
     if args.b is not None:
-        return _Sides(before, places.checkpoint(manager, args.b), None, root)
+        return _Sides(before, location.checkpoint(manager, args.b), None, root)
     head = manager.store.head(before.key) or before
     is_there = root is not None and root.is_dir() and FILES in before.parts
     return _Sides(before, head, root if is_there else None, root)
@@ -140,10 +140,10 @@ def _files(manager: CheckpointManager, sides: _Sides) -> WorkspaceDiff | None:
     before = tree_in(manager.store, sides.before)
     if before is None:
         return None
-    if sides.place is not None:
+    if sides.directory is not None:
         rules: dict[str, Any] = {"ignore": before.ignore, "gitignore": before.gitignore}
         options: dict[str, Any] = {"watch": False, "force": True, "limit": None, **rules}
-        with Workspace(sides.place, manager.store, **options) as workspace:
+        with Workspace(sides.directory, manager.store, **options) as workspace:
             return workspace.diff(before)
     after = tree_in(manager.store, sides.after)
     return None if after is None else _between(before, after)
@@ -161,21 +161,21 @@ def _states(manager: CheckpointManager, sides: _Sides, only: Any) -> dict[str, A
     after = read_parts(manager.store, sides.after)
     found: dict[str, Any] = {}
     if "state" in only:
-        found["state"] = compared_states(before, after)
+        found["state"] = compare_states(before, after)
     if "messages" in only:
         for name in LOGS:
             if name in before or name in after:
-                found[name] = compared_logs(before.get(name), after.get(name))
+                found[name] = compare_logs(before.get(name), after.get(name))
     return found
 
 
 def _show(
-    out: Out,
+    out: Output,
     data: dict[str, Any],
     files: WorkspaceDiff | None,
     text: str,
     differs: bool,
-    paths: Paths,
+    paths: RelativePaths,
 ) -> None:
     if not differs:
         where = one_line(data["directory"] or data["to"])
@@ -190,7 +190,7 @@ def _show(
         _show_files(out, files, text, paths)
 
 
-def _show_state(out: Out, state: dict[str, Any], room: int) -> None:
+def _show_state(out: Output, state: dict[str, Any], room: int) -> None:
     long = out.limit(120)
     rows = [
         (f"- {one_line(at, long)}: {value_summary(value, room)}", "red")
@@ -217,7 +217,7 @@ def _show_state(out: Out, state: dict[str, Any], room: int) -> None:
         out.line(f"  and {len(rows) - shown:,} more (use --json)")
 
 
-def _show_rows(out: Out, name: str, rows: list[tuple[str, Any]], room: int) -> None:
+def _show_rows(out: Output, name: str, rows: list[tuple[str, Any]], room: int) -> None:
     if not rows:
         return
     words = "added" if rows[0][0] == "+" else "removed"
@@ -225,28 +225,28 @@ def _show_rows(out: Out, name: str, rows: list[tuple[str, Any]], room: int) -> N
     shown = out.limit(_SHOWN)
     for sign, item in rows[:shown]:
         style = "green" if sign == "+" else "red"
-        out.pieces((f"  {sign} {message_words(item, room, out.limit)}", style))
+        out.pieces((f"  {sign} {message_line(item, room, out.limit)}", style))
     if len(rows) > shown:
         out.line(f"  and {len(rows) - shown:,} more (use --json)")
 
 
-def _show_files(out: Out, files: WorkspaceDiff, text: str, paths: Paths) -> None:
+def _show_files(out: Output, files: WorkspaceDiff, text: str, paths: RelativePaths) -> None:
     names = [*files.added, *files.removed, *files.changed, *files.renamed]
     out.line(f"files: {len(names):,} changed", style="bold")
     _, of_git = without_git(names)
     if not text:
-        told = files.only(lambda path: git_above(path) is None)
-        for sign, changed, style in (("+", told.added, "green"), ("-", told.removed, "red")):
+        shown = files.only(lambda path: git_above(path) is None)
+        for sign, changed, style in (("+", shown.added, "green"), ("-", shown.removed, "red")):
             for path in changed:
-                out.line(f"  {sign} {one_line(paths.shown(path))}", style=style)
-        for path, what in told.changed.items():
-            out.line(f"  ~ {one_line(paths.shown(path))} ({', '.join(what)})", style="yellow")
-        for old, new in told.renamed.items():
-            both = f"{one_line(paths.shown(old))} -> {one_line(paths.shown(new))}"
+                out.line(f"  {sign} {one_line(paths.display(path))}", style=style)
+        for path, what in shown.changed.items():
+            out.line(f"  ~ {one_line(paths.display(path))} ({', '.join(what)})", style="yellow")
+        for old, new in shown.renamed.items():
+            both = f"{one_line(paths.display(old))} -> {one_line(paths.display(new))}"
             out.line(f"  > {both}", style="yellow")
     for path, number in of_git.items():
         out.line(
-            f"  ~ {one_line(paths.shown(path))} ({format_count(number, 'file')})", style="yellow"
+            f"  ~ {one_line(paths.display(path))} ({format_count(number, 'file')})", style="yellow"
         )
     for line in text.split("\n")[:-1]:
         heading = line.startswith(("diff ", "--- ", "+++ ", "renamed "))

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.default_paths import default_store
-from agent_checkpoint.cli.hints import in_commands
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
-from agent_checkpoint.cli.progress_backend import place_of
+from agent_checkpoint.cli.hints import to_cli_terms
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
+from agent_checkpoint.cli.progress_backend import describe_store
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
 
@@ -40,33 +40,33 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Run all checks."""
-    checks = [*_store(places), _secret(), *_kernel(), *_packages()]
+    checks = [*_store(location), _secret(), *_kernel(), *_packages()]
     data = {
         "version": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "checks": [check._asdict() for check in checks],
     }
-    return Answer(data, lambda out: _show(out, data, checks))
+    return CommandResult(data, lambda out: _show(out, data, checks))
 
 
-def _store(places: Places) -> list[_Check]:
+def _store(location: StoreLocation) -> list[_Check]:
     use = "storing checkpoints"
     try:
-        with places.manager() as manager:
+        with location.manager() as manager:
             backend: Any = manager.store.backend
             keys = len(manager.list_keys())
             place = getattr(backend, "path", None)
             durability = getattr(backend, "durability", None)
-            where = place_of(backend)
+            where = describe_store(backend)
     except (CheckpointError, OSError) as error:
         return [
             _Check(
                 "store",
                 False,
-                one_line(in_commands(str(error)), 500),
+                one_line(to_cli_terms(str(error)), 500),
                 use,
                 "choose another store: --store PATH",
             )
@@ -216,13 +216,13 @@ def _packages() -> list[_Check]:
     ]
 
 
-def _show(out: Out, data: dict[str, Any], checks: list[_Check]) -> None:
+def _show(out: Output, data: dict[str, Any], checks: list[_Check]) -> None:
     out.line(
         f"agent-checkpoint {data['version']}, Python {data['python']}, {data['system']}",
         style="bold",
     )
     for check in checks:
-        sign = ("✓" if check.works else "✗") if out.has_signs else ("ok" if check.works else "--")
+        sign = ("✓" if check.works else "✗") if out.has_unicode else ("ok" if check.works else "--")
         out.line(f"{sign} {check.name}: {check.detail}", style="green" if check.works else "yellow")
         if not check.works:
             out.line(f"    for {check.use}")

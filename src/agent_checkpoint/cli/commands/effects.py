@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.effect_output import all_ledgers, effect_data, named
-from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
+from agent_checkpoint.cli.effect_output import all_ledgers, effect_json, match_id
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
@@ -53,9 +53,9 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List effects, or record the outcome of one."""
-    with places.manager() as manager:
+    with location.manager() as manager:
         if args.what == "resolve":
             return _resolve(args, manager)
         if args.id is not None or args.happened or args.did_not:
@@ -66,11 +66,11 @@ def run(args: Namespace, places: Places) -> Answer:
         if args.all:
             found = [item for ledger in all_ledgers(manager.store) for item in ledger.all_effects()]
         else:
-            key = places.key(manager, args.what, sessions=True)
+            key = location.key(manager, args.what, sessions=True)
             found = _of_session(manager, key)
     chosen = [item for item in found if not args.unknown or item.status in _UNKNOWN]
-    rows = [effect_data(item) for item in sorted(chosen, key=lambda item: item.ts)]
-    return Answer(rows, lambda out: _show(out, rows))
+    rows = [effect_json(item) for item in sorted(chosen, key=lambda item: item.ts)]
+    return CommandResult(rows, lambda out: _show(out, rows))
 
 
 def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
@@ -92,7 +92,7 @@ def _is_of(meta: SessionRecord, effect: Effect) -> bool:
     return any(effect.session == key and effect.seq <= seen for key, seen in meta.lineage)
 
 
-def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
+def _resolve(args: Namespace, manager: CheckpointManager) -> CommandResult:
     if args.id is None:
         raise InvalidInputError(
             "No effect id given. Run `agent-checkpoint effects --unknown` to list them."
@@ -100,7 +100,7 @@ def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
     if not (args.happened or args.did_not):
         raise InvalidInputError("Pass --happened or --not.")
     ledgers = list(all_ledgers(manager.store))
-    name = named(args.id, [name for ledger in ledgers for name in ledger.effects], "effect")
+    name = match_id(args.id, [name for ledger in ledgers for name in ledger.effects], "effect")
     ledger = next((ledger for ledger in ledgers if name in ledger.effects), None)
     if ledger is None:
         raise NotFoundError(f"There is no effect {name}.")
@@ -109,16 +109,16 @@ def _resolve(args: Namespace, manager: CheckpointManager) -> Answer:
     meta, epoch = SessionRecord(effect.session, ledger.lineage), Epoch(effect.session, 0)
     outcomes = EffectOutcomes(ledger, meta, epoch, lambda tool, part: None)
     outcomes.resolve(name, happened=args.happened, note=args.note)
-    data = effect_data(ledger.effects[name])
+    data = effect_json(ledger.effects[name])
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         outcome = "happened" if args.happened else "did not happen, may be retried"
         out.line(f"Recorded: {one_line(data['words'], 200)}: {outcome}.", style="green")
 
-    return Answer(data, show)
+    return CommandResult(data, show)
 
 
-def _show(out: Out, rows: list[dict[str, Any]]) -> None:
+def _show(out: Output, rows: list[dict[str, Any]]) -> None:
     if not rows:
         out.line("No external side effects recorded.")
         return

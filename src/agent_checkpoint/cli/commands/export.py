@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
-from agent_checkpoint.cli.progress_backend import telling_manager
-from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
+from agent_checkpoint.cli.progress_backend import progress_manager
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import shell_quote
 
 EXAMPLES = """
@@ -25,23 +25,23 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Write the archive."""
-    file = Path(places.directory, args.file)
+    file = Path(location.directory, args.file)
     data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}
-    with places.manager() as manager:
-        key = places.key(manager, args.key)
+    with location.manager() as manager:
+        key = location.key(manager, args.key)
     exists = f"{one_line(file)} exists."
-    if file.exists() and not agreed(args, lambda out: out.line(exists), "Overwrite?"):
-        return refused(data)
-    with telling_manager(places, args.out, "Exporting") as manager:
+    if file.exists() and not confirmed(args, lambda out: out.line(exists), "Overwrite?"):
+        return declined(data)
+    with progress_manager(location, args.out, "Exporting") as manager:
         number = manager.export_archive(file, key)
     data.update(done=True, checkpoints=number, bytes=file.stat().st_size)
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         what = f"{format_count(number, 'checkpoint')}, {format_size(file.stat().st_size)}"
         out.line(f"Wrote {one_line(file)}: {what}.", style="green")
         # Without --store: it is to be run elsewhere, for another store.
         out.line(f"To import: agent-checkpoint import {shell_quote(file.name)}", style="dim")
 
-    return Answer(data, show)
+    return CommandResult(data, show)

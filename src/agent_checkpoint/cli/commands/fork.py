@@ -8,12 +8,12 @@ from typing import Any
 
 from agent_checkpoint.agents.directory_keys import is_foreign
 from agent_checkpoint.agents.session_note import PART as HOOK
-from agent_checkpoint.agents.tracked_dir import Line
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
-from agent_checkpoint.cli.paths import Paths
+from agent_checkpoint.agents.tracked_dir import TrackedDir
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_foreign
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -47,30 +47,30 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Fork it."""
-    with places.manager() as manager:
-        key, at = _meant(args, places, manager)
-        point = places.checkpoint(manager, places.id_of(manager, at, key))
-        place = None if args.into is None else _empty(Path(places.directory, args.into))
+    with location.manager() as manager:
+        key, at = _resolve(args, location, manager)
+        point = location.checkpoint(manager, location.id_of(manager, at, key))
+        directory = None if args.into is None else _empty(Path(location.directory, args.into))
         tree = tree_in(manager.store, point)
         of_others = is_foreign(manager.store, point)
-        if place is not None and tree is None:
+        if directory is not None and tree is None:
             raise NotFoundError(f"The checkpoint {short_repr(point.id, 120)} has no files.")
         if point.key != key:
             raise InvalidInputError(
                 f"{short_repr(point.id, 120)} is not a checkpoint of {short_repr(key)}."
             )
         try:
-            first = _forked(manager, args.name, point, place)
+            first = _forked(manager, args.name, point, directory)
         except ConflictError:
             raise ConflictError(
                 f"The key {short_repr(args.name)} already exists. Choose another name."
             ) from None
         files, plan = 0, None
-        if place is not None:
+        if directory is not None:
             try:
-                files, plan = _put_files(manager, args.name, first, point, place)
+                files, plan = _put_files(manager, args.name, first, point, directory)
             except BaseException:  # also Ctrl-C: the key must not belong to a partial directory
                 manager.delete(args.name)
                 raise
@@ -78,53 +78,57 @@ def run(args: Namespace, places: Places) -> Answer:
         "key": args.name,
         "id": first,
         "from": point.id,
-        "directory": None if place is None else str(place),
+        "directory": None if directory is None else str(directory),
         "files": files,
     }
 
-    def tell(out: Out) -> None:
+    def tell(out: Output) -> None:
         _show(out, data, point, args.store, tree is not None)
-        if plan is not None and place is not None and of_others:
-            show_foreign(out, plan, Paths(place, place))
+        if plan is not None and directory is not None and of_others:
+            show_foreign(out, plan, RelativePaths(directory, directory))
 
-    return Answer(data, tell)
+    return CommandResult(data, tell)
 
 
-def _meant(args: Namespace, places: Places, manager: CheckpointManager) -> tuple[str, str | None]:
+def _resolve(
+    args: Namespace, location: StoreLocation, manager: CheckpointManager
+) -> tuple[str, str | None]:
     """Return the key to fork, and the checkpoint if one was given. Raises NotFoundError."""
-    said: str = args.key
-    if said == ".":
-        return places.key(manager, None), args.at
-    if args.at is None and said not in manager.list_keys():
-        found = places.checkpoint(manager, said)
+    name: str = args.key
+    if name == ".":
+        return location.key(manager, None), args.at
+    if args.at is None and name not in manager.list_keys():
+        found = location.checkpoint(manager, name)
         return found.key, found.id
-    return places.key(manager, said), args.at
+    return location.key(manager, name), args.at
 
 
-def _empty(place: Path) -> Path:
-    if place.exists() and not is_empty(place):
-        raise InvalidInputError(f"{short_repr(str(place), 200)} is not an empty directory.")
-    return place.resolve()
+def _empty(directory: Path) -> Path:
+    if directory.exists() and not is_empty(directory):
+        raise InvalidInputError(f"{short_repr(str(directory), 200)} is not an empty directory.")
+    return directory.resolve()
 
 
-def _forked(manager: CheckpointManager, name: str, point: Checkpoint, place: Path | None) -> str:
+def _forked(
+    manager: CheckpointManager, name: str, point: Checkpoint, directory: Path | None
+) -> str:
     """Write the first checkpoint; that of a plain directory carries a claim of the new directory.
 
     Raises:
         ConflictError: the key exists.
     """
-    if place is None or SESSION_PART in point.parts:
+    if directory is None or SESSION_PART in point.parts:
         return manager.fork(point.key, name, point.id)
     parts: dict[str, Any] = {part: ReusedPart(tree) for part, tree in point.parts.items()}
     parts.pop(HOOK, None)  # its note names the other directory
-    claim = make_claim(manager.store.backend, check_key(name), place)
+    claim = make_claim(manager.store.backend, check_key(name), directory)
     draft = Draft(name, parts, "fork", point.label, token=point.token, claim=claim)
     remove_dead_imports(manager.store)
     return manager.store.write(draft, parents=(point.id,), after=0).id
 
 
 def _put_files(
-    manager: CheckpointManager, key: str, first: str, point: Checkpoint, place: Path
+    manager: CheckpointManager, key: str, first: str, point: Checkpoint, directory: Path
 ) -> tuple[int, Plan | None]:
     """Write the files of the fork; a session records the directory as its workspace."""
     from agent_checkpoint.session.session import Session
@@ -133,23 +137,23 @@ def _put_files(
     if tree is None:
         return 0, None
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInputError(
-            f"Cannot create the directory {place}: {error.strerror}."
+            f"Cannot create the directory {directory}: {error.strerror}."
         ) from error
     if SESSION_PART in point.parts:
-        Session(key, store=manager, workspace=place, every="manual").close()
+        Session(key, store=manager, workspace=directory, every="manual").close()
         plan = None
     else:
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        with Line(place, manager.store, key, **rules) as line:
-            plan = line.fill(tree, first)
+        with TrackedDir(directory, manager.store, key, **rules) as tracked:
+            plan = tracked.fill(tree, first)
     return tree.files, plan
 
 
 def _show(
-    out: Out, data: dict[str, Any], point: Checkpoint, store: str | None, has_files: bool
+    out: Output, data: dict[str, Any], point: Checkpoint, store: str | None, has_files: bool
 ) -> None:
     name = one_line(data["key"])
     more = "" if store is None else f", store={store!r}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_size
-from agent_checkpoint.cli.progress_backend import telling_manager
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size
+from agent_checkpoint.cli.progress_backend import progress_manager
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
 agent-checkpoint gc                    collect garbage; concurrent saves are safe
@@ -28,9 +28,9 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Collect garbage."""
-    with telling_manager(places, args.out, "Marking reachable objects") as manager:
+    with progress_manager(location, args.out, "Marking reachable objects") as manager:
         report = manager.gc(dry_run=args.dry_run, ignore_clock=args.ignore_clock)
     data = {
         "objects": report.objects,
@@ -39,7 +39,7 @@ def run(args: Namespace, places: Places) -> Answer:
         "done": not args.dry_run,
     }
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         if report.repacked:
             objects = format_count(report.repacked, "object")
             out.line(f"Repacked {objects} with zlib: every installation can read them now.")
@@ -49,4 +49,4 @@ def run(args: Namespace, places: Places) -> Answer:
         words = "Would delete" if args.dry_run else "Deleted"
         out.line(f"{words} {format_count(report.objects, 'object')}, {format_size(report.bytes)}.")
 
-    return Answer(data, show)
+    return CommandResult(data, show)

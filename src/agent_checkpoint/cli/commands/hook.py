@@ -10,7 +10,7 @@ from typing import Any
 from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.hook import client
 from agent_checkpoint.agents.settings.agent_settings import (
-    FORMS,
+    FORMATS,
     install,
     installed,
     settings_file,
@@ -18,9 +18,9 @@ from agent_checkpoint.agents.settings.agent_settings import (
     uninstall,
 )
 from agent_checkpoint.backends.disk.posix import read_regular
-from agent_checkpoint.cli.args import meant
-from agent_checkpoint.cli.output import Answer, Out
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.args import did_you_mean
+from agent_checkpoint.cli.output import CommandResult, Output
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.records import short_repr as shown
@@ -56,34 +56,34 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Run a subcommand, or save an event; an event never fails."""
     if not args.what and sys.stdin.isatty():
         raise InvalidInputError(
             "No event on stdin. To install the hook: agent-checkpoint hook install AGENT."
         )
-    store = client.whole_name(args.store or "")
+    store = client.absolute_store(args.store or "")
     if args.what in ("", *AGENTS):
         client.main([args.what, *(["--store", store] if store else [])])
         args.json = False
-        return Answer({}, lambda out: None)
+        return CommandResult({}, lambda out: None)
     if args.what not in _VERBS:
         # Not the status of a usage error: agents take 2 for "block this call".
         known = (*_VERBS, *AGENTS)
-        near = meant(args.what, known) or "."
+        near = did_you_mean(args.what, known) or "."
         names = ", ".join(known)
         raise CheckpointError(f"Unknown argument {shown(args.what)}{near} Choose from {names}.")
     if args.what == "status":
-        return _status(places)
+        return _status(location)
     if args.what == "stop":
-        from agent_checkpoint.agents.hook.daemon import end_all
+        from agent_checkpoint.agents.hook.daemon import stop_all
 
-        told = end_all()
-        words = "Stopped the daemon." if told else "No daemon is running."
-        return Answer({"stopped": told}, lambda out: out.line(words))
+        stopped = stop_all()
+        words = "Stopped the daemon." if stopped else "No daemon is running."
+        return CommandResult({"stopped": stopped}, lambda out: out.line(words))
     if args.agent not in AGENTS:
         raise InvalidInputError(f"Name the agent: {', '.join(AGENTS)}.")
-    project = places.directory if args.project else None
+    project = location.directory if args.project else None
     path = settings_file(args.agent, project)
     if args.what == "install":
         is_changed = install(args.agent, path, store, project)
@@ -91,22 +91,22 @@ def run(args: Namespace, places: Places) -> Answer:
         is_changed = uninstall(args.agent, path, project)
     data = {"agent": args.agent, "file": str(path), "changed": is_changed}
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         if args.what == "uninstall":
             out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
             return
         out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
         named = f" --store {shell_quote(store)}" if store else ""
         out.line(f"To rewind to a tool call: agent-checkpoint{named} rewind")
-        out.line(FORMS[args.agent].then, style="dim")
+        out.line(FORMATS[args.agent].next_step, style="dim")
 
-    return Answer(data, show)
+    return CommandResult(data, show)
 
 
-def _status(places: Places) -> Answer:
+def _status(location: StoreLocation) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for agent in AGENTS:
-        for scope, project in (("user", None), ("project", places.directory)):
+        for scope, project in (("user", None), ("project", location.directory)):
             path = settings_file(agent, project)
             row = {"agent": agent, "scope": scope, "file": str(path)}
             try:
@@ -119,7 +119,7 @@ def _status(places: Places) -> Answer:
     failures = _failures(log)
     data = {"agents": rows, "log": log, "failures": failures}
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         out.table(
             ["agent", "scope", "installed", "file", "store"],
             (
@@ -141,7 +141,7 @@ def _status(places: Places) -> Answer:
             for line in failures:
                 out.line(f"  {line}")
 
-    return Answer(data, show)
+    return CommandResult(data, show)
 
 
 def _failures(log: str | None) -> list[str]:

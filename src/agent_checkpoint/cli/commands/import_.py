@@ -6,10 +6,10 @@ from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.agents.directory_keys import said_place
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
+from agent_checkpoint.agents.directory_keys import claimed_directory
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.records import short_repr as quoted_name
@@ -26,30 +26,30 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Import the archive."""
-    file = Path(places.directory, args.file)
+    file = Path(location.directory, args.file)
     if not file.is_file():
         raise InvalidInputError(f"No such file: {quoted_name(str(file), 200)}.")
-    with places.manager() as manager, args.out.progress("Importing"):
+    with location.manager() as manager, args.out.progress("Importing"):
         key = manager.import_archive(file)
         head = manager.store.head(key)
         number = sum(1 for _ in manager.store.entries(key))
-        said = None
+        claimed = None
         with suppress(*UNUSABLE):  # a damaged note does not undo the import
-            said = None if head is None else said_place(manager.store, head)
+            claimed = None if head is None else claimed_directory(manager.store, head)
     data = {
         "key": key,
         "id": None if head is None else head.id,
         "checkpoints": number,
-        "says_directory": said,
+        "says_directory": claimed,
     }
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         out.line(f"Imported {one_line(key)}: {format_count(number, 'checkpoint')}.", style="green")
-        if said is not None:
-            out.line(f"It claims the directory {one_line(said)} (not verified).", style="yellow")
+        if claimed is not None:
+            out.line(f"It claims the directory {one_line(claimed)} (not verified).", style="yellow")
         out.line("The imported key is not bound to any directory, session or agent of yours.")
         out.hint("To see it", f"log {shell_quote(key)}")
 
-    return Answer(data, show)
+    return CommandResult(data, show)

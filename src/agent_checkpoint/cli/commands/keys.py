@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.agents.directory_keys import is_foreign, line_place, works_in
-from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
+from agent_checkpoint.agents.directory_keys import is_foreign, session_directory, tracked_directory
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
@@ -28,13 +28,13 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List the keys, most recently saved first."""
-    with places.manager() as manager:
+    with location.manager() as manager:
         rows = [_row(manager.store, key) for key in manager.list_keys(args.prefix)]
     rows.sort(key=lambda row: row["ts"] or 0.0, reverse=True)
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         if not rows and args.prefix:
             out.line(f"No keys start with {one_line(args.prefix, 80)}.")
         elif not rows:
@@ -45,7 +45,7 @@ def run(args: Namespace, places: Places) -> Answer:
                 ["key", "head", "when", "kind", "directory"], [_cells(r, limit) for r in rows]
             )
 
-    return Answer(rows, show)
+    return CommandResult(rows, show)
 
 
 def _cells(row: dict[str, Any], limit: int | None) -> list[str]:
@@ -78,7 +78,9 @@ def _row(store: Store, key: str) -> dict[str, Any]:
             row.update(id=head.id, seq=head.seq, ts=head.ts_ns / 1e9, kind=head.kind)
             row.update(session=SESSION_PART in head.parts, foreign=is_foreign(store, head))
             if not row["foreign"]:
-                row.update(directory=works_in(store, head) or line_place(store, head))
+                row.update(
+                    directory=session_directory(store, head) or tracked_directory(store, head)
+                )
     except UNUSABLE as error:
         row.update(kind="unreadable", error=str(error))
     return row

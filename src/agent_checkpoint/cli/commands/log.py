@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
-from agent_checkpoint.cli.output import Answer, Out, display_width, format_time, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, display_width, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.formatting import shell_quote, truncate_to_width
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
-from agent_checkpoint.present.lanes import ASCII, UNICODE, Node, Place, drawn
+from agent_checkpoint.present.lanes import ASCII, UNICODE, LaneNode, NodeId, draw_lanes
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS
 
@@ -58,18 +58,18 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List the checkpoints."""
     if args.n < 1:
         raise InvalidInputError("-n must be at least 1; use --all for all checkpoints.")
-    with places.manager() as manager:
-        key = places.key(manager, args.key)
+    with location.manager() as manager:
+        key = location.key(manager, args.key)
         limit = None if args.all else args.n
         forks = {} if args.no_branches else find_forks(manager.store)
         origin = origin_of(manager.store, key)
         line = _line(manager, key, limit, forks, {key})
     line["from"] = None if origin is None else f"{origin.key}@{origin.seq}"
-    return Answer(line, lambda out: _show(out, line))
+    return CommandResult(line, lambda out: _show(out, line))
 
 
 def _line(
@@ -96,15 +96,15 @@ def _line(
     }
 
 
-def _show(out: Out, line: dict[str, Any]) -> None:
+def _show(out: Output, line: dict[str, Any]) -> None:
     lines = list(_lines(line))
     shown = sorted(lines[1:], key=lambda item: item["checkpoints"][0]["ts"] or 0, reverse=True)
     shown = [line, *shown[: _MOST_LANES - 1]]
     rows = {(item["key"], _number(row["id"])): row for item in shown for row in item["checkpoints"]}
-    nodes = _nodes(shown, rows, _SIGNS if out.has_signs else _PLAIN, out.has_signs)
+    nodes = _nodes(shown, rows, _SIGNS if out.has_unicode else _PLAIN, out.has_unicode)
     current = _current(nodes, line["key"])
     head = (line["key"], _number(line["head"]))
-    for before, node in drawn(nodes, UNICODE if out.has_signs else ASCII, main=head):
+    for before, node in draw_lanes(nodes, UNICODE if out.has_unicode else ASCII, main=head):
         if node is None:
             out.pieces((before, "dim"))
         else:
@@ -113,7 +113,7 @@ def _show(out: Out, line: dict[str, Any]) -> None:
 
 
 def _show_rest(
-    out: Out, line: dict[str, Any], lines: list[dict[str, Any]], shown: list[dict[str, Any]]
+    out: Output, line: dict[str, Any], lines: list[dict[str, Any]], shown: list[dict[str, Any]]
 ) -> None:
     if line["more"]:
         out.hint("Older checkpoints", f"log {shell_quote(line['key'])} --all")
@@ -129,14 +129,14 @@ def _show_rest(
 
 
 def _show_row(
-    out: Out, before: str, node: Node, row: dict[str, Any], key: str, is_current: bool
+    out: Output, before: str, node: LaneNode, row: dict[str, Any], key: str, is_current: bool
 ) -> None:
     own, number = node.place
     short = out.limit(60)
     name = f"@{number}" if own == key else f"{one_line(own, short)}@{number}"
     quiet = "dim" if row["kind"] in _QUIET or not is_current else ""
     label = row["label"] or row.get("error") or ""
-    arrow = "←" if out.has_signs else "<-"
+    arrow = "←" if out.has_unicode else "<-"
     mark = (
         f"  {arrow} {'now' if own == key else one_line(own, short)}" if row.get("is_head") else ""
     )
@@ -182,10 +182,10 @@ def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _nodes(
     shown: list[dict[str, Any]],
-    rows: dict[Place, dict[str, Any]],
+    rows: dict[NodeId, dict[str, Any]],
     signs: dict[str, str],
     rich: bool,
-) -> list[Node]:
+) -> list[LaneNode]:
     """Return the nodes to draw, newest first; within a key by number, since clocks may jump."""
     left = [list(reversed(item["checkpoints"])) for item in shown]
     keys = [item["key"] for item in shown]
@@ -204,38 +204,38 @@ def _nodes(
         row = left[chosen].pop()
         place = (keys[chosen], _number(row["id"]))
         sign = signs.get(row["kind"], "●" if rich else "*")
-        found.append(Node(place, _parent(place, row, rows, older, hidden), sign))
+        found.append(LaneNode(place, _parent(place, row, rows, older, hidden), sign))
     return found
 
 
 def _parent(
-    place: Place,
+    place: NodeId,
     row: dict[str, Any],
-    rows: dict[Place, Any],
+    rows: dict[NodeId, Any],
     older: dict[str, list[int]],
     hidden: set[str],
-) -> Place | None:
+) -> NodeId | None:
     """Return the parent of a checkpoint, or its nearest remaining ancestor."""
     from bisect import bisect_left
 
-    said = parse_checkpoint_id(row["parents"][0]) if row["parents"] else None
-    if said is not None and (said.key, said.seq) in rows:
-        return said.key, said.seq
-    key, before = (said.key, said.seq) if said is not None else place
-    if said is None and row["kind"] != "unreadable":
+    parent = parse_checkpoint_id(row["parents"][0]) if row["parents"] else None
+    if parent is not None and (parent.key, parent.seq) in rows:
+        return parent.key, parent.seq
+    key, before = (parent.key, parent.seq) if parent is not None else place
+    if parent is None and row["kind"] != "unreadable":
         return None
     numbers = older.get(key, [])
     at = bisect_left(numbers, before)
-    if at == 0 and said is not None and key in hidden:
+    if at == 0 and parent is not None and key in hidden:
         return key, before  # the lane continues below the last row shown
     return (key, numbers[at - 1]) if at > 0 and (key, numbers[at - 1]) != place else None
 
 
-def _current(nodes: list[Node], key: str) -> set[Place]:
+def _current(nodes: list[LaneNode], key: str) -> set[NodeId]:
     """Return the ancestors of a key's head."""
     parents = {node.place: node.parent for node in nodes}
     heads = [node.place for node in nodes if node.place[0] == key]
-    found: set[Place] = set()
+    found: set[NodeId] = set()
     place = heads[0] if heads else None
     while place is not None and place not in found:
         found.add(place)

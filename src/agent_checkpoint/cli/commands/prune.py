@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
-from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.maintenance.retention import (
     KeepEvery,
@@ -48,25 +48,25 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser, needs_yes=True)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Show the preview, ask, and prune."""
     policy = _policy(args)
-    with places.manager() as manager:
-        key = places.key(manager, args.key)
-        doomed = manager.prune(key, policy, dry_run=True)
+    with location.manager() as manager:
+        key = location.key(manager, args.key)
+        to_delete = manager.prune(key, policy, dry_run=True)
         total = sum(1 for _ in manager.store.entries(key))
         data: dict[str, Any] = {
             "key": key,
             "done": False,
-            "deleted": doomed,
-            "kept": total - len(doomed),
+            "deleted": to_delete,
+            "kept": total - len(to_delete),
         }
 
-        def preview(out: Out) -> None:
-            if doomed:
-                kept = total - len(doomed)
+        def preview(out: Output) -> None:
+            if to_delete:
+                kept = total - len(to_delete)
                 out.line(
-                    f"{one_line(key)}: {format_count(len(doomed), 'checkpoint')} to delete, "
+                    f"{one_line(key)}: {format_count(len(to_delete), 'checkpoint')} to delete, "
                     f"{kept:,} to keep."
                 )
             else:
@@ -74,38 +74,38 @@ def run(args: Namespace, places: Places) -> Answer:
                     f"{one_line(key)}: nothing to delete, {format_count(total, 'checkpoint')} kept."
                 )
 
-        if args.dry_run or not doomed:
-            return Answer(data, preview)
-        if not agreed(args, preview, "Delete permanently?"):
-            return refused(data)
-        gone = manager.prune(key, policy)
-    data = {**data, "done": True, "deleted": gone, "kept": total - len(gone)}
+        if args.dry_run or not to_delete:
+            return CommandResult(data, preview)
+        if not confirmed(args, preview, "Delete permanently?"):
+            return declined(data)
+        deleted = manager.prune(key, policy)
+    data = {**data, "done": True, "deleted": deleted, "kept": total - len(deleted)}
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         out.line(
-            f"Deleted {format_count(len(gone), 'checkpoint')} of {one_line(key)}.", style="green"
+            f"Deleted {format_count(len(deleted), 'checkpoint')} of {one_line(key)}.", style="green"
         )
         out.hint("To reclaim space", "gc")
 
-    return Answer(data, show)
+    return CommandResult(data, show)
 
 
 def _policy(args: Namespace) -> Policy:
-    wanted: list[Policy] = []
+    policies: list[Policy] = []
     if args.keep_latest is not None:
-        wanted.append(KeepLatest(args.keep_latest))
+        policies.append(KeepLatest(args.keep_latest))
     if args.keep_every is not None:
-        wanted.append(KeepEvery(args.keep_every))
+        policies.append(KeepEvery(args.keep_every))
     if args.keep_newer_than is not None:
         try:
-            wanted.append(KeepNewerThan(timedelta(days=args.keep_newer_than)))
+            policies.append(KeepNewerThan(timedelta(days=args.keep_newer_than)))
         except (OverflowError, ValueError):
             raise InvalidInputError("--keep-newer-than: number of days out of range.") from None
     if args.keep_tagged is not None:
-        wanted.append(KeepTagged(*(tag for tag in args.keep_tagged if tag)))
-    if not wanted:
+        policies.append(KeepTagged(*(tag for tag in args.keep_tagged if tag)))
+    if not policies:
         raise InvalidInputError("No retention policy given, such as --keep-latest 20.")
-    policy = wanted[0]
-    for other in wanted[1:]:
+    policy = policies[0]
+    for other in policies[1:]:
         policy = policy | other
     return policy

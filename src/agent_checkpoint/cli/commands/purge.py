@@ -13,9 +13,9 @@ from typing import Any
 
 from agent_checkpoint.agents.hook import client
 from agent_checkpoint.backends.disk.posix import is_regular, read_regular, wrap_os_errors, write_new
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
-from agent_checkpoint.cli.prompts import add_json, add_yes, agreed, refused
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.maintenance.purge import PurgeReport
 
@@ -36,13 +36,13 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser, needs_yes=True)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Show the preview, ask, and purge."""
     secret = _secret()
-    with places.manager() as manager:
+    with location.manager() as manager:
         found = manager.purge(secret, dry_run=True)
 
-        def preview(out: Out) -> None:
+        def preview(out: Output) -> None:
             if not (found.checkpoints or found.objects):
                 out.line("No checkpoint contains the secret.")
                 return
@@ -54,20 +54,20 @@ def run(args: Namespace, places: Places) -> Answer:
                 out.line(f"  and {len(found.checkpoints) - _SHOWN:,} more")
 
         if args.dry_run or not (found.checkpoints or found.objects):
-            return Answer(_data(found, done=False), preview)
-        if not agreed(args, preview, "Delete permanently?"):
-            return refused(_data(found, done=False))
+            return CommandResult(_data(found, done=False), preview)
+        if not confirmed(args, preview, "Delete permanently?"):
+            return declined(_data(found, done=False))
         with args.out.progress("Purging"):
             done = manager.purge(secret)
             _forget_in_log(secret.encode() if isinstance(secret, str) else secret)
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         out.line(f"Removed {format_count(len(done.checkpoints), 'checkpoint')}.", style="green")
         for key, name in done.replaced.items():
             out.line(f"  {one_line(key)} continues at {one_line(name)}, with the secret redacted")
         out.line("Revoke the secret: copies of the store, archives and agents may still have it.")
 
-    return Answer(_data(done, done=True), show)
+    return CommandResult(_data(done, done=True), show)
 
 
 def _forget_in_log(secret: bytes) -> None:

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.directory_keys import files_belong_to, is_foreign, is_line
-from agent_checkpoint.cli.output import Answer, Out, Tell, one_line
-from agent_checkpoint.cli.paths import Paths, holds
-from agent_checkpoint.cli.plan_output import plan_data, show_plan, show_since
-from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
-from agent_checkpoint.cli.store_location import Places, existing_directory
+from agent_checkpoint.agents.directory_keys import directory_of_files, is_directory_key, is_foreign
+from agent_checkpoint.cli.output import CommandResult, Output, ProgressCallback, one_line
+from agent_checkpoint.cli.paths import RelativePaths, holds
+from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined, show_plan_changed
+from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.formatting import format_paths, shell_quote
 from agent_checkpoint.records import Checkpoint, short_repr
@@ -58,77 +58,77 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser, needs_yes=True)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Show the plan, ask, and restore."""
-    from agent_checkpoint.agents.tracked_dir import Line
+    from agent_checkpoint.agents.tracked_dir import TrackedDir
 
-    with places.manager() as manager, _made(args.into, places):
+    with location.manager() as manager, _made(args.into, location):
         store = manager.store
-        checkpoint = places.checkpoint(manager, args.id)
+        checkpoint = location.checkpoint(manager, args.id)
         tree = tree_in(store, checkpoint)
         if tree is None:
             raise NotFoundError(f"The checkpoint {short_repr(checkpoint.id, 120)} has no files.")
-        place = _place(args, places, store, checkpoint)
-        paths = Paths(place, place if args.into is not None else places.directory)
-        chosen = _chosen(args.paths, paths, place, checkpoint, tree)
-        wish: dict[str, Any] = {
+        directory = _target(args, location, store, checkpoint)
+        paths = RelativePaths(directory, directory if args.into is not None else location.directory)
+        chosen = _chosen(args.paths, paths, directory, checkpoint, tree)
+        options: dict[str, Any] = {
             "paths": chosen,
             "exclude": [".git"] if args.keep_git else [],
             "keep_unseen": args.keep_unseen,
         }
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        told: list[Tell] = []
+        callbacks: list[ProgressCallback] = []
         if args.into is not None and not args.force:
-            _check_empty(place, store)
-        rules["progress"] = lambda files, read: told[-1](files, f"{files:,} files read")
+            _check_empty(directory, store)
+        rules["progress"] = lambda files, read: callbacks[-1](files, f"{files:,} files read")
         head = newest_readable(store, checkpoint.key) or checkpoint
-        is_own = args.into is None and is_line(store, head, place)
-        key = checkpoint.key if is_own else own_key(store, place)
+        is_own = args.into is None and is_directory_key(store, head, directory)
+        key = checkpoint.key if is_own else own_key(store, directory)
         of_others = is_foreign(store, checkpoint)
-        with Line(place, store, key, force=args.force, **rules) as line:
-            line.saved_in = (checkpoint.key,)
-            notices = line.notices
-            what, done = _what(chosen, place, checkpoint), None
+        with TrackedDir(directory, store, key, force=args.force, **rules) as tracked:
+            tracked.saved_in = (checkpoint.key,)
+            notices = tracked.notices
+            what, done = _what(chosen, directory, checkpoint), None
             while done is None:
                 with args.out.progress("Scanning files") as tell:
-                    told.append(tell)
-                    plan = line.restore(tree, dry_run=True, **wish)
-                data = _data(plan, checkpoint, place, of_others, done=False)
+                    callbacks.append(tell)
+                    plan = tracked.restore(tree, dry_run=True, **options)
+                data = _data(plan, checkpoint, directory, of_others, done=False)
                 show_it = partial(
                     _show, plan=plan, paths=paths, of_others=of_others, notices=notices
                 )
                 if args.dry_run or not plan:
-                    return Answer(data, show_it)
-                if not agreed(args, show_it, f"Restore {what}?"):
-                    return refused(data)
+                    return CommandResult(data, show_it)
+                if not confirmed(args, show_it, f"Restore {what}?"):
+                    return declined(data)
                 # A confirmation covers the plan that was shown; --yes covers any plan.
-                wish["only_if"] = None if args.yes else plan
+                options["only_if"] = None if args.yes else plan
                 try:
                     with args.out.progress("Restoring") as tell:
-                        told.append(tell)
+                        callbacks.append(tell)
                         done = (
-                            line.go_back(checkpoint, tree, chosen, **wish)
+                            tracked.restore_and_save(checkpoint, tree, chosen, **options)
                             if is_own
-                            else line.restore(tree, **wish)
+                            else tracked.restore(tree, **options)
                         )
                 except PlanChangedError as error:
-                    again(args, error)
+                    show_plan_changed(args, error)
 
-    def tell_end(out: Out) -> None:
+    def tell_end(out: Output) -> None:
         if args.yes:
             _show(out, done, paths, of_others, notices)
         else:
-            show_since(out, plan, done, paths)
+            show_plan_changes(out, plan, done, paths)
         out.line(f"Restored {what}.", style="green")
         if done.safety_id is not None:
-            into = f" --into {shell_quote(str(place))} --force" if args.into is not None else ""
+            into = f" --into {shell_quote(str(directory))} --force" if args.into is not None else ""
             out.hint("To undo", f"restore {shell_quote(done.safety_id)}{into}", style="")
 
-    return Answer(_data(done, checkpoint, place, of_others, done=True), tell_end)
+    return CommandResult(_data(done, checkpoint, directory, of_others, done=True), tell_end)
 
 
 def _chosen(
-    said: list[str], paths: Paths, place: Path, checkpoint: Checkpoint, tree: Tree
+    typed: list[str], paths: RelativePaths, directory: Path, checkpoint: Checkpoint, tree: Tree
 ) -> list[str] | None:
     """Return the paths to restore; None for everything.
 
@@ -136,14 +136,16 @@ def _chosen(
         NotFoundError: one is neither in the checkpoint nor in the directory.
         InvalidInputError: one is not in the directory.
     """
-    chosen = paths.typed(said) if said else None
-    for word, path in zip(said, chosen or ()):
-        if not (os.path.lexists(place / path) or holds(tree, path)):
-            raise paths.missing(word, path, tree, checkpoint)
+    chosen = paths.resolve(typed) if typed else None
+    for name, path in zip(typed, chosen or ()):
+        if not (os.path.lexists(directory / path) or holds(tree, path)):
+            raise paths.not_found(name, path, tree, checkpoint)
     return chosen
 
 
-def _show(out: Out, plan: Plan, paths: Paths, of_others: bool, notices: list[str]) -> None:
+def _show(
+    out: Output, plan: Plan, paths: RelativePaths, of_others: bool, notices: list[str]
+) -> None:
     for notice in notices:
         out.line(one_line(notice), style="yellow")
     if not plan and not plan.leave:
@@ -151,17 +153,17 @@ def _show(out: Out, plan: Plan, paths: Paths, of_others: bool, notices: list[str
     show_plan(out, plan, paths, is_foreign=of_others and bool(plan))
 
 
-def _what(chosen: list[str] | None, place: Path, checkpoint: Checkpoint) -> str:
+def _what(chosen: list[str] | None, directory: Path, checkpoint: Checkpoint) -> str:
     """Return the object of the sentence "Restore …"."""
     if chosen is None:
-        return f"{one_line(place)} to @{checkpoint.seq}"
-    return f"{one_line(format_paths(chosen))} in {one_line(place)} from @{checkpoint.seq}"
+        return f"{one_line(directory)} to @{checkpoint.seq}"
+    return f"{one_line(format_paths(chosen))} in {one_line(directory)} from @{checkpoint.seq}"
 
 
 @contextmanager
-def _made(into: str | None, places: Places) -> Iterator[None]:
+def _made(into: str | None, location: StoreLocation) -> Iterator[None]:
     """Create the target directory, and remove it afterwards if it is still empty."""
-    target = None if into is None else places.directory / into
+    target = None if into is None else location.directory / into
     made: list[Path] = []
     if target is not None:
         made = [path for path in (target, *target.parents) if not path.exists()]
@@ -179,30 +181,30 @@ def _made(into: str | None, places: Places) -> Iterator[None]:
                 path.rmdir()
 
 
-def _check_empty(place: Path, store: Store) -> None:
+def _check_empty(directory: Path, store: Store) -> None:
     """Check that a target directory has no files that the restore would delete.
 
     Raises:
         UnsafeWorkspaceError: it has files.
     """
     own = Path(os.path.realpath(getattr(store.backend, "path", "/")))
-    if any(path != own for path in place.iterdir()):
+    if any(path != own for path in directory.iterdir()):
         raise UnsafeWorkspaceError(
-            f"{one_line(place)} is not empty, and the restore would delete its files. Name another "
-            "directory, or pass --force."
+            f"{one_line(directory)} is not empty, and the restore would delete its files. Name "
+            "another directory, or pass --force."
         )
 
 
-def _place(args: Namespace, places: Places, store: Any, checkpoint: Checkpoint) -> Path:
+def _target(args: Namespace, location: StoreLocation, store: Any, checkpoint: Checkpoint) -> Path:
     if args.into is not None:
-        return existing_directory(args.into, places.directory)
-    place = files_belong_to(store, checkpoint, places.directory)
-    if place is None or not place.is_dir():
+        return existing_directory(args.into, location.directory)
+    directory = directory_of_files(store, checkpoint, location.directory)
+    if directory is None or not directory.is_dir():
         raise InvalidInputError(
-            f"{places.directory} is not the directory of {short_repr(checkpoint.key)}"
+            f"{location.directory} is not the directory of {short_repr(checkpoint.key)}"
             f"{_why(store, checkpoint)}. Change to its directory, or pass --into DIR."
         )
-    return place
+    return directory
 
 
 def _why(store: Store, checkpoint: Checkpoint) -> str:
@@ -211,7 +213,7 @@ def _why(store: Store, checkpoint: Checkpoint) -> str:
 
 
 def _data(
-    plan: Plan, checkpoint: Checkpoint, place: Path, of_others: bool, *, done: bool
+    plan: Plan, checkpoint: Checkpoint, directory: Path, of_others: bool, *, done: bool
 ) -> dict[str, Any]:
-    found = {"id": checkpoint.id, "directory": str(place), "done": done, "foreign": of_others}
-    return {**found, **plan_data(plan)}
+    found = {"id": checkpoint.id, "directory": str(directory), "done": done, "foreign": of_others}
+    return {**found, **plan_json(plan)}

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import AGENTS
-from agent_checkpoint.agents.directory_keys import keys_of
-from agent_checkpoint.agents.rewind.rewind import Rewinding, make_good
-from agent_checkpoint.agents.session_note import Note, read_note
-from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
-from agent_checkpoint.cli.paths import Paths
-from agent_checkpoint.cli.plan_output import show_plan, show_since
-from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
-from agent_checkpoint.cli.store_location import Places, short_form
+from agent_checkpoint.agents.directory_keys import keys_of_directory
+from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind
+from agent_checkpoint.agents.session_note import SessionNote, read_note
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
+from agent_checkpoint.cli.paths import RelativePaths
+from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined, show_plan_changed
+from agent_checkpoint.cli.store_location import StoreLocation, short_form
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -63,16 +63,16 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser, needs_yes=True)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List the tool calls, or rewind to one."""
     if args.N < 1:
         raise InvalidInputError("-N must be at least 1.")
-    with places.manager() as manager:
-        key = _key_meant(args, places, manager)
-        finished = make_good(manager.store, key)
+    with location.manager() as manager:
+        key = _session_key(args, location, manager)
+        finished = recover_rewind(manager.store, key)
         if args.id is None:
             return _list(manager, key, args.N, finished)
-        target = _target(args.id, places, manager, key)
+        target = _target(args.id, location, manager, key)
         note = read_note(manager.store, target)
         if note is None:
             raise InvalidInputError(
@@ -82,10 +82,10 @@ def run(args: Namespace, places: Places) -> Answer:
         if not note.is_ours:
             raise InvalidInputError(
                 f"{short_repr(target.id, 120)} was imported or is not sealed with your secret: its "
-                "paths "
-                "are not trusted. Use `restore --into DIR` to write its files to another directory."
+                "paths are not trusted. Use `restore --into DIR` to write its files to another "
+                "directory."
             )
-        work = Rewinding(
+        rewind = Rewind(
             manager.store,
             target,
             note,
@@ -93,79 +93,79 @@ def run(args: Namespace, places: Places) -> Answer:
             conversation=args.only != "files",
             exclude=(".git",) if args.keep_git else (),
         )
-        with work:
-            paths = Paths(Path(note.root), places.directory)
-            question = f"Rewind {one_line(work.directory)} to @{target.seq}?"
+        with rewind:
+            paths = RelativePaths(Path(note.root), location.directory)
+            question = f"Rewind {one_line(rewind.directory)} to @{target.seq}?"
             is_done = False
             while not is_done:
-                work.preview()
-                plan, data = work.plan, _data(work, target, finished, done=False)
-                preview = Answer(data, lambda out: _preview(out, work, paths, finished))
+                rewind.preview()
+                plan, data = rewind.plan, _data(rewind, target, finished, done=False)
+                preview = CommandResult(data, lambda out: _preview(out, rewind, paths, finished))
                 if args.dry_run:
                     return preview
-                if not agreed(args, preview.show, question):
-                    return refused(data)
+                if not confirmed(args, preview.show, question):
+                    return declined(data)
                 try:
-                    work.run(None if args.yes else plan)
+                    rewind.run(None if args.yes else plan)
                     is_done = True
                 except PlanChangedError as error:
-                    again(args, error)
+                    show_plan_changed(args, error)
 
-    def tell(out: Out) -> None:
+    def tell(out: Output) -> None:
         if args.yes:
-            _preview(out, work, paths, finished)
+            _preview(out, rewind, paths, finished)
         else:
-            show_since(out, plan, work.plan, paths)
+            show_plan_changes(out, plan, rewind.plan, paths)
         out.line(f"Rewound to @{target.seq}: {one_line(target.label)}", style="green")
-        if work.kept is not None:
+        if rewind.previous_transcript is not None:
             out.line(
-                f"The previous transcript is kept as {one_line(work.kept)}; an agent that is still "
-                "running keeps writing to it."
+                f"The previous transcript is kept as {one_line(rewind.previous_transcript)}; an "
+                "agent that is still running keeps writing to it."
             )
-        out.hint("To undo", f"rewind {shell_quote(str(work.safety_id))}", style="")
-        _tell_limits(out, note)
+        out.hint("To undo", f"rewind {shell_quote(str(rewind.safety_id))}", style="")
+        _show_limits(out, note)
 
-    return Answer(_data(work, target, finished, done=True), tell)
+    return CommandResult(_data(rewind, target, finished, done=True), tell)
 
 
-def _key_meant(args: Namespace, places: Places, manager: CheckpointManager) -> str:
+def _session_key(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> str:
     """Return the key of the named checkpoint, else that of the session of the directory."""
-    said: str | None = args.id
-    if said is not None and short_form(said) is None:
+    name: str | None = args.id
+    if name is not None and short_form(name) is None:
         with suppress(NotFoundError):
-            return find(manager.store, said).key
-    return _key(args, places, manager)
+            return find(manager.store, name).key
+    return _key(args, location, manager)
 
 
-def _key(args: Namespace, places: Places, manager: CheckpointManager) -> str:
+def _key(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> str:
     if args.session is not None:
-        return places.key(manager, args.session)
-    for place in (places.directory, *places.directory.parents):
-        for key in keys_of(manager.store, place):
+        return location.key(manager, args.session)
+    for place in (location.directory, *location.directory.parents):
+        for key in keys_of_directory(manager.store, place):
             head = manager.store.head(key)
             note = None if head is None else read_note(manager.store, head)
             if note is not None and note.agent in AGENTS:
                 return key
     raise NotFoundError(
-        f"No checkpoints of a coding agent in {one_line(places.directory)}. Run "
+        f"No checkpoints of a coding agent in {one_line(location.directory)}. Run "
         "`agent-checkpoint hook status` to check that the hook is installed."
     )
 
 
-def _target(said: str, places: Places, manager: CheckpointManager, key: str) -> Checkpoint:
-    short = short_form(said)
+def _target(name: str, location: StoreLocation, manager: CheckpointManager, key: str) -> Checkpoint:
+    short = short_form(name)
     if short is not None:
         return find(manager.store, key + short, key=key)
     try:
-        return places.checkpoint(manager, said)
+        return location.checkpoint(manager, name)
     except NotFoundError:
         for checkpoint, note in _rows(manager, key):
-            if any(call.id == said for call in note.calls) and not note.event.startswith("Pre"):
+            if any(call.id == name for call in note.calls) and not note.event.startswith("Pre"):
                 return checkpoint
         raise
 
 
-def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, Note]]:
+def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, SessionNote]]:
     for entry in manager.store.entries(key):
         try:
             checkpoint = read_checkpoint(key, entry.seq, entry.data)
@@ -176,7 +176,7 @@ def _rows(manager: CheckpointManager, key: str) -> Iterator[tuple[Checkpoint, No
             yield checkpoint, note
 
 
-def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None) -> Answer:
+def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None) -> CommandResult:
     rows: list[dict[str, Any]] = []
     for checkpoint, note in _rows(manager, key):
         if len(rows) >= limit:
@@ -195,8 +195,8 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
             }
         )
 
-    def tell(out: Out) -> None:
-        _tell_finished(out, finished)
+    def tell(out: Output) -> None:
+        _show_finished(out, finished)
         out.line(one_line(key), style="bold")
         out.table(
             ["", "when", "what", "lines"],
@@ -214,30 +214,30 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
             out.line("lines: length of the transcript", style="dim")
         out.hint("To rewind", "rewind @N")
 
-    return Answer({"key": key, "checkpoints": rows, "finished": finished}, tell)
+    return CommandResult({"key": key, "checkpoints": rows, "finished": finished}, tell)
 
 
-def _preview(out: Out, work: Rewinding, paths: Paths, finished: str | None) -> None:
-    _tell_finished(out, finished)
-    plan = work.plan
+def _preview(out: Output, rewind: Rewind, paths: RelativePaths, finished: str | None) -> None:
+    _show_finished(out, finished)
+    plan = rewind.plan
     if plan is not None and (plan or plan.leave):
-        out.line(f"In {one_line(work.directory)}:")
+        out.line(f"In {one_line(rewind.directory)}:")
         show_plan(out, plan, paths)
-    elif work.words is None:
+    elif rewind.transcript_change is None:
         out.line("Nothing to do: files and conversation match the checkpoint.")
-    if work.words is not None:
-        out.line(f"  {one_line(work.words)}", style="yellow")
-    if work.missing is not None:
-        why = one_line(work.missing)
+    if rewind.transcript_change is not None:
+        out.line(f"  {one_line(rewind.transcript_change)}", style="yellow")
+    if rewind.transcript_missing is not None:
+        why = one_line(rewind.transcript_missing)
         out.line(f"The checkpoint has no conversation; it is not rewound: {why}", style="yellow")
 
 
-def _tell_finished(out: Out, finished: str | None) -> None:
+def _show_finished(out: Output, finished: str | None) -> None:
     if finished is not None:
         out.line(one_line(finished), style="yellow")
 
 
-def _tell_limits(out: Out, note: Note) -> None:
+def _show_limits(out: Output, note: SessionNote) -> None:
     out.line(
         "Effects outside of the directory are not undone. A running agent keeps its conversation "
         "in memory: exit it, then resume the session.",
@@ -248,12 +248,12 @@ def _tell_limits(out: Out, note: Note) -> None:
 
 
 def _data(
-    work: Rewinding, target: Checkpoint, finished: str | None, *, done: bool
+    rewind: Rewind, target: Checkpoint, finished: str | None, *, done: bool
 ) -> dict[str, Any]:
-    plan = work.plan
+    plan = rewind.plan
     return {
         "id": target.id,
-        "directory": work.directory,
+        "directory": rewind.directory,
         "done": done,
         "write": [] if plan is None else plan.write,
         "delete": [] if plan is None else plan.delete,
@@ -261,9 +261,11 @@ def _data(
         "leave": {} if plan is None else plan.leave,
         "kept": {} if plan is None else plan.kept,
         "open": [] if plan is None else plan.open,
-        "transcript": work.words,
-        "transcript_missing": work.missing,
-        "transcript_before": None if work.kept is None else str(Path(work.kept)),
-        "safety_id": work.safety_id,
+        "transcript": rewind.transcript_change,
+        "transcript_missing": rewind.transcript_missing,
+        "transcript_before": None
+        if rewind.previous_transcript is None
+        else str(Path(rewind.previous_transcript)),
+        "safety_id": rewind.safety_id,
         "finished": finished,
     }

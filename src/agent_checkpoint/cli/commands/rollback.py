@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.directory_keys import works_in
-from agent_checkpoint.cli.effect_output import effect_data, effect_words
+from agent_checkpoint.agents.directory_keys import session_directory
+from agent_checkpoint.cli.effect_output import effect_json, effect_line
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
-from agent_checkpoint.cli.paths import Paths
-from agent_checkpoint.cli.plan_output import plan_data, show_plan, show_since
-from agent_checkpoint.cli.prompts import add_json, add_yes, again, agreed, refused
-from agent_checkpoint.cli.store_location import Places, existing_directory
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.paths import RelativePaths
+from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
+from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined, show_plan_changed
+from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -85,25 +85,25 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser, needs_yes=True)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Show the report, ask, and roll back."""
     if args.steps < 0:
         raise InvalidInputError("--steps must not be negative.")
-    parts = [name for said in args.parts or () for name in said.split(",") if name] or None
+    parts = [name for names in args.parts or () for name in names.split(",") if name] or None
     place = None
     if args.workspace is not None:
-        place = existing_directory(args.workspace, places.directory)
+        place = existing_directory(args.workspace, location.directory)
     for module in args.modules:
-        _load(module, places)
-    with places.manager() as manager:
-        key = places.key(manager, args.key, sessions=True)
-        to = None if args.to is None else places.id_of(manager, args.to, key)
-        paths = Paths(place or _directory(manager, key), places.directory)
+        _load(module, location)
+    with location.manager() as manager:
+        key = location.key(manager, args.key, sessions=True)
+        to = None if args.to is None else location.id_of(manager, args.to, key)
+        paths = RelativePaths(place or _directory(manager, key), location.directory)
         forgets = parts is None or any(name != "workspace" for name in parts)
         question = f"Roll back {one_line(key, 60)}? A running agent can no longer save to it"
         done = None
         while done is None:
-            seen = preview_rollback(
+            preview = preview_rollback(
                 manager,
                 key,
                 to=to,
@@ -112,56 +112,56 @@ def run(args: Namespace, places: Places) -> Answer:
                 keep_unseen=args.keep_unseen,
                 workspace=place,
             ).report
-            to, data = seen.target, _data(key, seen)  # a second prompt keeps the target
-            show_it = partial(_show, key=key, report=seen, paths=paths)
+            to, data = preview.target, _data(key, preview)  # a second prompt keeps the target
+            show_it = partial(_show, key=key, report=preview, paths=paths)
             if args.dry_run:
-                return Answer(data, show_it)
-            if forgets and seen.blocking and args.effects != "warn":
-                show_refusal = partial(_show_refusal, key=key, report=seen)
-                return Answer(data, show_refusal, REFUSED)
-            if not agreed(args, show_it, f"{question}."):
-                return refused(data)
+                return CommandResult(data, show_it)
+            if forgets and preview.blocking and args.effects != "warn":
+                show_refusal = partial(_show_refusal, key=key, report=preview)
+                return CommandResult(data, show_refusal, REFUSED)
+            if not confirmed(args, show_it, f"{question}."):
+                return declined(data)
             session = Session(key, store=manager, workspace=place, every="manual")
             try:
                 done = session.rollback(
-                    seen.target,
+                    preview.target,
                     effects=args.effects,
                     parts=parts,
                     keep_unseen=args.keep_unseen,
-                    only_if=None if args.yes else seen,
+                    only_if=None if args.yes else preview,
                 )
             except PlanChangedError as error:
-                again(args, error)
+                show_plan_changed(args, error)
             except RollbackRefusedError as error:
-                report = error.report if isinstance(error.report, RollbackReport) else seen
+                report = error.report if isinstance(error.report, RollbackReport) else preview
                 show_refusal = partial(_show_refusal, key=key, report=report)
-                return Answer(_data(key, report), show_refusal, REFUSED)
+                return CommandResult(_data(key, report), show_refusal, REFUSED)
             finally:
                 session.close()
 
-    def tell(out: Out) -> None:
+    def tell(out: Output) -> None:
         if args.yes:
             _show(out, key, done, paths)
         else:
-            show_since(out, seen.files, done.files, paths)
+            show_plan_changes(out, preview.files, done.files, paths)
         _show_done(out, key, done)
 
-    return Answer(_data(key, done), tell)
+    return CommandResult(_data(key, done), tell)
 
 
 def _directory(manager: CheckpointManager, key: str) -> Path | None:
     head = manager.store.head(key)
-    found = None if head is None else works_in(manager.store, head)
+    found = None if head is None else session_directory(manager.store, head)
     return None if found is None else Path(found)
 
 
-def _load(module: str, places: Places) -> None:
+def _load(module: str, location: StoreLocation) -> None:
     """Import a module of the user, from the current directory or from installed packages."""
     import sys
     from importlib import import_module
 
-    if str(places.directory) not in sys.path:
-        sys.path.insert(0, str(places.directory))
+    if str(location.directory) not in sys.path:
+        sys.path.insert(0, str(location.directory))
     try:
         import_module(module)
     except Exception as error:
@@ -169,8 +169,8 @@ def _load(module: str, places: Places) -> None:
         raise InvalidInputError(f"Cannot import {show_name(module)}: {why}") from error
 
 
-def _show_done(out: Out, key: str, report: RollbackReport) -> None:
-    out.line(f"Rolled back {one_line(key)} to {_place(report.target)}.", style="green")
+def _show_done(out: Output, key: str, report: RollbackReport) -> None:
+    out.line(f"Rolled back {one_line(key)} to {_short_id(report.target)}.", style="green")
     out.line("A running agent can no longer save to this session: restart it.")
     for notice in report.notices[: out.limit(_SHOWN)]:
         out.line(f"  {one_line(notice, out.limit(1000))}", style="yellow")
@@ -179,10 +179,10 @@ def _show_done(out: Out, key: str, report: RollbackReport) -> None:
         out.hint("To undo", back, style="")
 
 
-def _show(out: Out, key: str, report: RollbackReport, paths: Paths) -> None:
+def _show(out: Output, key: str, report: RollbackReport, paths: RelativePaths) -> None:
     words = "Would roll back" if report.id is None else "Rolled back"
     parts = ", ".join(one_line(name, 60) for name in report.parts)
-    out.line(f"{words} {one_line(key)} to {_place(report.target)}: {parts}")
+    out.line(f"{words} {one_line(key)} to {_short_id(report.target)}: {parts}")
     _show_effects(out, report)
     if report.files is not None:
         if not report.files and not report.files.leave:
@@ -193,7 +193,7 @@ def _show(out: Out, key: str, report: RollbackReport, paths: Paths) -> None:
         out.line(f"  {requests} no longer valid", style="yellow")
 
 
-def _show_effects(out: Out, report: RollbackReport) -> None:
+def _show_effects(out: Output, report: RollbackReport) -> None:
     shown = out.limit(_SHOWN)
     gone = {effect.id for effect in (*report.compensated, *report.unknown)}
     stands = [effect for effect in report.compensable if effect.id not in gone]
@@ -210,16 +210,16 @@ def _show_effects(out: Out, report: RollbackReport) -> None:
         ("stays, its recorded result is replayed", report.replayable, ""),
     ):
         for effect in effects[:shown]:
-            out.line(f"  {heading}: {effect_words(effect)}", style=style)
+            out.line(f"  {heading}: {effect_line(effect)}", style=style)
         if len(effects) > shown:
             out.line(f"  {heading}: {len(effects) - shown:,} more", style=style)
 
 
-def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
+def _show_refusal(out: Output, key: str, report: RollbackReport) -> None:
     number = len(report.blocking)
     effects = format_count(number, "external side effect")
     out.line(
-        f"Refused: {effects} since {_place(report.target)} cannot be undone.",
+        f"Refused: {effects} since {_short_id(report.target)} cannot be undone.",
         style="bold red",
     )
     _show_effects(out, report)
@@ -231,7 +231,7 @@ def _show_refusal(out: Out, key: str, report: RollbackReport) -> None:
         out.hint("To record the outcome (--happened or --not)", command, style="")
 
 
-def _place(name: str) -> str:
+def _short_id(name: str) -> str:
     place = parse_checkpoint_id(name)
     return one_line(name) if place is None else f"@{place.seq}"
 
@@ -245,10 +245,10 @@ def _data(key: str, report: RollbackReport) -> dict[str, Any]:
         "parts": report.parts,
         "id": report.id,
         "safety_id": report.safety_id,
-        "effects": {name: [effect_data(item) for item in getattr(report, name)] for name in names},
+        "effects": {name: [effect_json(item) for item in getattr(report, name)] for name in names},
         "failure": report.failure,
         "foreign": report.foreign,
         "void": report.void,
         "notices": report.notices,
-        "files": None if report.files is None else plan_data(report.files),
+        "files": None if report.files is None else plan_json(report.files),
     }

@@ -9,8 +9,8 @@ import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, escape_text
-from agent_checkpoint.cli.store_location import Places, existing_directory
+from agent_checkpoint.cli.output import CommandResult, escape_text
+from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
 
@@ -45,44 +45,44 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Run the command and save; the exit status is that of the command."""
-    from agent_checkpoint.agents.directory_keys import line_of
-    from agent_checkpoint.cli.child_process import CannotStartError, Running
-    from agent_checkpoint.cli.run_recorder import Recorder
+    from agent_checkpoint.agents.directory_keys import directory_key
+    from agent_checkpoint.cli.child_process import CannotStartError, ChildProcess
+    from agent_checkpoint.cli.run_recorder import RunRecorder
     from agent_checkpoint.workspace.workspace import Workspace
 
     command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
     if not command:
         raise InvalidInputError("No command given: agent-checkpoint run -- COMMAND.")
     every = checked_seconds(args.every)
-    place = existing_directory(args.dir, places.directory)
+    directory = existing_directory(args.dir, location.directory)
     options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
-    with places.manager() as manager, Workspace(place, manager.store, **options) as workspace:
-        line = line_of(manager.store, place)
-        key = args.key or line
-        recorder = Recorder(manager.store, workspace, key, line, command)
+    with location.manager() as manager, Workspace(directory, manager.store, **options) as workspace:
+        own_key = directory_key(manager.store, directory)
+        key = args.key or own_key
+        recorder = RunRecorder(manager.store, workspace, key, own_key, command)
         words = shlex.join(command)
         before = recorder.save(f"before {words}")
-        running = Running(command, place, recorder.output)
+        child = ChildProcess(command, directory, recorder.output)
         ended = threading.Event()
 
-        def look() -> None:
+        def save_changes() -> None:
             while not ended.wait(every):
                 try:
                     recorder.save(f"during {words}", only_changes=True)
                 except CheckpointError as error:  # the command continues, and the error may pass
                     _tell(str(error))
 
-        watcher = threading.Thread(target=look, daemon=True)
+        watcher = threading.Thread(target=save_changes, daemon=True)
         started = time.monotonic()
         try:
-            status = running.run(on_start=watcher.start)
+            status = child.run(on_start=watcher.start)
         except CannotStartError as error:
             if before is not None:  # the checkpoint of a run that never started
                 manager.delete(key, before.id)
             _tell(str(error))
-            return Answer({}, lambda out: None, error.status)
+            return CommandResult({}, lambda out: None, error.status)
         finally:
             ended.set()
             if watcher.ident is not None:
@@ -96,7 +96,7 @@ def run(args: Namespace, places: Places) -> Answer:
         except CheckpointError as error:
             _tell(str(error))
             status = status or 1
-    return Answer({}, lambda out: None, status)
+    return CommandResult({}, lambda out: None, status)
 
 
 def _tell(text: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places, existing_directory
+from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr as quoted_name
 
@@ -56,21 +56,21 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Save the directory."""
     from agent_checkpoint.agents.directory_keys import (
-        foreign_lines,
-        foreign_words,
-        line_around,
-        line_of,
+        directory_key,
+        nearest_tracked_dir,
+        unverified_keys,
+        unverified_notice,
     )
-    from agent_checkpoint.agents.tracked_dir import Line
+    from agent_checkpoint.agents.tracked_dir import TrackedDir
 
     if not 0 <= args.limit < 1e9:
         raise InvalidInputError("--limit is a size in GiB; 0 means no limit.")
-    place = existing_directory(args.directory, places.directory)
+    directory = existing_directory(args.directory, location.directory)
     is_around = False
-    with places.manager() as manager, args.out.progress("Saving") as tell:
+    with location.manager() as manager, args.out.progress("Saving") as tell:
         options: dict[str, Any] = {
             "ignore": args.ignore,
             "gitignore": args.gitignore,
@@ -80,21 +80,21 @@ def run(args: Namespace, places: Places) -> Answer:
                 files, f"{format_count(files, 'file')}, {format_size(read)}"
             ),
         }
-        others = foreign_lines(manager.store, place)
+        others = unverified_keys(manager.store, directory)
         if args.mine is not None:
-            if args.mine not in [line.key for line in others]:
+            if args.mine not in [unverified.key for unverified in others]:
                 raise InvalidInputError(
-                    f"{quoted_name(args.mine)} is not an unverified key of {one_line(place)}. Run "
-                    "`agent-checkpoint save` without --mine."
+                    f"{quoted_name(args.mine)} is not an unverified key of {one_line(directory)}. "
+                    "Run `agent-checkpoint save` without --mine."
                 )
             key = args.mine
         elif args.directory is None:
             # `log`, `diff` and `restore` use the same directory.
-            place, key = line_around(manager.store, place)
-            is_around = place != places.directory
+            directory, key = nearest_tracked_dir(manager.store, directory)
+            is_around = directory != location.directory
         else:
-            key = line_of(manager.store, place)
-        with Line(place, manager.store, key, **options) as workspace:
+            key = directory_key(manager.store, directory)
+        with TrackedDir(directory, manager.store, key, **options) as workspace:
             before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
             head, left_out = manager.store.head(workspace.key), workspace.left_out
@@ -115,10 +115,10 @@ def run(args: Namespace, places: Places) -> Answer:
         "notices": workspace.notices,
     }
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         what = f"{format_count(tree.files, 'file')}, {format_size(tree.bytes)}"
         words = "Saved" if is_new else "No changes since"
-        out.line(f"{words} @{head.seq}: {one_line(place)} ({what})")
+        out.line(f"{words} @{head.seq}: {one_line(directory)} ({what})")
         for notice in workspace.notices:
             out.line(one_line(notice), style="yellow")
         if tree.incomplete:
@@ -137,8 +137,8 @@ def run(args: Namespace, places: Places) -> Answer:
             out.hint("To save only the current directory", "save .")
         if is_new:
             out.hint("To restore", f"restore @{head.seq}")
-        for line in others:
-            if line.key != head.key:
-                out.line(foreign_words(line), style="yellow")
+        for unverified in others:
+            if unverified.key != head.key:
+                out.line(unverified_notice(unverified), style="yellow")
 
-    return Answer(data, show)
+    return CommandResult(data, show)

@@ -7,19 +7,19 @@ from typing import Any
 
 from agent_checkpoint.cli.checkpoint_files import show_files
 from agent_checkpoint.cli.output import (
-    Answer,
-    Out,
+    CommandResult,
+    Output,
     format_count,
     format_size,
     format_time,
     one_line,
 )
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import json_text, value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.present.state_json import LOGS, class_in, message_words, plain, read_parts
+from agent_checkpoint.present.state_json import LOGS, class_name_in, message_line, plain, read_parts
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
 from agent_checkpoint.session.session_record import SESSION_PART
@@ -53,14 +53,14 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Read the checkpoint."""
-    with places.manager() as manager:
-        checkpoint = places.checkpoint(manager, args.id)
+    with location.manager() as manager:
+        checkpoint = location.checkpoint(manager, args.id)
         if args.files or args.path is not None:
             if args.part is not None:
                 raise InvalidInputError("--part and a file path cannot be combined.")
-            return show_files(args, places, manager.store, checkpoint)
+            return show_files(args, location, manager.store, checkpoint)
         if args.part is not None:
             return _part(manager, checkpoint, args.part)
         parts = read_parts(manager.store, checkpoint)
@@ -73,17 +73,17 @@ def run(args: Namespace, places: Places) -> Answer:
                 name: _summary(manager, checkpoint, name, tree) for name, tree in parts.items()
             },
         }
-    return Answer(data, lambda out: _show(out, data))
+    return CommandResult(data, lambda out: _show(out, data))
 
 
-def _part(manager: CheckpointManager, checkpoint: Checkpoint, name: str) -> Answer:
+def _part(manager: CheckpointManager, checkpoint: Checkpoint, name: str) -> CommandResult:
     if name not in checkpoint.parts:
         raise NotFoundError(
             f"The checkpoint {quoted_name(checkpoint.id, 120)} has no part {quoted_name(name)}; it "
             f"has {', '.join(map(quoted_name, checkpoint.parts))}."
         )
     tree = read_parts(manager.store, checkpoint, [name])[name]
-    return Answer(tree, lambda out: out.line(json_text(plain(tree))))
+    return CommandResult(tree, lambda out: out.line(json_text(plain(tree))))
 
 
 def _summary(
@@ -110,10 +110,10 @@ def _summary(
     if name == SESSION_PART and isinstance(state, dict):
         kept = ("key", "family", "workspace", "point", "pending", "standing", "gone")
         return {"type": "session", **{item: state[item] for item in kept if item in state}}
-    return {"type": "state", "class": class_in(tree), "value": state}
+    return {"type": "state", "class": class_name_in(tree), "value": state}
 
 
-def _show(out: Out, data: dict[str, Any]) -> None:
+def _show(out: Output, data: dict[str, Any]) -> None:
     label = f"  {one_line(data['label'], out.limit(200))}" if data["label"] else ""
     out.line(
         f"{one_line(data['key'])}@{data['seq']}  {one_line(data['kind'], 40)}{label}", style="bold"
@@ -134,7 +134,7 @@ def _show(out: Out, data: dict[str, Any]) -> None:
         _show_part(out, one_line(name, out.limit(60)), part)
 
 
-def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
+def _show_part(out: Output, name: str, part: dict[str, Any]) -> None:
     room = out.limit(max((out.columns or 0) - 30, 40))
     short, some = out.limit(60), out.limit(5)
     kind = part["type"]
@@ -152,7 +152,7 @@ def _show_part(out: Out, name: str, part: dict[str, Any]) -> None:
             lines.append(f"and {len(notes) - len(lines):,} more (use --json)")
     elif kind == "log":
         words = format_count(part["items"], "item")
-        lines = [message_words(item, room, out.limit) for item in part["last"]]
+        lines = [message_line(item, room, out.limit) for item in part["last"]]
     elif kind == "tasks":
         done = [status for status in part["tasks"].values() if status in ("completed", "skipped")]
         words = f"{len(done)} of {len(part['tasks'])} done"

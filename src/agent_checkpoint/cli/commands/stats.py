@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, format_count, format_size, one_line
-from agent_checkpoint.cli.progress_backend import place_of, telling_manager
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
+from agent_checkpoint.cli.progress_backend import describe_store, progress_manager
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
 agent-checkpoint stats                       statistics of your store
@@ -24,14 +24,14 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Collect the statistics."""
-    with telling_manager(places, args.out, "Counting") as manager:
-        data = {"store": place_of(manager.store.backend), **manager.stats()}
-    return Answer(data, lambda out: _show(out, data, args.all))
+    with progress_manager(location, args.out, "Counting") as manager:
+        data = {"store": describe_store(manager.store.backend), **manager.stats()}
+    return CommandResult(data, lambda out: _show(out, data, args.all))
 
 
-def _show(out: Out, data: dict[str, Any], everything: bool) -> None:
+def _show(out: Output, data: dict[str, Any], everything: bool) -> None:
     out.line(one_line(data["store"]), style="bold")
     out.line(
         f"{format_count(data['checkpoints'], 'checkpoint')} in "

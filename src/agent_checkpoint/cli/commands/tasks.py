@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from agent_checkpoint.cli.output import Answer, Out, format_time, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.state_json import plain, read_parts
@@ -36,17 +36,17 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """List the tasks of a session, or all sessions."""
-    with places.manager() as manager:
+    with location.manager() as manager:
         if args.all:
             rows = list_sessions(manager.store, args.key or "")
             data = [_overview(row) for row in rows]
-            return Answer(data, lambda out: _show_all(out, data))
-        key = places.key(manager, args.key, sessions=True)
+            return CommandResult(data, lambda out: _show_all(out, data))
+        key = location.key(manager, args.key, sessions=True)
         tasks = _tasks(manager, key)
     found = {"key": key, "tasks": tasks}
-    return Answer(found, lambda out: _show(out, key, tasks))
+    return CommandResult(found, lambda out: _show(out, key, tasks))
 
 
 def _tasks(manager: CheckpointManager, key: str) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def _overview(row: SessionRow) -> dict[str, Any]:
     }
 
 
-def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
+def _show(out: Output, key: str, tasks: list[dict[str, Any]]) -> None:
     if not tasks:
         out.line(f"{one_line(key)} has no tasks.")
         return
@@ -89,7 +89,7 @@ def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
     room = max((out.columns or 200) - 40, 40)
     for row in tasks:
         status = one_line(row["status"], 20)
-        sign = _SIGNS.get(status, "?") if out.has_signs else ""
+        sign = _SIGNS.get(status, "?") if out.has_unicode else ""
         attempt = f", attempt {row['attempt']}" if row["attempt"] not in (0, 1, None) else ""
         note = f"  {one_line(row['note'], room)}" if row["note"] else ""
         result = f"  -> {value_summary(row['result'], room)}" if row["result"] is not None else ""
@@ -103,7 +103,7 @@ def _show(out: Out, key: str, tasks: list[dict[str, Any]]) -> None:
         )
 
 
-def _show_all(out: Out, rows: list[dict[str, Any]]) -> None:
+def _show_all(out: Output, rows: list[dict[str, Any]]) -> None:
     if not rows:
         out.line("No sessions in this store.")
         return

@@ -6,8 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 
-from agent_checkpoint.cli.output import Answer
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.output import CommandResult
+from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 
 EXAMPLES = """
@@ -46,7 +46,7 @@ def _about_token() -> str:
     )
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Serve the page until interrupted."""
     try:
         from agent_checkpoint.web.server.server import listen, open_in_browser
@@ -54,8 +54,8 @@ def run(args: Namespace, places: Places) -> Answer:
         raise InvalidInputError(
             f"The web page needs the package {error.name}: pip install 'agent-checkpoint[web]'"
         ) from None
-    with places.manager() as manager:
-        key = None if args.key is None else places.key(manager, args.key)
+    with location.manager() as manager:
+        key = None if args.key is None else location.key(manager, args.key)
         server = listen(
             manager,
             key,
@@ -73,4 +73,4 @@ def run(args: Namespace, places: Places) -> Answer:
         args.out.flush()
         with nullcontext() if args.no_browser else open_in_browser(server.invite()):
             server.run()
-    return Answer({}, lambda out: None)
+    return CommandResult({}, lambda out: None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 
 from agent_checkpoint.cli.main import FAILED
-from agent_checkpoint.cli.output import Answer, Out, format_count, one_line
-from agent_checkpoint.cli.progress_backend import telling_manager
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.progress_backend import progress_manager
 from agent_checkpoint.cli.prompts import add_json
-from agent_checkpoint.cli.store_location import Places
+from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
 agent-checkpoint verify                     exit with status 1 if anything is damaged
@@ -21,11 +21,11 @@ def arguments(parser: ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Verify the store."""
     # A missing store is an error, not an empty one that is intact.
     options = {"counts_all": True, "must_exist": True}
-    with telling_manager(places, args.out, "Verifying", **options) as manager:
+    with progress_manager(location, args.out, "Verifying", **options) as manager:
         report = manager.verify()
     data = {
         "ok": report.ok,
@@ -34,7 +34,7 @@ def run(args: Namespace, places: Places) -> Answer:
         "problems": [{"checkpoint": p.checkpoint, "reason": p.reason} for p in report.problems],
     }
 
-    def show(out: Out) -> None:
+    def show(out: Output) -> None:
         looked = (
             f"{format_count(report.checkpoints, 'checkpoint')}, "
             f"{format_count(report.objects, 'object')}"
@@ -49,4 +49,4 @@ def run(args: Namespace, places: Places) -> Answer:
             out.line(f"  {where}: {one_line(problem.reason, limit)}", style="red")
         out.line("Other checkpoints are intact. Restore the store from a backup, or use those.")
 
-    return Answer(data, show, 0 if report.ok else FAILED)
+    return CommandResult(data, show, 0 if report.ok else FAILED)

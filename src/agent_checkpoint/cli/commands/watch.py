@@ -9,8 +9,8 @@ from argparse import ArgumentParser, Namespace
 from types import FrameType
 
 from agent_checkpoint.cli.commands.run import checked_seconds
-from agent_checkpoint.cli.output import Answer, escape_text
-from agent_checkpoint.cli.store_location import Places, existing_directory
+from agent_checkpoint.cli.output import CommandResult, escape_text
+from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import CheckpointError
 
 EXAMPLES = """
@@ -39,13 +39,13 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON at the end")
 
 
-def run(args: Namespace, places: Places) -> Answer:
+def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Save on every change until interrupted, then once more."""
-    from agent_checkpoint.agents.directory_keys import line_of
-    from agent_checkpoint.agents.tracked_dir import Line
+    from agent_checkpoint.agents.directory_keys import directory_key
+    from agent_checkpoint.agents.tracked_dir import TrackedDir
 
     every = checked_seconds(args.every)
-    place = existing_directory(args.directory, places.directory)
+    directory = existing_directory(args.directory, location.directory)
     ended = threading.Event()
     saved: list[str] = []
 
@@ -56,8 +56,10 @@ def run(args: Namespace, places: Places) -> Answer:
     options = {"ignore": args.ignore, "gitignore": args.gitignore, "watch": True}
     try:
         with (
-            places.manager() as manager,
-            Line(place, manager.store, line_of(manager.store, place), **options) as workspace,
+            location.manager() as manager,
+            TrackedDir(
+                directory, manager.store, directory_key(manager.store, directory), **options
+            ) as workspace,
         ):
             is_first = True
             while True:
@@ -75,7 +77,7 @@ def run(args: Namespace, places: Places) -> Answer:
                     # Errors such as a full disk may pass; the next save includes all changes.
                     sys.stderr.write(f"agent-checkpoint: {escape_text(str(error))}\n")
                 if is_first:
-                    _tell(args, f"Watching {place}. Press Ctrl-C to stop.")
+                    _tell(args, f"Watching {directory}. Press Ctrl-C to stop.")
                 is_first = False
                 if is_last:
                     break
@@ -84,8 +86,8 @@ def run(args: Namespace, places: Places) -> Answer:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    data = {"key": key, "directory": str(place), "saved": saved}
-    return Answer(data, lambda out: None)
+    data = {"key": key, "directory": str(directory), "saved": saved}
+    return CommandResult(data, lambda out: None)
 
 
 def _tell(args: Namespace, text: str) -> None:
