@@ -19,7 +19,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.workspace import safe_open
-from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, STAMP, stamp_of
+from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, SIGNATURE, stat_signature
 from tests.crash.crowd import ended, go, start, stop, tell
 from tests.crash.workspace_scenarios import (
     SPECIAL,
@@ -355,7 +355,7 @@ def test_what_somebody_has_open_is_read_again_the_next_time(place):
             data, _, stamp, is_still = safe_open.read_whole(directory, b"f")
             assert (data, stamp, is_still) == (both(SMALL)[0], READ_AGAIN, True)
         data, found, stamp, is_still = safe_open.read_whole(directory, b"f")
-        assert (data, stamp, is_still) == (both(SMALL)[0], stamp_of(found), True)
+        assert (data, stamp, is_still) == (both(SMALL)[0], stat_signature(found), True)
     finally:
         os.close(directory)
 
@@ -395,9 +395,9 @@ def test_a_change_that_no_time_tells(ws, place, size, monkeypatch):
     os.utime(place / "f", ns=(soon, soon))
 
     def by_size_alone(found):
-        return stamp_of(found)[:8] + bytes(STAMP.size - 8)
+        return stat_signature(found)[:8] + bytes(SIGNATURE.size - 8)
 
-    monkeypatch.setattr(safe_open, "stamp_of", by_size_alone)
+    monkeypatch.setattr(safe_open, "stat_signature", by_size_alone)
     left = changing_as_it_is_read(place / "f", new, monkeypatch)
     tree = ws.snapshot()
     assert not left

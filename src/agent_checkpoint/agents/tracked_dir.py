@@ -84,7 +84,7 @@ class TrackedDir(Workspace):
         before = () if safety_id is None else (safety_id,)
         is_whole = selected is None  # also if some paths were kept: later steps count from there
         with self._ready():
-            draft = self._take(full=True).draft(
+            draft = self._capture(full=True).draft(
                 self.key, self.store, kind=_ROLLBACK if is_whole else _PARTIAL, label=label
             )
             parents = (target.id,) if is_whole else (*before, target.id)

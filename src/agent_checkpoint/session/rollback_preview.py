@@ -28,7 +28,7 @@ from agent_checkpoint.session.work import Work
 from agent_checkpoint.session.workspace_part import WorkspacePart, is_empty
 from agent_checkpoint.store.ledger.ledger import Epoch, Ledger
 from agent_checkpoint.store.store import key_not_found
-from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree_names import PART as FILES
 from agent_checkpoint.workspace.workspace import Workspace
 

@@ -18,7 +18,7 @@ from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.restore.operation import SafetySnapshot
 from agent_checkpoint.workspace.restore.plan import Plan
-from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 

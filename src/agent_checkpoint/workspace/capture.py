@@ -10,31 +10,31 @@ from agent_checkpoint.store.claims import make_claim
 from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.scan.scanner import Sight
-from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.scan.scanner import Scanner
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree, put_record
 from agent_checkpoint.workspace.tree_names import PART
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 
-class Taking:
+class Capture:
     """Captures a directory whenever it is asked to, and remembers what it captured last."""
 
-    folder: Folder
+    folder: DirState
     tree: Tree
     _writer: Writer
 
     def __init__(
         self,
         root: RootLock,
-        sight: Sight,
+        scanner: Scanner,
         *,
         ignore: tuple[str, ...],
         gitignore: bool,
         full: bool = False,
     ) -> None:
         self._root = root
-        self._sight = sight
+        self._scanner = scanner
         self._rules: dict[str, Any] = {"ignore": ignore, "gitignore": gitignore}
         self._full = full
 
@@ -62,8 +62,8 @@ class Taking:
             raise WorkspaceError("A workspace is captured for a store, and there is none.")
         self._writer = writer
         with self._root.held(exclusive=False) as root:
-            self.folder = self._sight.look(root, writer, full=self._full)
-        self.tree = put_record(self.folder, writer.put, writer.backend, **self._rules)
+            self.dir_state = self._scanner.scan(root, writer, full=self._full)
+        self.tree = put_record(self.dir_state, writer.put, writer.backend, **self._rules)
         return self.tree.ref
 
     def confirm(self) -> None:

@@ -18,14 +18,14 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.capture import Taking
-from agent_checkpoint.workspace.changes.overlay_upper import Layer
+from agent_checkpoint.workspace.capture import Capture
+from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.staging import has_staging
-from agent_checkpoint.workspace.root_checks import checked_place, clean_up_forks, opened_store
-from agent_checkpoint.workspace.scan.scanner import Sight
-from agent_checkpoint.workspace.scan.snapshot_limit import Meter, Progress
-from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.root_checks import as_store, checked_root, clean_up_forks
+from agent_checkpoint.workspace.scan.scanner import Scanner
+from agent_checkpoint.workspace.scan.snapshot_limit import Progress, SnapshotLimit
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import PathNote, Tree
 from agent_checkpoint.workspace.tree_names import own_key
 from agent_checkpoint.workspace.workspace_lock import RootLock
@@ -74,8 +74,8 @@ class OpenDirectory:
             WorkspaceError: there is no such directory, or an interrupted restore needs another
                 store.
         """
-        self.path = checked_place(path, force=force)
-        self._held: Tree | None = None
+        self.path = checked_root(path, force=force)
+        self._held_tree: Tree | None = None
         """What it is while it is held."""
         self._options: dict[str, Any] = {
             "ignore": tuple(ignore),
@@ -86,12 +86,14 @@ class OpenDirectory:
         }
         """What was said when it was opened; forks have the same."""
         self._forks: set[Fork] = set()
-        self._store: Store | None = None if store is None else opened_store(store)
+        self._store: Store | None = None if store is None else as_store(store)
         patterns = self._options["ignore"]
         rules = Rules.of(patterns, gitignore=gitignore)
-        self._sight = Sight(self.path, rules, Meter(limit, progress), watch=watch)
+        self._scanner = Scanner(self.path, rules, SnapshotLimit(limit, progress), watch=watch)
         self._root = RootLock(self.path)
-        self._take = partial(Taking, self._root, self._sight, ignore=patterns, gitignore=gitignore)
+        self._capture = partial(
+            Capture, self._root, self._scanner, ignore=patterns, gitignore=gitignore
+        )
         self._lock = RLock()
         self.recovered: Plan | None = None
         """What was done last to finish a restore that was interrupted here."""
@@ -127,12 +129,12 @@ class OpenDirectory:
     @property
     def watch_trouble(self) -> str | None:
         """Why every snapshot looks at all files; None if only at what has changed."""
-        return self._sight.watch_trouble
+        return self._scanner.watch_trouble
 
     @property
     def losses(self) -> list[PathNote]:
         """What could not be captured by the last snapshot, or not in one piece, and why."""
-        folder = self._sight.folder
+        folder = self._scanner.dir_state
         notes = () if folder is None else folder.all_notes()
         return sorted(
             PathNote(os.fsdecode(path), note.kind, note.text)
@@ -143,13 +145,13 @@ class OpenDirectory:
     @property
     def left_out(self) -> list[str]:
         """What the rules left out of the last snapshot; a directory stands for all below it."""
-        folder = self._sight.folder
+        folder = self._scanner.dir_state
         return [] if folder is None else sorted(map(os.fsdecode, folder.left_out()))
 
     def close(self) -> None:
         """Stop watching the directory. Twice is fine."""
         with self._lock:
-            self._sight.close()
+            self._scanner.close()
 
     def __enter__(self: Self) -> Self:
         return self
@@ -162,12 +164,12 @@ class OpenDirectory:
     ) -> None:
         self.close()
 
-    def _look(self) -> Folder:
+    def _scan(self) -> DirState:
         """Return the directory as it is now, without a checkpoint. Raises as `snapshot` does."""
         with self._ready(), self._root.held(exclusive=False) as root:
-            return self._sight.look(root, self.store.writer(), ahead=True)
+            return self._scanner.scan(root, self.store.writer(), ahead=True)
 
-    def _know(self, folder: Folder | None, layer: Layer | None) -> None:
+    def _adopt_state(self, folder: DirState | None, layer: OverlayUpper | None) -> None:
         """Take for known what was seen in the directory that this one was made from.
 
         Args:
@@ -176,12 +178,12 @@ class OpenDirectory:
         """
         with self._lock:
             if folder is not None:
-                self._sight.adopt(folder, self.store.backend, layer)
+                self._scanner.adopt(folder, self.store.backend, layer)
 
     @property
-    def _known(self) -> Folder | None:
+    def _last_state(self) -> DirState | None:
         """What was seen last."""
-        return self._sight.folder
+        return self._scanner.dir_state
 
     def _finish_restore(self) -> None:
         """Finish what another, or this one, was interrupted in: half of it is never captured."""
@@ -191,7 +193,7 @@ class OpenDirectory:
         with block_forks():
             from agent_checkpoint.workspace.restore.recovery import recover  # slow to load
 
-        plan, notice = recover(self._root, self._sight, self._store)
+        plan, notice = recover(self._root, self._scanner, self._store)
         if plan is not None:
             self.recovered = plan
         if notice is not None and notice not in self.notices:
@@ -204,7 +206,9 @@ class OpenDirectory:
                 RestoreOperation,
             )  # slow to load
 
-        return RestoreOperation(self._root, self._sight, self._take, self._key_in, self.saved_in)
+        return RestoreOperation(
+            self._root, self._scanner, self._capture, self._key_in, self.saved_in
+        )
 
     @contextmanager
     def _ready(self) -> Iterator[None]:

@@ -55,7 +55,7 @@ def drop_caches() -> None:
         remove_unused_trees(home / "bases")
 
 
-def opened_store(store: Any) -> Store:
+def as_store(store: Any) -> Store:
     """Return what a user calls a store as one: a store itself, a manager, a path or a URL.
 
     Raises:
@@ -71,7 +71,7 @@ def opened_store(store: Any) -> Store:
     return found
 
 
-def checked_place(path: str | os.PathLike[str], *, force: bool) -> Path:
+def checked_root(path: str | os.PathLike[str], *, force: bool) -> Path:
     """Return the real path of a directory that may be a workspace.
 
     Raises:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from agent_checkpoint.backends.disk.fork_safety import block_forks
-from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stamp_of
+from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not to wait for a writer if a fifo takes the place of the file.
@@ -30,11 +30,11 @@ _ONE_WRITE = 30_000_000
 """How long, in ns, a file that is open for writing is left in peace after a write has begun."""
 
 
-class Changing(Exception):
+class EntryChanged(Exception):
     """An entry is no longer of the type that it was a moment ago."""
 
 
-class Opened(NamedTuple):
+class OpenFile(NamedTuple):
     """A file as it was when it was opened."""
 
     fd: int
@@ -67,11 +67,11 @@ def directory_below(root: int, path: bytes) -> Iterator[int]:
 
 
 @contextmanager
-def opened_file(directory: int, name: bytes) -> Iterator[Opened]:
+def opened_file(directory: int, name: bytes) -> Iterator[OpenFile]:
     """Give a regular file, opened for reading.
 
     Raises:
-        Changing: it is something else now.
+        EntryChanged: it is something else now.
         OSError: it cannot be opened.
     """
     fd = _open_file(directory, name)
@@ -79,8 +79,8 @@ def opened_file(directory: int, name: bytes) -> Iterator[Opened]:
         now = time.time_ns()
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise Changing
-        yield Opened(fd, found, now)
+            raise EntryChanged
+        yield OpenFile(fd, found, now)
     finally:
         os.close(fd)
 
@@ -90,7 +90,7 @@ def _open_file(directory: int, name: bytes) -> int:
         return os.open(name, _FILE, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link; a socket; a device
-            raise Changing from error
+            raise EntryChanged from error
         raise
 
 
@@ -98,7 +98,7 @@ def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byte
     """Return a file's content, its stat and its stamp, and whether it held still for us.
 
     Raises:
-        Changing: it is something else now.
+        EntryChanged: it is something else now.
         OSError: it cannot be read.
     """
     return _read_settled(directory, name) or _read_unsettled(directory, name)
@@ -114,12 +114,12 @@ def _read_settled(directory: int, name: bytes) -> tuple[bytes, os.stat_result, b
         now = time.time_ns()
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise Changing
+            raise EntryChanged
         if max(found.st_mtime_ns, found.st_ctime_ns) > now - _COARSE:
             return None
         data = os.read(fd, found.st_size + 1)
-        stamp = stamp_of(found)
-        if len(data) != found.st_size or stamp_of(os.fstat(fd)) != stamp:
+        stamp = stat_signature(found)
+        if len(data) != found.st_size or stat_signature(os.fstat(fd)) != stamp:
             return None
         return data, found, stamp, True
     finally:
@@ -130,11 +130,11 @@ def _read_unsettled(directory: int, name: bytes) -> tuple[bytes, os.stat_result,
     """Read a file that may be written to at this very moment."""
     for _ in range(_TRIES):
         with opened_file(directory, name) as file:
-            is_busy = is_written_to(file)
-            is_whole = not is_busy or is_left_in_peace(file)
+            is_busy = is_being_written(file)
+            is_whole = not is_busy or wait_for_writer(file)
             data = read_all(file.fd, file.stat.st_size)
-            stamp = READ_AGAIN if is_busy else settled_stamp(file)
-            is_still = is_whole and held_still(file, len(data))
+            stamp = READ_AGAIN if is_busy else reliable_signature_of(file)
+            is_still = is_whole and is_unchanged(file, len(data))
             if is_still and stamp == READ_AGAIN:
                 # Its time cannot tell a change of this very moment, so the content has to.
                 os.lseek(file.fd, 0, os.SEEK_SET)
@@ -160,13 +160,13 @@ def read_all(fd: int, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def is_written_to(file: Opened) -> bool:
+def is_being_written(file: OpenFile) -> bool:
     """Tell whether somebody writes to a file: it is open for that, and was changed just now."""
     age = file.ns - file.stat.st_mtime_ns
     return abs(age) < _COARSE and is_open_for_writing(file.fd)
 
 
-def is_left_in_peace(file: Opened) -> bool:
+def wait_for_writer(file: OpenFile) -> bool:
     """Wait for the end of a write that may be under way; tell whether there was no other one.
 
     The time of a write is that of its beginning, and whoever writes may be waiting for a processor
@@ -176,7 +176,7 @@ def is_left_in_peace(file: Opened) -> bool:
     if left <= 0:
         return True
     time.sleep(left / 1e9)
-    return stamp_of(os.fstat(file.fd)) == stamp_of(file.stat)
+    return stat_signature(os.fstat(file.fd)) == stat_signature(file.stat)
 
 
 def is_open_for_writing(fd: int) -> bool:
@@ -196,22 +196,22 @@ def is_open_for_writing(fd: int) -> bool:
     return False
 
 
-def held_still(file: Opened, size: int) -> bool:
+def is_unchanged(file: OpenFile, size: int) -> bool:
     """Tell whether a file is as it was when it was opened, now that so many bytes were read."""
     now = os.fstat(file.fd)
-    return stamp_of(now) == stamp_of(file.stat) and now.st_size == size
+    return stat_signature(now) == stat_signature(file.stat) and now.st_size == size
 
 
-def settled_stamp(file: Opened) -> bytes:
+def reliable_signature_of(file: OpenFile) -> bytes:
     """Return the stamp of a file, or READ_AGAIN if a later change could have the same."""
-    return settled(file.stat, file.ns)
+    return reliable_signature(file.stat, file.ns)
 
 
-def settled(found: os.stat_result, ns: int) -> bytes:
+def reliable_signature(found: os.stat_result, ns: int) -> bytes:
     """Return the stamp of what was looked at then, or READ_AGAIN if a change could have the same.
 
     A time in the future says nothing; whole seconds are those of a disk that knows no others.
     """
     newest = max(found.st_mtime_ns, found.st_ctime_ns)
     is_coarse = found.st_mtime_ns % 1_000_000_000 == 0 == found.st_ctime_ns % 1_000_000_000
-    return READ_AGAIN if newest > ns - (_COARSE if is_coarse else _FINE) else stamp_of(found)
+    return READ_AGAIN if newest > ns - (_COARSE if is_coarse else _FINE) else stat_signature(found)

@@ -85,7 +85,7 @@ def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
     return read_record(str(tag[OBJECT]), store.backend)
 
 
-def tree_named(workspace: Workspace, tree: Any) -> Tree:
+def resolve_tree(workspace: Workspace, tree: Any) -> Tree:
     """Return a tree, also that of a checkpoint of the workspace's store.
 
     Raises:

@@ -19,7 +19,7 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.open_directory import OpenDirectory
 from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from, tree_of
-from agent_checkpoint.workspace.tree_names import PART, tree_named, within
+from agent_checkpoint.workspace.tree_names import PART, resolve_tree, within
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.workspace_fork import Fork
@@ -46,20 +46,20 @@ class Workspace(OpenDirectory):
         """
         with self._ready():
             key = self.key
-            taking = self._take(full=full)
-            draft = taking.draft(key, self.store, label=label)
+            capture = self._capture(full=full)
+            draft = capture.draft(key, self.store, label=label)
             head = self.store.head(key)
             # A safety checkpoint is forgotten after a while: nothing is saved by that alone.
             saved = None if head is None or head.kind == SAFETY else head.parts.get(PART)
-            is_new = saved != {OBJECT: taking.tree.ref}
+            is_new = saved != {OBJECT: capture.tree.ref}
             # Of version 0.1, or of a secret that was replaced: the line has to be claimed anew.
             is_new = is_new or (head is not None and head.claim != draft.claim)
             if is_new or label is not None:
                 # It was just read: no need to look for it once more.
                 self.store.write(draft, parents=() if head is None else (head.id,))
             else:
-                taking.confirm()
-            return taking.tree
+                capture.confirm()
+            return capture.tree
 
     def diff(
         self, tree: Tree | ObjectRef | str, other: Tree | ObjectRef | str | None = None
@@ -75,13 +75,13 @@ class Workspace(OpenDirectory):
             from agent_checkpoint.workspace.tree.compare import Side
             from agent_checkpoint.workspace.tree.workspace_diff import compare  # slow to load
 
-        before = tree_named(self, tree)
+        before = resolve_tree(self, tree)
         if other is not None:
-            after = tree_named(self, other)
+            after = resolve_tree(self, other)
             return compare(Side(before.root.ref, before.get), Side(after.root.ref, after.get))
         store = self._store_for(before)
         with self._ready(), self._root.held(exclusive=False) as root:
-            present = self._sight.look(root, store.writer(), ahead=True)
+            present = self._scanner.scan(root, store.writer(), ahead=True)
         now = Side(present, objects_from(store.backend))
         return compare(Side(before.root.ref, before.get), now)
 
@@ -91,7 +91,7 @@ class Workspace(OpenDirectory):
         Raises as `snapshot` does.
         """
         with self._ready():
-            return self._take(full=full).checkpoint_to(writer)
+            return self._capture(full=full).checkpoint_to(writer)
 
     def state_dict(self) -> ObjectRef:
         """Return the name of a snapshot of the present. Raises as `snapshot` does."""
@@ -152,10 +152,10 @@ class Workspace(OpenDirectory):
             raise InvalidInputError(f"paths is a list of paths, such as [{str(paths)!r}].")
         chosen = None if paths is None else tuple(within(self.path, path) for path in paths)
         options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
-        if self._held is not None and not dry_run:
+        if self._held_tree is not None and not dry_run:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
-            found = tree_named(self, tree)
+            found = resolve_tree(self, tree)
             store = self._store_for(found)
             if dry_run:
                 return self._restore_operation.preview(store, found, options)
@@ -182,7 +182,7 @@ class Workspace(OpenDirectory):
         with block_forks():
             from agent_checkpoint.workspace.restore.operation import RestoreOptions  # slow to load
 
-        if self._held is not None:
+        if self._held_tree is not None:
             raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
         with self._ready():
             found = tree_of(tree)
@@ -216,7 +216,7 @@ class Workspace(OpenDirectory):
             )
 
         with self._lock:
-            fork = make_fork(self, path, None if tree is None else tree_named(self, tree), driver)
+            fork = make_fork(self, path, None if tree is None else resolve_tree(self, tree), driver)
             self._forks.add(fork)  # also those that nobody else holds have to be closed
             fork.on_close(lambda: self._forks.discard(fork))
             return fork
@@ -234,15 +234,15 @@ class Workspace(OpenDirectory):
         Raises as `snapshot` does.
         """
         with self._lock:
-            if self._held is not None:
+            if self._held_tree is not None:
                 raise WorkspaceError(f"{self.path} is held already.")
             tree = self.snapshot(full=True) if tree is None else tree
-            self._held, before = tree, set(self._forks)
+            self._held_tree, before = tree, set(self._forks)
         try:
             with self._root.held(exclusive=False):
                 yield tree
         finally:
             with self._lock:
-                self._held = None
+                self._held_tree = None
                 for fork in self._forks - before:
                     fork.end()

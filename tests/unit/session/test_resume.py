@@ -25,7 +25,7 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from tests.agents import Agent, Planner, TorchLike
 from tests.unit.session.places import files_of
 from tests.unit.session.stores import Killed

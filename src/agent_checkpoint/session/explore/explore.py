@@ -149,10 +149,10 @@ def _copy_variant(variant: Mapping[str, Any]) -> dict[str, Any]:
 def _held(forking: SessionForker) -> Iterator[None]:
     """Hold the workspace if its current files are forked: copy-on-write forks are then cheap."""
     workspace, tree = forking.session.workspace, forking.tree
-    if workspace is None or tree is None or workspace._held is not None:
+    if workspace is None or tree is None or workspace._held_tree is not None:
         yield
         return
-    if workspace._look().stored.id != tree.id:  # the fork point has other files
+    if workspace._scan().stored.id != tree.id:  # the fork point has other files
         yield
         return
     with workspace.hold(tree):

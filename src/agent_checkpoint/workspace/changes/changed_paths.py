@@ -1,4 +1,4 @@
-"""What is told of a directory tree between two looks, by a watcher or a layer. Owns no source."""
+"""The paths that changed between two scans, as a change source reports them."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from typing import NamedTuple
 
 
 class WatchError(Exception):
-    """Changes cannot be watched: look at everything instead."""
+    """Changes cannot be watched: every scan must cover everything."""
 
 
-class Touched(NamedTuple):
-    """What the events named; it need not have changed. Paths are relative to the root, b""."""
+class ChangedPaths(NamedTuple):
+    """Paths that may have changed, relative to the root, which is b""."""
 
     names: dict[bytes, set[bytes]]
-    """By directory, the names in it. The root with no name: its own attributes were touched."""
+    """Names by directory. The root without a name: its own attributes may have changed."""
     replaced: set[bytes]
-    """Directories that came, went or moved, so that nothing known of what is below them holds."""
+    """Directories that were created, deleted or moved: the known state below them is void."""
 
 
-def above(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """Return the names of directories, by the directory above them; the root has none."""
-    found: dict[bytes, list[bytes]] = {}
+def by_parent(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
+    """Return the names of directories by their parent; the root has none."""
+    names: dict[bytes, list[bytes]] = {}
     for path in filter(None, paths):
         parent, _, name = path.rpartition(b"/")
-        found.setdefault(parent, []).append(name)
-    return found
+        names.setdefault(parent, []).append(name)
+    return names
 
 
 def with_parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Return the paths and those of all directories above them."""
-    found = {b""}
+    """Return the paths with those of all their parents."""
+    result = {b""}
     for path in paths:
-        while path and path not in found:
-            found.add(path)
+        while path and path not in result:
+            result.add(path)
             path = path.rpartition(b"/")[0]
-    return found
+    return result

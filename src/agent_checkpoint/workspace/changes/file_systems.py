@@ -1,7 +1,7 @@
-"""What a workspace is on. Owns which file systems tell this kernel of every change.
+"""The file systems of a workspace. Owns which of them raise an event for every change.
 
-An event is raised where the change is made: on another machine, or in a process that only shows
-files, nobody here hears of it.
+An event is raised only in the kernel that makes the change. Changes on another machine (network
+file systems) or in a server process (FUSE) raise none here.
 """
 
 from __future__ import annotations
@@ -17,49 +17,52 @@ LOCAL = frozenset(
     b"bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus iso9660 jfs nilfs2 ntfs ntfs3"
     b" overlay ramfs reiserfs rootfs squashfs tmpfs ubifs udf vfat xfs zfs".split()
 )
-"""Where every change comes by way of this kernel. Not on a network, in FUSE, /proc, shared folders
-of a virtual machine; nor on what is not known, for a change that is not told would be lost."""
+"""File systems that only this kernel changes. Not network file systems, FUSE, /proc or shared
+folders of virtual machines. Unknown ones count as unsafe: a change without an event would be lost.
+"""
 
 _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 
-class Root(NamedTuple):
-    """A directory whose changes are all told, and by what that is known again."""
+class WatchedRoot(NamedTuple):
+    """A root directory that can be watched, with the facts that identify it."""
 
     path: bytes
-    found: os.stat_result
+    stat: os.stat_result
     mounts: frozenset[Mount]
 
 
-def look_at_root(fd: int) -> Root:
-    """Return what there is to know of an open root.
+def inspect_root(fd: int) -> WatchedRoot:
+    """Return the facts that identify an open root.
 
     Raises:
-        OSError: it may change unseen, there or below, or that cannot be told.
+        OSError: it, or a mount below it, may change without events, or that is unknown.
     """
     path = os.readlink(b"/proc/self/fd/%d" % fd)
-    # By its number: of several mounts at one place, one hides the others.
+    # By mount id: of several mounts at one path, one hides the others.
     number = _MOUNT_ID.search(Path(f"/proc/self/fdinfo/{fd}").read_bytes())
     own = number and number[1]
     mounts = mounts_around(path)
     if not any(mount.id == own for mount in mounts):
-        raise OSError(f"it is not known what kind of file system {_shown(path)} is on")
+        raise OSError(f"the file system of {_shown(path)} is unknown")
     for mount in mounts:
-        is_seen = mount.id == own or mount.place.startswith(_with_slash(path))
-        if is_seen and mount.kind not in LOCAL:
-            raise OSError(f"{_shown(mount.place)} is {_shown(mount.kind)}, which may change unseen")
-    return Root(path, os.fstat(fd), mounts)
+        is_visible = mount.id == own or mount.place.startswith(_with_slash(path))
+        if is_visible and mount.kind not in LOCAL:
+            raise OSError(
+                f"{_shown(mount.place)} is {_shown(mount.kind)}, which may change without events"
+            )
+    return WatchedRoot(path, os.fstat(fd), mounts)
 
 
 def mounts_around(path: bytes) -> frozenset[Mount]:
-    """Return what is mounted at a path, above it and below it. Raises OSError."""
+    """Return the mounts at a path, above it and below it. Raises OSError."""
     inside = _with_slash(path)
-    found = []
+    mounts = []
     for mount in mount_table():
         around = _with_slash(mount.place)
         if around.startswith(inside) or inside.startswith(around):
-            found.append(mount)
-    return frozenset(found)
+            mounts.append(mount)
+    return frozenset(mounts)
 
 
 def _with_slash(path: bytes) -> bytes:

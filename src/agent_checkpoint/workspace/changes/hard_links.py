@@ -1,6 +1,6 @@
-"""Files that have several names. Owns finding those that were changed by another of their names.
+"""Files with several hard links. Owns finding those that changed through another link.
 
-The kernel tells of a change by the one name that it was made by.
+The kernel reports a change only for the link through which it was made.
 """
 
 from __future__ import annotations
@@ -9,53 +9,53 @@ import os
 from collections import defaultdict
 
 from agent_checkpoint.workspace.safe_open import directory_below
-from agent_checkpoint.workspace.tree.dir_state import Folder, stamp_of
+from agent_checkpoint.workspace.tree.dir_state import DirState, stat_signature
 
 
-class Links:
-    """The names, within a workspace, of files that have more than one, there or elsewhere."""
+class HardLinks:
+    """The links, within a workspace, of files that have more than one, there or elsewhere."""
 
     def __init__(self) -> None:
-        self._names: dict[tuple[int, int], set[tuple[bytes, bytes]]] = {}
+        self._links: dict[tuple[int, int], set[tuple[bytes, bytes]]] = {}
         self.has_new = False
-        """Whether a name came up that was not known: others of the same file may be, too."""
+        """Whether an unknown link was added: other links of the file may be unknown, too."""
 
-    def add(self, found: os.stat_result, directory: bytes, name: bytes) -> None:
-        """Take note of a name."""
-        names = self._names.setdefault((found.st_dev, found.st_ino), set())
-        self.has_new |= (directory, name) not in names
-        names.add((directory, name))
+    def add(self, stat: os.stat_result, directory: bytes, name: bytes) -> None:
+        """Record a link."""
+        links = self._links.setdefault((stat.st_dev, stat.st_ino), set())
+        self.has_new |= (directory, name) not in links
+        links.add((directory, name))
 
-    def touched(self, root: int, known: Folder) -> dict[bytes, set[bytes]]:
-        """Return, by directory, the names of files with several that are not as they were."""
-        together: dict[bytes, set[bytes]] = defaultdict(set)
-        for names in self._names.values():
-            for directory, name in names if len(names) > 1 else ():
-                together[directory].add(name)
-        found: dict[bytes, set[bytes]] = {}
-        for directory, few in together.items():
-            folder = _below(known, directory)
-            if folder is None:
+    def changed(self, root: int, known: DirState) -> dict[bytes, set[bytes]]:
+        """Return, by directory, the links whose stat signature differs from the known one."""
+        candidates: dict[bytes, set[bytes]] = defaultdict(set)
+        for links in self._links.values():
+            for directory, name in links if len(links) > 1 else ():
+                candidates[directory].add(name)
+        changed: dict[bytes, set[bytes]] = {}
+        for directory, names in candidates.items():
+            state = _state_at(known, directory)
+            if state is None:
                 continue
             try:
                 with directory_below(root, directory) as fd:
-                    changed = {name for name in few if _is_changed(folder, name, fd)}
-            except OSError:  # an event tells that it is gone
+                    differing = {name for name in names if _is_changed(state, name, fd)}
+            except OSError:  # it is gone, for which there is an event
                 continue
-            if changed:
-                found[directory] = changed
-        return found
+            if differing:
+                changed[directory] = differing
+        return changed
 
 
-def _below(folder: Folder | None, path: bytes) -> Folder | None:
+def _state_at(state: DirState | None, path: bytes) -> DirState | None:
     for name in path.split(b"/") if path else ():
-        folder = None if folder is None else folder.folders.get(name)
-    return folder
+        state = None if state is None else state.subdirs.get(name)
+    return state
 
 
-def _is_changed(folder: Folder, name: bytes, fd: int) -> bool:
+def _is_changed(state: DirState, name: bytes, fd: int) -> bool:
     try:
-        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        stat = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return folder.stamp_of(name) != stamp_of(found)
+    return state.signature_of(name) != stat_signature(stat)

@@ -21,9 +21,9 @@ from functools import cache
 from pathlib import Path
 
 from agent_checkpoint.backends.disk.mounts import open_table
-from agent_checkpoint.workspace.changes.changed_paths import Touched as Touched
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths as ChangedPaths
 from agent_checkpoint.workspace.changes.changed_paths import WatchError as WatchError
-from agent_checkpoint.workspace.changes.file_systems import Root, look_at_root, mounts_around
+from agent_checkpoint.workspace.changes.file_systems import WatchedRoot, inspect_root, mounts_around
 
 _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x2, 0x4, 0x8
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
@@ -66,7 +66,7 @@ class Watcher:
     def __init__(self) -> None:
         self._libc = _libc()
         fds: list[int] = []
-        # One that is lost sight of is closed too: a user has 128 of them.
+        # One that is lost scanner of is closed too: a user has 128 of them.
         self._closing = weakref.finalize(self, _close, fds)
         try:
             fds.append(open_table())
@@ -78,13 +78,13 @@ class Watcher:
         self._mount_poll = select.poll()
         self._mount_poll.register(self._mounts, select.POLLPRI)
         self._process = _process()
-        self._root: Root | None = None
+        self._root: WatchedRoot | None = None
         # One directory may be at two paths: bound to both, or moved before that was read.
         self._paths: dict[int, tuple[bytes, ...]] = {}
         self._watches: dict[bytes, int] = {}
         self._below: dict[bytes, set[bytes]] = {}
-        self._touched = Touched({}, set())
-        self._told = Touched({}, set())
+        self._touched = ChangedPaths({}, set())
+        self._told = ChangedPaths({}, set())
         self._added: set[bytes] = set()
         self._removed = 0
         self._in_doubt = False
@@ -105,7 +105,7 @@ class Watcher:
             raise WatchError("The watcher is closed, or belongs to another process.")
         try:
             if not path:
-                self._root = look_at_root(fd)
+                self._root = inspect_root(fd)
             watch = self._watch(fd)
             if self._watches.get(path, watch) != watch:
                 self.forget(path)
@@ -150,7 +150,7 @@ class Watcher:
             if self._removed >= _READ_AFTER:
                 self._read()
 
-    def drain(self) -> Touched | None:
+    def drain(self) -> ChangedPaths | None:
         """Return what was touched since the last call; None if that is in doubt.
 
         It is in doubt after an overflow; when the root's path leads elsewhere, or something was
@@ -164,10 +164,10 @@ class Watcher:
         if self._in_doubt:
             return None
         names, replaced = self._touched
-        self._told = Touched({path: set(some) for path, some in names.items()}, set(replaced))
+        self._told = ChangedPaths({path: set(some) for path, some in names.items()}, set(replaced))
         self._added = set()
-        self._touched = Touched({}, set())
-        return Touched(names, replaced)
+        self._touched = ChangedPaths({}, set())
+        return ChangedPaths(names, replaced)
 
     def close(self) -> None:
         """Give all watches back. Twice is fine."""
@@ -269,7 +269,7 @@ def can_watch(root: Path) -> bool:
         _libc()
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            look_at_root(fd)
+            inspect_root(fd)
         finally:
             os.close(fd)
     except (OSError, WatchError):

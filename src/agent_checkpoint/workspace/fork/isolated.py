@@ -137,7 +137,7 @@ class ForkNamespace:
         options = {**options, "watch": False, "force": True}
         workspace = Workspace(self._arguments["at"], store, **options)
         lower = Path(f"/proc/self/fd/{self._lower}")
-        workspace._know(
+        workspace._adopt_state(
             read_index(Path(self._arguments["index"])), upper_changes(self._upper, lower)
         )
         return workspace

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_checkpoint.workspace.changes.changed_paths import Touched
-from agent_checkpoint.workspace.changes.overlay_upper import Layer
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
+from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.fork.materialized import MaterializedTree, open_materialized
 from agent_checkpoint.workspace.fork.overlay_mount import changes, mounts_below
-from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
@@ -21,7 +21,7 @@ class Lowerdir(NamedTuple):
     """A lower directory. It must not change while forks use it."""
 
     lower: Path
-    folder: Folder
+    folder: DirState
     """Its scanned state."""
     base: MaterializedTree | None
     """The materialized tree to release; None if it is the workspace itself."""
@@ -44,7 +44,7 @@ def open_lowerdir(origin: Workspace, tree: Tree, bases: Path) -> Lowerdir:
         IntegrityError: a part of the tree is missing or damaged.
         WorkspaceError: the tree cannot be written.
     """
-    held, known = origin._held, origin._known
+    held, known = origin._held_tree, origin._last_state
     is_live = held is not None and held.id == tree.id and not mounts_below(origin.path)
     if is_live and known is not None and known.stored.id == tree.id:
         return Lowerdir(origin.path, known, None)
@@ -52,17 +52,17 @@ def open_lowerdir(origin: Workspace, tree: Tree, bases: Path) -> Lowerdir:
     return Lowerdir(base.files, base.folder, base)
 
 
-def upper_changes(upper: Path, lower: Path) -> Layer:
+def upper_changes(upper: Path, lower: Path) -> OverlayUpper:
     """Return the source of changed paths of a fork: the upper directory of its mount."""
 
-    def read() -> Touched:
+    def read() -> ChangedPaths:
         found = changes(upper, lower)
-        return Touched(found.names, found.whole)
+        return ChangedPaths(found.names, found.whole)
 
-    return Layer(read)
+    return OverlayUpper(read)
 
 
-def _look(origin: Workspace, path: Path) -> Folder:
+def _look(origin: Workspace, path: Path) -> DirState:
     """Scan a materialized tree, so that forks need not."""
     with Workspace(path, origin.store, watch=False, limit=None, force=True) as base:
-        return base._look()
+        return base._scan()

@@ -27,7 +27,7 @@ from agent_checkpoint.workspace.restore.staging import Journal
 from agent_checkpoint.workspace.safe_open import open_root
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.compare import Side
-from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
 
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -36,7 +36,7 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 class MaterializedTree:
     """A materialized tree in use."""
 
-    def __init__(self, place: Path, lock: int, folder: Folder) -> None:
+    def __init__(self, place: Path, lock: int, folder: DirState) -> None:
         self.files = place / "files"
         self.folder = folder
         self._place = place
@@ -52,7 +52,9 @@ class MaterializedTree:
                 os.close(lock)
 
 
-def open_materialized(bases: Path, tree: Tree, look: Callable[[Path], Folder]) -> MaterializedTree:
+def open_materialized(
+    bases: Path, tree: Tree, look: Callable[[Path], DirState]
+) -> MaterializedTree:
     """Return the materialized copy of a tree; write it if there is none.
 
     Args:
@@ -113,7 +115,7 @@ def _check_own(place: Path) -> None:
         raise OSError(why)
 
 
-def _write_tree(place: Path, tree: Tree, look: Callable[[Path], Folder]) -> Folder:
+def _write_tree(place: Path, tree: Tree, look: Callable[[Path], DirState]) -> DirState:
     draft = place / f"draft-{secrets.token_hex(4)}"
     for old in place.glob("draft-*"):  # of a killed process
         remove_tree(old)

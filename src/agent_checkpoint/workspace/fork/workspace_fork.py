@@ -27,7 +27,7 @@ from agent_checkpoint.workspace.fork.materialized import (
 )
 from agent_checkpoint.workspace.fork.overlay_mount import mount_overlay, remove_tree
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
-from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
@@ -87,7 +87,7 @@ class Fork(Workspace):
             if save:
                 self.snapshot()
             super().close()
-            self._sight.forget_index()
+            self._scanner.forget_index()
             if self._places is not None:
                 end_fork(self._places)
             else:
@@ -153,7 +153,7 @@ class _ForkBuilder:
         self._origin = origin
         self._target = target
         self._home = home
-        self._tree = tree or origin._held or origin.snapshot()
+        self._tree = tree or origin._held_tree or origin.snapshot()
         self._was_given = tree is not None
 
     def build(self, driver: str) -> Fork:
@@ -175,7 +175,7 @@ class _ForkBuilder:
         try:
             mount_overlay(lower, places.upper, places.work, self._target, name=places.mount_name)
             fork = self._open("overlay", places=places, base=lowerdir.base)
-            fork._know(lowerdir.folder, upper_changes(places.upper, lower))
+            fork._adopt_state(lowerdir.folder, upper_changes(places.upper, lower))
         except BaseException:
             end_fork(places)
             lowerdir.release()
@@ -197,15 +197,15 @@ class _ForkBuilder:
             end_fork(places)
         fork = self._open(driver)
         if is_current:
-            fork._know(self._origin._known, None)
+            fork._adopt_state(self._origin._last_state, None)
         return fork
 
     def _is_current(self) -> bool:
         """Tell whether the workspace equals the tree: then its files can be copied."""
         if not self._was_given:
             return True
-        held = self._origin._held
-        present = self._origin._look().stored.id if held is None else held.id
+        held = self._origin._held_tree
+        present = self._origin._scan().stored.id if held is None else held.id
         return present == self._tree.id
 
     def _leaves_out(self, directory: bytes, name: bytes) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, LARGEST_FILE, Rules
-from agent_checkpoint.workspace.safe_open import Changing, directory_below, opened_file
+from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, opened_file
 
 
 def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
@@ -19,7 +19,7 @@ def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
         try:
             with opened_file(fd, name) as file:
                 texts[name] = os.read(file.fd, LARGEST_FILE + 1)
-        except (FileNotFoundError, Changing):
+        except (FileNotFoundError, EntryChanged):
             continue
         except PermissionError:
             if name == CHECKPOINTIGNORE:  # what it says to leave out must not be captured

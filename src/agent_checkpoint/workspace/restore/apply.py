@@ -25,8 +25,8 @@ from agent_checkpoint.workspace.restore.staging import (
     slot_name,
     sync_file_system,
 )
-from agent_checkpoint.workspace.safe_open import Changing, directory_below, opened_file
-from agent_checkpoint.workspace.tree.dir_state import stamp_of
+from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, opened_file
+from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE_BITS
 
 _OLDEST_MTIME = 1  # 0 tells git that there is no index
@@ -159,7 +159,7 @@ class PlanExecutor:
             with self._writable(directory) as fd:
                 self.touched.setdefault(directory, set()).add(name)
                 act(step, fd)
-        except Changing:
+        except EntryChanged:
             self.left[shown] = CHANGED
         except FileExistsError:
             self.left[shown] = "another entry was created at its path"
@@ -211,8 +211,8 @@ class PlanExecutor:
             self._modes[step.path] = mode
             return
         with opened_file(fd, _name(step)) as file:
-            if stamp_of(file.stat) != stamp_of(look.stat):
-                raise Changing
+            if stat_signature(file.stat) != stat_signature(look.stat):
+                raise EntryChanged
             os.fchmod(file.fd, mode)
 
     # -- directories -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.plan import Step
-from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 
 
 def ignores_case(root: int) -> bool:

@@ -30,12 +30,12 @@ from agent_checkpoint.workspace.restore.atomic_rename import (
 from agent_checkpoint.workspace.restore.plan import Step
 from agent_checkpoint.workspace.restore.staging import TAKEN, Staging, partial_name, slot_name
 from agent_checkpoint.workspace.safe_open import (
-    Changing,
+    EntryChanged,
     directory_below,
     is_open_for_writing,
     opened_file,
 )
-from agent_checkpoint.workspace.tree.dir_state import stamp_of
+from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import (
     FILE,
     FOLDER,
@@ -97,7 +97,7 @@ class EntrySwap:
         """Replace an entry that the safety checkpoint holds by a staged one.
 
         Raises:
-            Changing: the entry has changed, and is left alone.
+            EntryChanged: the entry has changed, and is left alone.
             FileExistsError: another entry was created, and is left alone.
             OSError: it cannot be replaced.
         """
@@ -112,7 +112,7 @@ class EntrySwap:
         """Remove a file or link that the safety checkpoint holds, if it is still there.
 
         Raises:
-            Changing: the entry has changed, and is left alone.
+            EntryChanged: the entry has changed, and is left alone.
             OSError: it cannot be removed.
         """
         place = _target(step, fd)
@@ -130,7 +130,7 @@ class EntrySwap:
             return  # removed already
         if not self._is_protected(step, slot, checked):
             self._move_back(step.path, slot, fd)
-            raise Changing
+            raise EntryChanged
         slot.unlink()
 
     def _with_slot(
@@ -146,7 +146,7 @@ class EntrySwap:
             staging.copy(slot.name, fd, is_link=step.after is not None and step.after.type == LINK)
             try:
                 act(Entry(staging.aside, fd))
-            except (Changing, OSError):  # after an interrupt, crash recovery does this
+            except (EntryChanged, OSError):  # after an interrupt, crash recovery does this
                 stored = step.before, step.after
                 self._clear_aside(step.path, Entry(staging.aside, fd), stored)
                 raise
@@ -163,7 +163,7 @@ class EntrySwap:
             return
         if not self._is_protected(step, slot, checked):
             self._undo_exchange(step, fd, slot)
-            raise Changing
+            raise EntryChanged
         slot.unlink()
 
     def _replace_in_two_steps(
@@ -175,7 +175,7 @@ class EntrySwap:
             take(place, old)
             if not self._is_protected(step, old, checked):
                 self._move_back(step.path, old, fd)
-                raise Changing
+                raise EntryChanged
         try:
             put(slot, place)
         except FileExistsError:
@@ -205,7 +205,7 @@ class EntrySwap:
         The file has left its path, so no process opens it anew.
         """
         was_open = False
-        with suppress(Changing, OSError), opened_file(slot.fd, slot.name) as file:
+        with suppress(EntryChanged, OSError), opened_file(slot.fd, slot.name) as file:
             until = time.monotonic() + min(_WRITER_SECONDS, self._patience)
             while is_open_for_writing(file.fd):
                 was_open, began = True, time.monotonic()
@@ -329,19 +329,19 @@ def check(step: Step, fd: int) -> _CheckedEntry:
     """Check that an entry is still what the safety checkpoint holds.
 
     Raises:
-        Changing: it is not.
+        EntryChanged: it is not.
         OSError: it cannot be read.
     """
     before, place = step.before, _target(step, fd)
     found = place.stat()
-    by_signature = stamp_of(found) == step.stamp
+    by_signature = stat_signature(found) == step.stamp
     if before is None:
-        raise Changing
+        raise EntryChanged
     if before.type == FOLDER:
         if not stat.S_ISDIR(found.st_mode):
-            raise Changing
+            raise EntryChanged
     elif not by_signature and not matches_item(before, place):
-        raise Changing
+        raise EntryChanged
     return _CheckedEntry(found, by_signature)
 
 
@@ -361,7 +361,7 @@ def matches_item(item: Item | None, place: Entry) -> bool:
         with opened_file(place.fd, place.name) as file:
             while data := os.read(file.fd, _READ_BYTES):
                 whole.add(data)
-    except (Changing, PermissionError):  # an unreadable file is not one of ours
+    except (EntryChanged, PermissionError):  # an unreadable file is not one of ours
         return False
     return whole.id() == item.id
 
@@ -381,4 +381,4 @@ def _drop(slot: Entry) -> None:
 
 def _renamed_signature(found: os.stat_result) -> bytes:
     """Return the stat signature without ctime, which a rename sets."""
-    return stamp_of(found)[:16] + stamp_of(found)[24:]
+    return stat_signature(found)[:16] + stat_signature(found)[24:]

@@ -14,12 +14,12 @@ from agent_checkpoint.errors import RestoreIncompleteError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.capture import Taking
+from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.apply import CHANGED, PlanExecutor
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError, Planner
 from agent_checkpoint.workspace.restore.staging import Journal
-from agent_checkpoint.workspace.scan.scanner import Sight
+from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.tree.compare import Side
 from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from
 from agent_checkpoint.workspace.tree_names import tree_in
@@ -55,8 +55,8 @@ class RestoreOperation:
     def __init__(
         self,
         root: RootLock,
-        sight: Sight,
-        take: Callable[..., Taking],
+        scanner: Scanner,
+        capture: Callable[..., Capture],
         key_in: Callable[[Store], str],
         saved_in: tuple[str, ...],
     ) -> None:
@@ -64,21 +64,21 @@ class RestoreOperation:
 
         Args:
             root: the lock of its root directory.
-            sight: its scanner.
-            take: captures it.
+            scanner: its scanner.
+            capture: captures it.
             key_in: returns its key in a store; safety checkpoints are saved under that key.
             saved_in: further keys with checkpoints of it.
         """
         self._root = root
-        self._sight = sight
-        self._take = take
+        self._scanner = scanner
+        self._capture = capture
         self._key_in = key_in
         self._saved_in = saved_in
 
     def preview(self, store: Store, tree: Tree, options: RestoreOptions) -> Plan:
         """Return the plan of a restore, and change nothing. Raises as `restore` does."""
         with self._root.held(exclusive=False) as root:
-            current = self._sight.look(root, store.writer(), full=True, ahead=True)
+            current = self._scanner.scan(root, store.writer(), full=True, ahead=True)
             return self._plan(store, Side(current, objects_from(store.backend)), tree, options)
 
     def restore(
@@ -102,13 +102,13 @@ class RestoreOperation:
         with self._root.held(exclusive=True) as root:
             key = self._key_in(store)
             last_regular = self._last_regular(store) or tree
-            taking = self._take(full=True)
-            saved = store.write(taking.draft(key, store, kind=SAFETY))
-            current = Side(taking.folder, objects_from(store.backend))
+            capture = self._capture(full=True)
+            saved = store.write(capture.draft(key, store, kind=SAFETY))
+            current = Side(capture.dir_state, objects_from(store.backend))
             plan = self._plan(store, current, tree, options, last_regular)
             if only_if is not None and plan.digest != only_if.digest:
                 raise PlanChangedError
-            safety = SafetySnapshot(taking.tree, saved.id, last_regular)
+            safety = SafetySnapshot(capture.tree, saved.id, last_regular)
             self._execute(root, store, plan, options, safety)
             prune_safety_checkpoints(store, key)  # last: the target may be an old safety checkpoint
             return plan
@@ -123,7 +123,7 @@ class RestoreOperation:
         with self._root.held(exclusive=True) as root:
             get = objects_from(store.backend)
             planner = Planner(
-                Side(self._sight.look(root, store.writer(), ahead=True), get),
+                Side(self._scanner.scan(root, store.writer(), ahead=True), get),
                 tree,
                 safety=Side(safety.tree.root.ref, get),
                 last_regular=safety.last_regular or tree,
@@ -170,7 +170,7 @@ class RestoreOperation:
             seen=None if last_regular is None else last_regular.ref,
             store=store.backend.url or repr(store.backend),
         )
-        execute_plan(root, store, plan, journal, self._sight)
+        execute_plan(root, store, plan, journal, self._scanner)
 
     def _last_regular(self, store: Store) -> Tree | None:
         """Return the tree of the newest checkpoint of the workspace that is no safety one."""
@@ -185,7 +185,13 @@ class RestoreOperation:
 
 
 def execute_plan(
-    root: int, store: Store, plan: Plan, journal: Journal, sight: Sight, *, is_begun: bool = False
+    root: int,
+    store: Store,
+    plan: Plan,
+    journal: Journal,
+    scanner: Scanner,
+    *,
+    is_begun: bool = False,
 ) -> None:
     """Apply a plan, then scan the workspace and check the result.
 
@@ -194,7 +200,7 @@ def execute_plan(
         store: where the scan writes new objects.
         plan: the steps; gets what was left alone or kept.
         journal: the journal of the restore.
-        sight: the scanner.
+        scanner: the scanner.
         is_begun: whether the journal is on disk already: crash recovery.
 
     Raises:
@@ -214,7 +220,7 @@ def execute_plan(
     plan.leave.update(executor.left)
     plan.kept.update(executor.entries.kept)
     plan.open += executor.entries.open
-    scanned = sight.look(root, store.writer(), ahead=True, touched=executor.touched)
+    scanned = scanner.scan(root, store.writer(), ahead=True, changed=executor.touched)
     result = Side(scanned, objects_from(store.backend))
     exclude = Rules.of(journal.exclude)
     remaining = Planner(result, plan.tree, paths=journal.encoded_paths, exclude=exclude).plan()

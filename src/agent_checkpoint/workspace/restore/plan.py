@@ -16,7 +16,7 @@ from typing import NamedTuple
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.git_changes import GitChanges
-from agent_checkpoint.workspace.restore.staging import STAGING
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences, is_same
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
@@ -25,7 +25,7 @@ from agent_checkpoint.workspace.tree.dir_state import (
     STORE,
     TORN,
     UNREADABLE,
-    Folder,
+    DirState,
     Note,
 )
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -265,7 +265,7 @@ class Planner:
 
     def _list_losses(self, plan: Plan) -> None:
         """List entries that cannot be captured as left alone, also those that the tree lacks."""
-        if not isinstance(self._current.place, Folder):
+        if not isinstance(self._current.place, DirState):
             return
         for path, note in self._current.place.all_notes():
             if note.is_loss and not note.is_captured and self._is_selected(path, bool(note.type)):
@@ -366,13 +366,13 @@ def _holds_uncaptured(change: Change) -> bool:
     """Tell whether a directory to be removed holds entries that are not captured."""
     if change.folder is None or change.before is None or change.before.type != FOLDER:
         return False
-    return any(not note.is_captured for note in change.folder.folders[change.name].notes.values())
+    return any(not note.is_captured for note in change.folder.subdirs[change.name].notes.values())
 
 
 def _step(change: Change) -> Step:
     stamp = READ_AGAIN
     if change.folder is not None and change.before is not None:
-        stamp = change.folder.stamp_of(change.name)
+        stamp = change.folder.signature_of(change.name)
     return Step(change.path, change.before, change.after, stamp)
 
 

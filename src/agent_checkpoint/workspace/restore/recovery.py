@@ -21,7 +21,6 @@ from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersi
 from agent_checkpoint.workspace.restore.operation import execute_plan
 from agent_checkpoint.workspace.restore.plan import Plan, Planner
 from agent_checkpoint.workspace.restore.staging import (
-    STAGING,
     Journal,
     aside_name,
     has_staging,
@@ -30,9 +29,10 @@ from agent_checkpoint.workspace.restore.staging import (
     slot_name,
     staged_files,
 )
-from agent_checkpoint.workspace.scan.scanner import Sight
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
+from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.tree.compare import Side, differences
-from agent_checkpoint.workspace.tree.dir_state import UNREADABLE, Folder
+from agent_checkpoint.workspace.tree.dir_state import UNREADABLE, DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from, read_record
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
@@ -51,7 +51,7 @@ class Recovery(NamedTuple):
     """A message for people, if a directory of others had the name of the staging directory."""
 
 
-def recover(root_lock: RootLock, sight: Sight, store: Store | None) -> Recovery:
+def recover(root_lock: RootLock, scanner: Scanner, store: Store | None) -> Recovery:
     """Roll an interrupted restore forward, if there is one.
 
     Entries that changed after the interruption are left alone, because no checkpoint holds them.
@@ -59,7 +59,7 @@ def recover(root_lock: RootLock, sight: Sight, store: Store | None) -> Recovery:
 
     Args:
         root_lock: the lock of the workspace's root directory.
-        sight: its scanner.
+        scanner: its scanner.
         store: the store of the workspace, if it has one.
 
     Raises:
@@ -84,17 +84,17 @@ def recover(root_lock: RootLock, sight: Sight, store: Store | None) -> Recovery:
                 "it changed any file. Remove that directory."
             ) from error
         store = _find_store(journal, store, root_lock.path)
-        return Recovery(_roll_forward(root, journal, store, sight))
+        return Recovery(_roll_forward(root, journal, store, scanner))
 
 
-def _roll_forward(root: int, journal: Journal, store: Store, sight: Sight) -> Plan:
+def _roll_forward(root: int, journal: Journal, store: Store, scanner: Scanner) -> Plan:
     get = objects_from(store.backend)
     target = read_record(journal.tree, store.backend)
     safety = read_record(journal.safety, store.backend)
     safety_side = Side(safety.root.ref, get)
     rescued = _empty_staging(root, journal, safety_side, Side(target.root.ref, target.get))
-    sight = sight.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
-    current = sight.look(root, store.writer(), full=True, ahead=True)
+    scanner = scanner.with_rules(Rules.of(safety.ignore, gitignore=safety.gitignore))
+    current = scanner.scan(root, store.writer(), full=True, ahead=True)
     _refuse_shortage(current)
     last_regular = None if journal.seen is None else read_record(journal.seen, store.backend)
     planner = Planner(
@@ -109,7 +109,7 @@ def _roll_forward(root: int, journal: Journal, store: Store, sight: Sight) -> Pl
     plan = planner.plan()
     plan.safety, plan.safety_id = safety, journal.safety_id
     plan.kept, plan.open = rescued.kept, rescued.open
-    execute_plan(root, store, plan, journal, sight, is_begun=True)
+    execute_plan(root, store, plan, journal, scanner, is_begun=True)
     return plan
 
 
@@ -167,7 +167,7 @@ def _empty_staging(root: int, journal: Journal, safety: Side, target: Side) -> E
     return entries
 
 
-def _refuse_shortage(current: Folder) -> None:
+def _refuse_shortage(current: DirState) -> None:
     """Refuse to continue if files are unreadable only because the process lacks resources.
 
     Else these files would be left alone for good.

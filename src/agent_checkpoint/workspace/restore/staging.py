@@ -22,10 +22,10 @@ from agent_checkpoint.records import short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.objects.object_format import BLOB
 from agent_checkpoint.workspace.restore.atomic_rename import Entry, put
-from agent_checkpoint.workspace.safe_open import Changing, open_directory, opened_file, read_all
+from agent_checkpoint.workspace.safe_open import EntryChanged, open_directory, opened_file, read_all
+from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item, read_chunks
 
-STAGING = b".agent-checkpoint-restore"
 _JOURNAL = b"journal"
 _STAGED = b"staged"
 """Holds contents while they are written. All files in it are ours, complete or not."""
@@ -265,7 +265,7 @@ def read_journal(root: int, path: str) -> Journal | None:
         return (
             journal if journal.root == path and is_own_claim(journal.sealed_bytes, seal) else None
         )
-    except (Changing, ValueError, KeyError, TypeError, RecursionError):
+    except (EntryChanged, ValueError, KeyError, TypeError, RecursionError):
         return None
     except (OSError, StateError) as error:
         if isinstance(error, OSError) and error.errno not in _TRANSIENT:
@@ -308,7 +308,7 @@ def move_staging_aside(root: int, path: str) -> str | None:
     except OSError as error:
         if error.errno not in _FOREIGN:
             raise
-    with suppress(Changing, OSError, ValueError, KeyError, TypeError, RecursionError):
+    with suppress(EntryChanged, OSError, ValueError, KeyError, TypeError, RecursionError):
         safety = short_repr(_read_journal(root)[0].safety_id, 120)
         finding += f". By its journal the safety checkpoint is {safety}"
     notice = f"{os.fsdecode(STAGING)} in {short_repr(path, 1000)} {finding}."
@@ -345,7 +345,7 @@ def _is_own(root: int, path: str) -> bool:
         try:
             with opened_file(staging, _OWNER) as file:
                 seal = read_all(file.fd, min(file.stat.st_size, _MAX_OWNER_BYTES)).decode("ascii")
-        except (FileNotFoundError, Changing, UnicodeDecodeError):
+        except (FileNotFoundError, EntryChanged, UnicodeDecodeError):
             return False
         # The seal is written first: a process killed there has written nothing else.
         return _is_claimed(path, seal) or (not seal and names == {os.fsdecode(_OWNER)})

@@ -1,7 +1,8 @@
-"""Where a large file is cut. Owns the sizes; knows no objects.
+"""Chunking of large files. Owns the chunk sizes; knows no objects.
 
-With the extra `chunks` the cuts follow the content, so that a byte inserted at the front moves
-them along; else they stand every MiB. A file's id is the same either way.
+With the extra `chunks` the chunk boundaries are content-defined (FastCDC), so an insertion changes
+only the chunks around it; without it, chunks have a fixed size of 1 MiB. The id of a file is the
+same either way.
 """
 
 from __future__ import annotations
@@ -14,25 +15,25 @@ from typing import Any
 from agent_checkpoint.backends.disk.fork_safety import block_forks
 
 CHUNKED_FROM = 1_000_000
-"""A file with more bytes than this is stored in chunks."""
+"""A file with more bytes is stored in chunks."""
 _CHUNK = 1 << 20
 _SMALLEST, _LARGEST = _CHUNK // 4, _CHUNK * 4
 
 
 def cut(fd: int) -> Iterator[bytes]:
-    """Iterate over the chunks of an open file, from where it stands to its end. Raises OSError."""
-    cutter = _cutter()
-    if cutter is None:
+    """Iterate over the chunks of an open file, from its position to its end. Raises OSError."""
+    chunker = _chunker()
+    if chunker is None:
         while data := _read(fd, _CHUNK):
             yield data
         return
-    for chunk in cutter.cut_stream(_Stream(fd)):
+    for chunk in chunker.cut_stream(_Stream(fd)):
         yield bytes(chunk.data)
 
 
 @lru_cache(maxsize=1)
 def _is_installed() -> bool:
-    try:  # its version without the extension would take minutes
+    try:  # the pure Python version would take minutes
         with block_forks():
             from importlib.util import find_spec
 
@@ -41,25 +42,25 @@ def _is_installed() -> bool:
         return False
 
 
-def _cutter() -> Any:
-    """Return what cuts one file by its content, if that is installed."""
+def _chunker() -> Any:
+    """Return a content-defined chunker for one file; None if it is not installed."""
     if not _is_installed():
         return None
     with block_forks():
-        from importlib import import_module  # by name, since whoever checks types may not have it
+        from importlib import import_module  # by name: type checkers may not have it
 
-        found = import_module("pyfastcdc.cy")
-    return found.FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
+        module = import_module("pyfastcdc.cy")
+    return module.FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)
 
 
 class _Stream:
-    """A file as the cutter wants it; closing is not its business."""
+    """A file descriptor as a stream for the chunker; does not close it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def read(self, n: int) -> bytes:
-        """Return the next bytes, as many as asked for unless the file ends."""
+        """Return the next `n` bytes, fewer only at the end of the file."""
         return _read(self._fd, n)
 
 

@@ -1,18 +1,18 @@
-"""Directories that are being looked at, until they are folders. Owns putting those together."""
+"""Directories during a walk, until each is a `DirState`. Owns assembling the tree bottom-up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.workspace.scan.file_reader import Found
+from agent_checkpoint.workspace.scan.file_reader import ReadResult
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
     NO_NOTES,
     RULES,
-    STAMP,
+    SIGNATURE,
     UNREADABLE,
-    Folder,
+    DirState,
     Note,
 )
 from agent_checkpoint.workspace.tree.tree_format import (
@@ -25,111 +25,121 @@ from agent_checkpoint.workspace.tree.tree_format import (
 )
 
 
-class Node:
-    """A directory that is being looked at."""
+class DirBuilder:
+    """A directory that is being walked."""
 
-    __slots__ = ("below", "found", "is_same", "names", "notes", "old", "parent", "path", "stamps")
+    __slots__ = (
+        "is_same",
+        "names",
+        "notes",
+        "old",
+        "parent",
+        "path",
+        "results",
+        "signatures",
+        "subdirs",
+    )
 
-    def __init__(self, path: bytes, old: Folder | None, parent: Node | None) -> None:
+    def __init__(self, path: bytes, old: DirState | None, parent: DirBuilder | None) -> None:
         self.path = path
         self.old = old
         self.parent = parent
         self.names: list[bytes] = []
-        self.stamps: list[bytes] = []
+        self.signatures: list[bytes] = []
         self.notes: dict[bytes, Note] = {}
-        self.found: dict[bytes, Found] = {}
-        self.below: dict[bytes, Folder] = {}
+        self.results: dict[bytes, ReadResult] = {}
+        self.subdirs: dict[bytes, DirState] = {}
         self.is_same = False
-        """Whether the listing is the one of old; what is below may differ."""
+        """Whether names and signatures equal the old ones; subdirectories may differ."""
 
     def child(self, name: bytes) -> bytes:
         """Return the path of an entry."""
         return self.path + b"/" + name if self.path else name
 
 
-def assemble(nodes: Sequence[Node], get: Get, put: Put) -> Folder:
-    """Return the folder of the first node; those below a node come after it.
+def assemble(builders: Sequence[DirBuilder], get: Get, put: Put) -> DirState:
+    """Return the state of the first directory; a directory comes before those below it.
 
     Args:
-        nodes: what was looked at; all contents are read.
-        get: reads what is known of directories by their objects alone.
-        put: takes the objects of directories that are new.
+        builders: the directories, with all contents read.
+        get: reads objects of directories whose entries are not loaded.
+        put: takes the objects of changed directories.
 
     Raises:
-        IntegrityError: what is known of a directory cannot be read.
+        IntegrityError: the object of a known directory cannot be read.
     """
-    for node in reversed(nodes):
-        made = _folder(node, get, put)
-        if node.parent is not None:
-            node.parent.below[node.path.rpartition(b"/")[2]] = made
-    return made
+    for builder in reversed(builders):
+        state = _dir_state(builder, get, put)
+        if builder.parent is not None:
+            builder.parent.subdirs[builder.path.rpartition(b"/")[2]] = state
+    return state
 
 
-def _folder(node: Node, get: Get, put: Put) -> Folder:
-    old = node.old
+def _dir_state(builder: DirBuilder, get: Get, put: Put) -> DirState:
+    old = builder.old
     if (
-        node.is_same
+        builder.is_same
         and old is not None
-        and old.notes == node.notes
-        and all(node.below.get(name) is old.folders[name] for name in old.folders)
+        and old.notes == builder.notes
+        and all(builder.subdirs.get(name) is old.subdirs[name] for name in old.subdirs)
     ):
         return old
-    items, stamps = _items(node, get)
+    items, signatures = _items(builder, get)
     is_same = old is not None and old.has_items and items == old.items(get)
-    below = node.below
-    folders = (
-        {item.name: below[item.name] for item in items if item.type == FOLDER} if below else {}
+    known = builder.subdirs
+    subdirs = (
+        {item.name: known[item.name] for item in items if item.type == FOLDER} if known else {}
     )
-    files, size = len(items) - len(folders), sum([item.size for item in items])
-    is_noted = bool(node.notes) and any(note.kind != IGNORED for note in node.notes.values())
-    for folder in folders.values():
-        files += folder.files
-        size += folder.bytes
-        is_noted = is_noted or folder.is_noted
-    return Folder(
+    files, size = len(items) - len(subdirs), sum([item.size for item in items])
+    has_notes = bool(builder.notes) and any(note.kind != IGNORED for note in builder.notes.values())
+    for subdir in subdirs.values():
+        files += subdir.files
+        size += subdir.bytes
+        has_notes = has_notes or subdir.has_notes
+    return DirState(
         packed_names=b"/".join([item.name for item in items]),
-        stamps=b"".join(stamps),
-        folders=folders,
-        notes=node.notes or NO_NOTES,
+        signatures=b"".join(signatures),
+        subdirs=subdirs,
+        notes=builder.notes or NO_NOTES,
         stored=old.stored if old is not None and is_same else put_directory(items, put),
         files=files,
         size=size,
-        is_noted=is_noted,
+        has_notes=has_notes,
         is_stored=old is not None and is_same and old.is_stored,
         items=items,
     )
 
 
-def _items(node: Node, get: Get) -> tuple[list[Item], list[bytes]]:
-    """Return the entries of a node that are captured, and a stamp each."""
-    before = {} if node.old is None else {item.name: item for item in node.old.items(get)}
+def _items(builder: DirBuilder, get: Get) -> tuple[list[Item], list[bytes]]:
+    """Return the captured entries of a directory and their signatures."""
+    before = {} if builder.old is None else {item.name: item for item in builder.old.items(get)}
     items: list[Item] = []
-    stamps: list[bytes] = []
-    for name, stamp in zip(node.names, node.stamps):
-        found = node.found.get(name)
+    signatures: list[bytes] = []
+    for name, signature in zip(builder.names, builder.signatures):
+        result = builder.results.get(name)
         item: Item | None
-        if found is not None:
-            _note(node, name, found)
-            item, stamp = found.item, found.stamp
+        if result is not None:
+            _add_note(builder, name, result)
+            item, signature = result.item, result.signature
             if item is None:
                 continue
-        elif name in node.below:
-            stored = node.below[name].stored
-            mode = STAMP.unpack(stamp)[4] & MODE_BITS
+        elif name in builder.subdirs:
+            stored = builder.subdirs[name].stored
+            mode = SIGNATURE.unpack(signature)[4] & MODE_BITS
             item = Item(name, FOLDER, mode, 0, stored.id, stored.ref)
         else:
             item = before.get(name)
             if item is None:
-                raise IntegrityError("What is remembered of the workspace does not fit together.")
+                raise IntegrityError("The scan cache of the workspace is inconsistent.")
         items.append(item)
-        stamps.append(stamp)
-    return items, stamps
+        signatures.append(signature)
+    return items, signatures
 
 
-def _note(node: Node, name: bytes, found: Found) -> None:
-    if name in node.notes and node.notes[name].kind != RULES:
-        del node.notes[name]
-    if found.note is not None:
-        node.notes[name] = found.note
-    elif found.is_changing:
-        node.notes[name] = Note(UNREADABLE, "it changed its type as it was read")
+def _add_note(builder: DirBuilder, name: bytes, result: ReadResult) -> None:
+    if name in builder.notes and builder.notes[name].kind != RULES:
+        del builder.notes[name]
+    if result.note is not None:
+        builder.notes[name] = result.note
+    elif result.is_changing:
+        builder.notes[name] = Note(UNREADABLE, "it changed its type as it was read")

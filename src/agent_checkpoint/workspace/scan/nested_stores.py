@@ -1,10 +1,10 @@
-"""Stores among the files. Owns telling one from other directories, whoever it belongs to.
+"""Checkpoint stores inside a workspace. Owns recognizing a store that is in use.
 
-Other programs save there while a workspace is captured and restored: what they were told is on the
-disk must not be set back with the files. A store is known by its content: the application id of its
+Other programs save to such a store during a scan or a restore. A restore must not roll back what
+it has acknowledged as durable. A store is recognized by its content: the application id of its
 database, or its format record. Names alone prove nothing, since anyone can put files of any name
-into a workspace. A store that nobody has written to where it is, such as one that came with a
-repository, is data like any other: the first writer makes the lock file before anything else.
+into a workspace. A store without a lock file is plain data, for example one checked out with a
+repository: the first writer creates the lock file before anything else.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import os
 
 from agent_checkpoint.backends.file_names import FORMAT_FOLDER
 from agent_checkpoint.backends.sqlite_files import is_open_here, is_store_database
-from agent_checkpoint.workspace.safe_open import Changing, opened_file
+from agent_checkpoint.workspace.safe_open import EntryChanged, opened_file
 
 _DATABASE, _LOCK = b"store.db", b".lock"
-RECORDS = os.fsencode(FORMAT_FOLDER)
-"""The directory of a readable store that holds its format record."""
-_RECORD = RECORDS + b"/1.json"
-MARKS = frozenset({_DATABASE, _DATABASE + b"-wal", _DATABASE + b"-shm", _LOCK, RECORDS})
-"""Names whose coming or changing can make a store in use of a directory."""
+FORMAT_DIR = os.fsencode(FORMAT_FOLDER)
+"""The directory of a file store that holds its format record."""
+_RECORD = FORMAT_DIR + b"/1.json"
+STORE_NAMES = frozenset({_DATABASE, _DATABASE + b"-wal", _DATABASE + b"-shm", _LOCK, FORMAT_DIR})
+"""Names whose creation or change can turn a directory into a store in use."""
 _LARGEST_RECORD = 1 << 16
 
 
 def is_store(directory: int, name: bytes) -> bool:
-    """Tell whether a directory in another one is a store that is in use."""
+    """Tell whether a subdirectory of an open directory is a store in use."""
     database = name + b"/" + _DATABASE
     if is_open_here(directory, database):
         return True
@@ -41,9 +41,9 @@ def _is_format_record(directory: int, path: bytes) -> bool:
     try:
         with opened_file(directory, path) as file:
             record = json.loads(os.read(file.fd, _LARGEST_RECORD))
-    except (Changing, OSError, ValueError, RecursionError):
+    except (EntryChanged, OSError, ValueError, RecursionError):
         return False
-    # Of any version: a newer store is a store, too.
+    # Of any version: a store of a newer format is a store, too.
     return isinstance(record, dict) and all(
-        isinstance(record.get(need), int) for need in ("read", "write")
+        isinstance(record.get(member), int) for member in ("read", "write")
     )

@@ -1,8 +1,7 @@
-"""A thread that packs and stores objects while the walk goes on. Owns it, and what waits for it.
+"""A background thread that compresses and stores objects during the walk. Owns its queue.
 
-Python runs one thread at a time, but for what is done outside of it: packing much at once, and the
-work of a database. So only that is handed over. Two threads that both open, read and hash files
-wait for each other longer than they work.
+Compression of large objects and the database release the GIL, so only they move to the thread. Two
+threads that both open, read and hash files would mostly wait for each other.
 """
 
 from __future__ import annotations
@@ -14,62 +13,64 @@ from queue import Queue
 from agent_checkpoint.store.objects.object_format import PlainObject
 from agent_checkpoint.store.objects.writer import Writer
 
-_WAITING = 2
-_PACKED_HERE = 4096
-"""Shorter ones are packed sooner than they are handed over."""
+_QUEUED_BATCHES = 2
+_COMPRESSED_IN_THREAD_FROM = 4096
+"""Shorter objects are compressed by the caller: the hand-over would cost more."""
 
 
-class Storing:
-    """Stores batches of objects that refer to nothing ahead of the entry, in order."""
+class BackgroundWriter:
+    """Stores batches of objects without references, in order, ahead of the checkpoint."""
 
     def __init__(self, writer: Writer) -> None:
         """Start the thread.
 
         Args:
-            writer: of the store that it is for.
+            writer: the writer of the store.
 
         Raises:
-            FormatError: this installation may not write there.
+            FormatError: this version must not write to the store.
             StorageError: the medium failed.
         """
         self._writer = writer
         self._compression = writer.compression()
-        self._batches: Queue[Mapping[str, bytes | PlainObject] | None] = Queue(_WAITING)
+        self._batches: Queue[Mapping[str, bytes | PlainObject] | None] = Queue(_QUEUED_BATCHES)
         self._error: BaseException | None = None
-        self._is_over = False
+        self._is_dropped = False
         self._thread = threading.Thread(
             target=self._run, name="agent-checkpoint-storing", daemon=True
         )
         self._thread.start()
 
     def store(self, objects: Mapping[str, PlainObject]) -> None:
-        """Have the store take those of the objects that it lacks, now or later.
+        """Queue the objects that the store lacks.
 
         Raises:
-            StorageError: the medium failed, for these or for earlier ones.
+            StorageError: the medium failed, for these objects or for earlier ones.
         """
         self._check()
-        lost = self._writer.missing_from_store(objects)
+        missing = self._writer.missing_from_store(objects)
         self._batches.put(
             {
-                name: packed.stored(self._compression) if packed.size < _PACKED_HERE else packed
+                name: packed.stored(self._compression)
+                if packed.size < _COMPRESSED_IN_THREAD_FROM
+                else packed
                 for name, packed in objects.items()
-                if name in lost
+                if name in missing
             }
         )
 
     def finish(self) -> None:
-        """Wait until everything is stored. Raises as `store` does."""
+        """Wait until all batches are stored. Raises as `store` does."""
         self.close()
         self._check()
 
     def drop(self) -> None:
-        """Store nothing more, and wait for the thread to end."""
-        self._is_over = True
+        """Discard the queued batches and wait for the thread to end."""
+        self._is_dropped = True
         self.close()
 
     def close(self) -> None:
-        """Wait for the thread to end. Twice is fine."""
+        """Wait for the thread to end. May be called twice."""
         if self._thread.is_alive():
             self._batches.put(None)
             self._thread.join()
@@ -80,14 +81,14 @@ class Storing:
 
     def _run(self) -> None:
         while (batch := self._batches.get()) is not None:
-            if self._error is not None or self._is_over:
-                continue  # whoever hands over must not wait for ever
+            if self._error is not None or self._is_dropped:
+                continue  # keep draining, or the caller blocks on a full queue
             try:
                 self._writer.put_early(
                     {
-                        name: found if isinstance(found, bytes) else found.stored(self._compression)
-                        for name, found in batch.items()
+                        name: each if isinstance(each, bytes) else each.stored(self._compression)
+                        for name, each in batch.items()
                     }
                 )
-            except BaseException as error:  # for the thread that handed it over
+            except BaseException as error:  # raised in the thread of the caller
                 self._error = error

@@ -1,6 +1,6 @@
-"""What is remembered of a directory between two looks. Owns the folders and the index of them.
+"""The result of the last scan of a directory. Owns it in memory and the stat index on disk.
 
-It is about one store at a time, since it says which objects that store has.
+It belongs to one store at a time, since it implies which objects that store has.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.scan.stat_index import Index, open_index, write_index
-from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.scan.stat_index import StatIndex, open_index, write_index
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
 
-_WORTH_AN_INDEX = 64
-"""So many files have to be read again by a new process before the index is written anew."""
+_REWRITE_INDEX_AFTER = 64
+"""The index is rewritten once a new process would have to read this many files again."""
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Keep Python from looking for garbage among the many objects that a look makes at once."""
+    """Pause garbage collection, which is slow among the many objects that a scan creates."""
     is_on = gc.isenabled()
     gc.disable()
     try:
@@ -38,129 +38,129 @@ def collection_paused() -> Iterator[None]:
             gc.enable()
 
 
-class Memory:
-    """The folders of one directory as they were last seen."""
+class ScanCache:
+    """The state of one directory at its last scan."""
 
     def __init__(self, path: Path, rules: Rules) -> None:
-        """Remember nothing yet.
+        """Start empty.
 
         Args:
             path: the directory.
-            rules: what is left out of it.
+            rules: its ignore rules.
         """
-        self.folder: Folder | None = None
-        """What was seen last."""
+        self.dir_state: DirState | None = None
+        """The state found by the last scan."""
         self.is_copy = False
-        """Whether that was in the directory that this one was copied from."""
+        """Whether it is the state of the directory that this one was copied from."""
         self._path = path
         self._rules = rules
         self._backend: Any = None
-        self._index_read: Index | None = None
-        self._not_in_index = 0
-        self._has_index = True
-        """Whether it is written down: of a layer it is not, which may be seen at another's path."""
+        self._loaded_index: StatIndex | None = None
+        self._reads_since_index = 0
+        self._writes_index = True
+        """Whether an index is written: not for an overlay, which may be mounted at another path."""
 
     def is_for(self, writer: Writer) -> bool:
-        """Tell whether it is about the store of a writer."""
+        """Tell whether the cache belongs to the store of a writer."""
         return writer.backend is self._backend and writer.trust_cache
 
     def begin(self, writer: Writer) -> None:
-        """Remember only what the index has for the store of a writer."""
-        self.folder = self._index_read = None
+        """Load the stat index for the store of a writer, and drop everything else."""
+        self.dir_state = self._loaded_index = None
         self._backend = writer.backend
-        index = self._index()
-        if writer.trust_cache and index is not None:
+        path = self._index_path()
+        if writer.trust_cache and path is not None:
             with collection_paused():
-                self._index_read = open_index(index)
-            if self._index_read is not None:
-                self.folder = self._index_read.root
-        self._not_in_index = 0 if self.folder is not None else _WORTH_AN_INDEX
+                self._loaded_index = open_index(path)
+            if self._loaded_index is not None:
+                self.dir_state = self._loaded_index.root
+        self._reads_since_index = 0 if self.dir_state is not None else _REWRITE_INDEX_AFTER
 
-    def adopt(self, folder: Folder, backend: Any, *, is_copy: bool) -> None:
-        """Take for known what was seen in the directory that this one was made from."""
-        self.folder = folder
+    def adopt(self, state: DirState, backend: Any, *, is_copy: bool) -> None:
+        """Take over the state of the directory that this one was forked from."""
+        self.dir_state = state
         self.is_copy = is_copy
         self._backend = backend
-        self._has_index = is_copy
+        self._writes_index = is_copy
 
-    def keep(self, folder: Folder, writer: Writer, *, read: int) -> None:
-        """Remember what was seen; the writer gets what its store lacks of it.
+    def keep(self, state: DirState, writer: Writer, *, read: int) -> None:
+        """Keep the result of a scan; put directory objects that the store lacks.
 
         Args:
-            folder: what was seen.
-            writer: of the store that it is for.
-            read: how many files had to be read.
+            state: the result.
+            writer: the writer of the store.
+            read: the number of files that were read.
 
         Raises:
             StorageError: the store failed.
         """
-        self._not_in_index += read
-        self._put_again(folder, writer)
-        self.folder = folder
-        writer.on_commit(lambda: self._committed(folder))
+        self._reads_since_index += read
+        self._put_again(state, writer)
+        self.dir_state = state
+        writer.on_commit(lambda: self._committed(state))
 
     @property
-    def index(self) -> Index | None:
-        """The index that was read, if it is what is remembered."""
-        index = self._index_read
-        return index if index is not None and index.root is self.folder else None
+    def index(self) -> StatIndex | None:
+        """The loaded index, if it still is the current state."""
+        index = self._loaded_index
+        return index if index is not None and index.root is self.dir_state else None
 
     def forget_index(self) -> None:
-        """Remove the index, of a directory that is to be no more."""
-        index = self._index()
-        if index is not None:
-            index.unlink(missing_ok=True)
+        """Remove the stat index of a directory that is about to be deleted."""
+        path = self._index_path()
+        if path is not None:
+            path.unlink(missing_ok=True)
 
-    def own_places(self) -> set[tuple[int, int]]:
-        """Return where the store and the indexes are, which may be below the directory."""
-        places = set()
-        index = self._index()
+    def own_inodes(self) -> set[tuple[int, int]]:
+        """Return device and inode of the store and the indexes, which may be in the workspace."""
+        inodes = set()
+        index = self._index_path()
         for path in (getattr(self._backend, "path", None), index and index.parent):
             try:
-                found = os.stat(path) if path is not None else None
+                stat = os.stat(path) if path is not None else None
             except OSError:
-                continue  # not made yet
-            if found is not None:
-                places.add((found.st_dev, found.st_ino))
-        return places
+                continue  # not created yet
+            if stat is not None:
+                inodes.add((stat.st_dev, stat.st_ino))
+        return inodes
 
-    def _put_again(self, folder: Folder, writer: Writer) -> None:
-        """Put the objects of directories that were made for a checkpoint that came to nothing."""
-        stack = [folder]
+    def _put_again(self, state: DirState, writer: Writer) -> None:
+        """Put the directory objects of a checkpoint that was never committed."""
+        stack = [state]
         while stack:
-            folder = stack.pop()
-            if folder.is_stored or writer.backend is None:
+            state = stack.pop()
+            if state.is_stored or writer.backend is None:
                 continue
-            if not writer.holds(folder.stored.ref):
-                put_directory(folder.items(objects_from(writer.backend)), writer.put)
-            stack += folder.folders.values()
+            if not writer.holds(state.stored.ref):
+                put_directory(state.items(objects_from(writer.backend)), writer.put)
+            stack += state.subdirs.values()
 
-    def _committed(self, folder: Folder) -> None:
-        stack = [folder]
+    def _committed(self, state: DirState) -> None:
+        stack = [state]
         while stack:
-            below = stack.pop()
-            if not below.is_stored:
-                below.is_stored = True
-                stack += below.folders.values()
-        if self._not_in_index < _WORTH_AN_INDEX or not self._has_index:
+            each = stack.pop()
+            if not each.is_stored:
+                each.is_stored = True
+                stack += each.subdirs.values()
+        if self._reads_since_index < _REWRITE_INDEX_AFTER or not self._writes_index:
             return
-        index = self._index()
-        if index is not None:
+        path = self._index_path()
+        if path is not None:
             try:
-                write_index(index, folder)
-            except OSError:  # it only saves time; the checkpoint is durable without it
+                write_index(path, state)
+            except OSError:  # the index only saves time; the checkpoint is durable
                 return
-            self._not_in_index = 0
+            self._reads_since_index = 0
 
-    def _index(self) -> Path | None:
-        """Return where the index is; None if the store ends with the process."""
-        place = getattr(self._backend, "path", None)
-        if place is None:
+    def _index_path(self) -> Path | None:
+        """Return the path of the index; None if the store is in memory only."""
+        store_path = getattr(self._backend, "path", None)
+        if store_path is None:
             return None
         try:
             home = data_home()
         except (InvalidInputError, StorageError):
             return None
-        # By other rules other files are known.
-        whose = os.fsencode(place), os.fsencode(self._path), self._rules.key
-        return home / "index" / hashlib.sha256(b"\0".join(whose)).hexdigest()[:32]
+        # With other rules, other files are in the index.
+        identity = os.fsencode(store_path), os.fsencode(self._path), self._rules.key
+        return home / "index" / hashlib.sha256(b"\0".join(identity)).hexdigest()[:32]

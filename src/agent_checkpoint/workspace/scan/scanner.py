@@ -1,6 +1,7 @@
-"""Looks at one directory. Owns the watcher, and the choice of how to look again.
+"""The scanner of one directory. Owns the change source and the choice between the kinds of scan.
 
-What is remembered from the last look is in `memory`.
+A scan is partial where a watcher or an overlay reports the changed paths, a stat pass where the
+tree is known, and a full walk otherwise. What is known from the last scan is in the `ScanCache`.
 """
 
 from __future__ import annotations
@@ -15,296 +16,289 @@ from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.writer import Writer
-from agent_checkpoint.workspace.changes.changed_paths import Touched, WatchError
-from agent_checkpoint.workspace.changes.hard_links import Links
-from agent_checkpoint.workspace.changes.overlay_upper import Layer
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths, WatchError
+from agent_checkpoint.workspace.changes.hard_links import HardLinks
+from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
-from agent_checkpoint.workspace.restore.staging import STAGING
-from agent_checkpoint.workspace.safe_open import Changing
-from agent_checkpoint.workspace.scan.entry_filter import Excluded
-from agent_checkpoint.workspace.scan.file_reader import Contents
+from agent_checkpoint.workspace.safe_open import EntryChanged
+from agent_checkpoint.workspace.scan.entry_filter import STAGING, Excluded
+from agent_checkpoint.workspace.scan.file_reader import FileReader
 from agent_checkpoint.workspace.scan.nested_stores import is_store
-from agent_checkpoint.workspace.scan.scan_cache import Memory, collection_paused
-from agent_checkpoint.workspace.scan.snapshot_limit import Meter
-from agent_checkpoint.workspace.scan.stat_pass import Recheck
-from agent_checkpoint.workspace.scan.walk import Scan
-from agent_checkpoint.workspace.tree.dir_state import Folder, FolderRows
+from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
+from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
+from agent_checkpoint.workspace.scan.stat_pass import StatPass
+from agent_checkpoint.workspace.scan.walk import TreeWalk
+from agent_checkpoint.workspace.tree.dir_state import DirState, DirStateRows
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.changes.inotify import Watcher
 
-_LOOK_AT_ALL_AFTER = 60.0
-"""Stores through a memory map and links from outside raise no event: in seconds."""
+_FULL_SCAN_AFTER = 60.0
+"""Seconds. Writes through a memory map and through hard links from outside raise no event."""
 
-Touches = Mapping[bytes, set[bytes]]
+NamesByDir = Mapping[bytes, set[bytes]]
 
 
-class Sight:
-    """Looks at one directory, and remembers what it saw."""
+class Scanner:
+    """Scans one directory and caches the result."""
 
-    def __init__(self, path: Path, rules: Rules, meter: Meter, *, watch: bool) -> None:
-        """Remember nothing yet.
+    def __init__(self, path: Path, rules: Rules, limit: SnapshotLimit, *, watch: bool) -> None:
+        """Start with an empty cache.
 
         Args:
             path: the directory.
-            rules: what to leave out.
-            meter: counts what is read.
-            watch: whether to watch it.
+            rules: the ignore rules.
+            limit: counts the bytes read.
+            watch: whether to watch the directory with inotify.
         """
         self._path = path
         self._rules = rules
         self._watch = watch
-        self._meter = meter
-        self._memory = Memory(path, rules)
-        self._watcher: Watcher | Layer | None = None
-        self._links = Links()
+        self._limit = limit
+        self._cache = ScanCache(path, rules)
+        self._source: Watcher | OverlayUpper | None = None
+        self._links = HardLinks()
         self._lost: dict[bytes, set[bytes]] = {}
-        self._looked_at_all = 0.0
+        self._last_full_scan = 0.0
         self._watches_all = False
-        self._is_due = False
-        """Whether to look at everything once more, after what the watcher knows."""
-        self.watch_trouble: str | None = None if watch else "watching was not asked for"
-        """Why nothing is watched."""
+        self._is_full_scan_due = False
+        """Whether a stat pass follows the partial scan."""
+        self.watch_trouble: str | None = None if watch else "watching is turned off (watch=False)"
+        """Why the directory is not watched."""
 
-    def with_rules(self, rules: Rules) -> Sight:
-        """Return another that looks once at the same directory, by other rules, with no limit."""
-        return Sight(self._path, rules, Meter(None, None), watch=False)
+    def with_rules(self, rules: Rules) -> Scanner:
+        """Return a scanner of the same directory with other rules, no limit and no watcher."""
+        return Scanner(self._path, rules, SnapshotLimit(None, None), watch=False)
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether the next look can be a short one."""
-        return self._watcher is not None
-
-    def look(
+    def scan(
         self,
         root: int,
         writer: Writer,
         *,
         full: bool = False,
         ahead: bool = False,
-        touched: Touches | None = None,
-    ) -> Folder:
-        """Return the directory as it is now; the writer gets what its store lacks.
+        changed: NamesByDir | None = None,
+    ) -> DirState:
+        """Return the present state of the directory; put objects that the store lacks.
 
         Args:
             root: the directory, open.
-            writer: of the store that it is for.
-            full: whether to look at every entry, also if all changes are known.
-            ahead: whether to store contents right away, since no entry may follow.
-            touched: names that were changed by ourselves, if nothing is watched.
+            writer: takes the objects.
+            full: whether to stat every entry, even if all changed paths are known.
+            ahead: whether to store contents at once, because no checkpoint may follow.
+            changed: names that this process changed itself; used if there is no change source.
 
         Raises:
-            WorkspaceError: it cannot be listed.
+            WorkspaceError: the directory cannot be listed.
             StorageError: the store failed.
         """
         try:
-            self._face(writer)
-            return self._look(root, writer, full=full, ahead=ahead, touched=touched)
+            if not self._cache.is_for(writer):
+                self.close()
+                self._cache.begin(writer)
+            return self._scan(root, writer, full=full, ahead=ahead, changed=changed)
         except BaseException:
-            # What was told of changes is lost, and what is watched was never compared with what is
-            # known: the next look is at everything.
+            # The drained events are lost, and newly watched directories were never compared with
+            # the cache: the next scan must cover everything.
             self.close()
             raise
 
     def close(self) -> None:
-        """Stop watching. Twice is fine."""
+        """Stop watching. May be called twice."""
         self._watches_all = False
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     def forget_index(self) -> None:
-        """Remove the index, of a directory that is to be no more."""
-        self._memory.forget_index()
+        """Remove the stat index of a directory that is about to be deleted."""
+        self._cache.forget_index()
 
-    def adopt(self, folder: Folder, backend: Any, layer: Layer | None = None) -> None:
-        """Take for known what was seen in the directory that this one was made from.
+    def adopt(self, state: DirState, backend: Any, upper: OverlayUpper | None = None) -> None:
+        """Cache the state of the directory that this one was forked from.
 
         Args:
-            folder: what was seen there.
-            backend: the store that has it.
-            layer: tells what has changed here since, if there is one; else this is a copy, whose
-                files have other inodes and the same times.
+            state: the state of that directory.
+            backend: the store that holds it.
+            upper: reports the changes since the fork. Without it, this directory is a copy: its
+                files have other inodes and the same mtimes.
         """
         self.close()
-        self._memory.adopt(folder, backend, is_copy=layer is None)
-        self._watcher = layer
+        self._cache.adopt(state, backend, is_copy=upper is None)
+        self._source = upper
 
     @property
-    def folder(self) -> Folder | None:
-        """What was seen last."""
-        return self._memory.folder
+    def dir_state(self) -> DirState | None:
+        """The state found by the last scan."""
+        return self._cache.dir_state
 
-    def _look(
-        self, root: int, writer: Writer, *, full: bool, ahead: bool, touched: Touches | None
-    ) -> Folder:
-        known = self._memory.folder
+    def _scan(
+        self, root: int, writer: Writer, *, full: bool, ahead: bool, changed: NamesByDir | None
+    ) -> DirState:
+        known = self._cache.dir_state
         events = self._events(full) if known is not None else None
-        if events is None and not full and known is not None and touched is not None:
-            events = Touched({path: set(names) for path, names in touched.items()}, set())
-        self._meter.begin(is_limited=touched is None)
-        with collection_paused(), Contents(writer, self._meter, ahead=ahead) as contents:
-            folder = None
+        if events is None and not full and known is not None and changed is not None:
+            events = ChangedPaths({path: set(names) for path, names in changed.items()}, set())
+        self._limit.begin(is_limited=changed is None)
+        with collection_paused(), FileReader(writer, self._limit, ahead=ahead) as reader:
+            state = None
             try:
                 if known is not None and events is not None:
-                    folder = self._look_at_some(root, writer, contents, known, events)
-                if folder is not None and self._is_due:  # for what no event tells
-                    self._memory.folder, folder = folder, None
-                if folder is None:
-                    folder = self._look_at_all(root, writer, contents)
-            except IntegrityError:  # of what is remembered something is gone: look with new eyes
+                    state = self._scan_changed(root, writer, reader, known, events)
+                if state is not None and self._is_full_scan_due:  # for changes without an event
+                    self._cache.dir_state, state = state, None
+                if state is None:
+                    state = self._scan_all(root, writer, reader)
+            except IntegrityError:  # the cache refers to an object that is gone: scan without it
                 self.close()
-                self._memory.folder = None
-                folder = self._look_at_all(root, writer, contents)
-            contents.finish()
-        self._memory.keep(folder, writer, read=contents.count)
-        return folder
+                self._cache.dir_state = None
+                state = self._scan_all(root, writer, reader)
+            reader.finish()
+        self._cache.keep(state, writer, read=reader.count)
+        return state
 
-    # -- how to look -----------------------------------------------------------------------------
+    # -- kinds of scan ---------------------------------------------------------------------------
 
-    def _face(self, writer: Writer) -> None:
-        """See to it that what is remembered is about the store of the writer."""
-        if not self._memory.is_for(writer):
-            self.close()
-            self._memory.begin(writer)
-
-    def _events(self, full: bool) -> Touched | None:
-        """Return what the watcher knows; None if that is of no use."""
-        self._is_due = False
-        if self._watcher is None:
+    def _events(self, full: bool) -> ChangedPaths | None:
+        """Return the changed paths that the source reports; None if everything must be scanned."""
+        self._is_full_scan_due = False
+        if self._source is None:
             return None
-        events = self._watcher.drain()
+        events = self._source.drain()
         if events is None:
             self.close()
             return None
-        if self._watcher.is_exact:
+        if self._source.is_exact:
             return events
-        if self._are_rules_among(events.names):
-            self._watches_all = False  # nor is it known what of all that has to be watched
+        if self._has_rule_file(events.names):
+            self._watches_all = False  # other rules, other directories to watch
             return None
-        self._is_due = full or time.monotonic() - self._looked_at_all > _LOOK_AT_ALL_AFTER
+        self._is_full_scan_due = full or time.monotonic() - self._last_full_scan > _FULL_SCAN_AFTER
         return events
 
     @staticmethod
-    def _are_rules_among(touched: Touches) -> bool:
-        rules = {CHECKPOINTIGNORE, GITIGNORE}
-        return any(not rules.isdisjoint(names) for names in touched.values())
+    def _has_rule_file(changed: NamesByDir) -> bool:
+        rule_files = {CHECKPOINTIGNORE, GITIGNORE}
+        return any(not rule_files.isdisjoint(names) for names in changed.values())
 
-    def _look_at_some(
-        self, root: int, writer: Writer, contents: Contents, known: Folder, events: Touched
-    ) -> Folder | None:
-        for path, names in self._links.touched(root, known).items():
+    def _scan_changed(
+        self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
+    ) -> DirState | None:
+        """Scan changed paths only; None if that is not enough."""
+        for path, names in self._links.changed(root, known).items():
             events.names.setdefault(path, set()).update(names)
-        for path, names in self._lost.items():  # no event tells that they can be read by now
+        for path, names in self._lost.items():  # becoming readable raises no event
             events.names.setdefault(path, set()).update(names)
         if not events.names:
             return known
-        if self._watcher is not None:
+        if self._source is not None:
             for path in events.replaced:
-                self._watcher.forget(path)  # before it is watched again, perhaps elsewhere
+                self._source.forget(path)  # before it is watched again, perhaps elsewhere
         try:
             self._links.has_new = False
-            scan = self._scan(root, writer, contents, self._watcher, self._links, self._lost)
-            by_stamp = self._watcher is not None and self._watcher.is_exact
-            folder = scan.partial(known, events.names, events.replaced, by_stamp=by_stamp)
-            return None if self._links.has_new else folder  # it has names that are not known
-        except (OSError, Changing, WatchError):  # it changes as we look: then look at everything
+            walk = self._tree_walk(root, writer, reader, self._source, self._links, self._lost)
+            by_signature = self._source is not None and self._source.is_exact
+            state = walk.partial(known, events.names, events.replaced, by_signature=by_signature)
+            return None if self._links.has_new else state  # other names of that file are unknown
+        except (OSError, EntryChanged, WatchError):  # it changes during the scan
             self.close()
             return None
 
-    def _look_at_all(self, root: int, writer: Writer, contents: Contents) -> Folder:
-        if self._watch and self._watcher is None:
+    def _scan_all(self, root: int, writer: Writer, reader: FileReader) -> DirState:
+        """Scan every entry: by a stat pass if the tree is known, else by a full walk."""
+        if self._watch and self._source is None:
             try:
                 with block_forks():
                     from agent_checkpoint.workspace.changes.inotify import Watcher  # slow to load
 
-                self._watcher = Watcher()
+                self._source = Watcher()
                 self.watch_trouble = None
             except (ImportError, WatchError) as error:  # a Python may lack ctypes
                 self.watch_trouble = str(error)
         now = time.monotonic()
-        known = self._recheck(root, writer, contents)
-        if known is not None:
-            self._looked_at_all = now
-            return known
+        state = self._stat_pass(root, writer, reader)
+        if state is not None:
+            self._last_full_scan = now
+            return state
+        known, is_copy = self._cache.dir_state, self._cache.is_copy
         try:
             try:
-                scan = self._scan(root, writer, contents, self._watcher)
-                folder = scan.full(self._memory.folder, is_copy=self._memory.is_copy)
+                walk = self._tree_walk(root, writer, reader, self._source)
+                state = walk.full(known, is_copy=is_copy)
             except WatchError as error:
                 self.close()
                 self.watch_trouble = str(error)
-                self._watch = False  # what was refused once will be refused again
-                scan = self._scan(root, writer, contents, None)
-                folder = scan.full(self._memory.folder, is_copy=self._memory.is_copy)
+                self._watch = False  # it would be refused again
+                walk = self._tree_walk(root, writer, reader, None)
+                state = walk.full(known, is_copy=is_copy)
         except OSError as error:
             raise WorkspaceError(
                 f"{short_repr(str(self._path))} cannot be listed ({error})."
             ) from error
-        self._looked_at_all = now
-        self._memory.is_copy = False
-        self._watches_all = self._watcher is not None
-        self._links, self._lost = scan.links, scan.lost
-        return folder
+        self._last_full_scan = now
+        self._cache.is_copy = False
+        self._watches_all = self._source is not None
+        self._links, self._lost = walk.links, walk.lost
+        return state
 
-    def _recheck(self, root: int, writer: Writer, contents: Contents) -> Folder | None:
-        """Look at every entry of a tree that is known, and at what differs; None if that fails."""
-        known = self._memory.folder
-        if known is None or self._memory.is_copy:
+    def _stat_pass(self, root: int, writer: Writer, reader: FileReader) -> DirState | None:
+        """Stat every entry of a known tree and scan what differs; None if that fails."""
+        known = self._cache.dir_state
+        if known is None or self._cache.is_copy:
             return None
         watch = None if self._watches_all else self._watch_directory
-        index = self._memory.index
+        index = self._cache.index
         try:
-            check: Recheck[Any]
+            stat_pass: StatPass[Any]
             if index is not None:
-                check = Recheck(root, index, watch)
+                stat_pass = StatPass(root, index, watch)
             else:
-                check = Recheck(root, FolderRows(known), watch)
-            check.run()
-            names, replaced = check.touched
-            if self._are_rules_among(names):
+                stat_pass = StatPass(root, DirStateRows(known), watch)
+            stat_pass.run()
+            names, replaced = stat_pass.changed
+            if self._has_rule_file(names):
                 return None
-            self._watches_all = self._watcher is not None
-            self._links = check.links
+            self._watches_all = self._source is not None
+            self._links = stat_pass.links
             if not names:
                 return known
-            scan = self._scan(root, writer, contents, self._watcher, self._links, self._lost)
-            return scan.partial(known, names, replaced, by_stamp=True)
-        except (OSError, Changing, WatchError):  # it changes as we look
+            walk = self._tree_walk(root, writer, reader, self._source, self._links, self._lost)
+            return walk.partial(known, names, replaced, by_signature=True)
+        except (OSError, EntryChanged, WatchError):  # it changes during the scan
             return None
 
     def _watch_directory(self, fd: int, path: bytes) -> None:
-        if self._watcher is not None:
-            self._watcher.add(fd, path)
+        if self._source is not None:
+            self._source.add(fd, path)
 
-    def _scan(
+    def _tree_walk(
         self,
         root: int,
         writer: Writer,
-        contents: Contents,
-        watcher: Watcher | Layer | None,
-        links: Links | None = None,
+        reader: FileReader,
+        source: Watcher | OverlayUpper | None,
+        links: HardLinks | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
-    ) -> Scan:
-        found, places = os.fstat(root), self._memory.own_places()
-        if (found.st_dev, found.st_ino) in places or is_store(root, b"."):
+    ) -> TreeWalk:
+        stat, own_inodes = os.fstat(root), self._cache.own_inodes()
+        if (stat.st_dev, stat.st_ino) in own_inodes or is_store(root, b"."):
             raise WorkspaceError(
-                f"{short_repr(str(self._path), 1000)} is a store itself: to restore it would take "
-                "away the history that is in it. Use a store elsewhere, or in a directory below."
+                f"{short_repr(str(self._path), 1000)} is a store itself: a restore would delete "
+                "the history in it. Use a store elsewhere, or in a directory below."
             )
-        return Scan(
+        return TreeWalk(
             root,
             writer,
-            objects_from(writer.backend) if writer.backend is not None else _nothing,
-            contents,
+            objects_from(writer.backend) if writer.backend is not None else _no_objects,
+            reader,
             rules=self._rules,
-            excluded=Excluded(STAGING, places),
-            watches=watcher,
+            excluded=Excluded(STAGING, own_inodes),
+            watches=source,
             links=links,
             lost=lost,
         )
 
 
-def _nothing(names: object) -> list[Any]:
+def _no_objects(names: object) -> list[Any]:
     raise WorkspaceError("There is no store to read from.")

@@ -1,19 +1,20 @@
-"""The tree of folders as one file, so that a new process need not read every file again.
+"""The stat index: the state of a directory tree in one file, as git has one. Owns its format.
 
-Owns its form. It is a cache: whatever is wrong with it, it is as if there were none. What it says
-of objects is checked by the store when they are used.
+It saves a new process from reading every file again. It is a cache: an invalid index counts as
+none, and the store checks the objects that it names when they are used.
 
-    magic, SHA-256 of the rest, then four numbers: of folders, and the bytes of the next three
-    rows    one a folder, each before those below it: numbers of names, folders and all folders
-            below, where its stamps, places and notes begin, length of its notes, whether anything
-            below is noted, files, bytes, id, object
-    names   with slashes between those of a folder, and NULs between the folders
-    stamps  of all names
-    places  of the folders among the names
-    notes   as JSON
+    magic, SHA-256 of the rest, then four numbers: of directories, and the sizes in bytes of names,
+    signatures and positions
+    rows        one a directory, parents first: numbers of names, subdirectories and all directories
+                below; offsets of its signatures, positions and notes; length of its notes; whether
+                there are notes here or below; files, bytes, id, object
+    names       joined with slashes within a directory, and with NULs between directories
+    signatures  of all names
+    positions   of the subdirectories among the names
+    notes       as JSON
 
-A look that finds everything as it was needs only names and stamps of each folder. So nothing is
-made of the rest until somebody asks for it.
+A stat pass that finds no change needs only names and signatures of each directory. Everything else
+is decoded on first use.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from agent_checkpoint.backends.disk.posix import make_directory
 from agent_checkpoint.file_ownership import other_writer
-from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, STAMP, Folder, Note, Row
+from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note, Row
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
 _MAGIC = b"agent-checkpoint index 3\n"
@@ -37,47 +38,54 @@ _DIGEST = hashlib.sha256().digest_size
 _SIZES = struct.Struct("<QQQQ")
 _ROW = struct.Struct("<IIIQQQI?QQ32s32s")
 _BEGIN = struct.Struct("<IIIQQQI")
-"""The beginning of a row, which is all that a look at the same things needs."""
+"""The first members of a row: all that a stat pass needs of an unchanged directory."""
 _GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NO_FOLDERS: Mapping[bytes, Folder] = {}
+_NO_SUBDIRS: Mapping[bytes, DirState] = {}
 
 
-def remove_indexes(place: Path) -> None:
-    """Remove all indexes of a directory: they hold the names of files. Raises OSError."""
-    for path in place.iterdir() if place.is_dir() else ():
+def remove_indexes(directory: Path) -> None:
+    """Remove all indexes in a directory, because they hold file names. Raises OSError."""
+    for path in directory.iterdir() if directory.is_dir() else ():
         path.unlink(missing_ok=True)
 
 
-def write_index(path: Path, root: Folder) -> None:
-    """Write the folders to a file. Raises OSError."""
-    folders = list(_in_order(root))
-    below = _numbers_below(folders)
+def write_index(path: Path, root: DirState) -> None:
+    """Write the state of a directory tree to a file. Raises OSError."""
+    states = list(_in_order(root))
     rows: list[bytes] = []
-    stamps: list[bytes] = []
-    places: list[int] = []
+    signatures: list[bytes] = []
+    positions: list[int] = []
     notes: list[bytes] = []
-    stamps_at = notes_at = 0
-    for folder, inside in zip(folders, below):
-        names, noted = folder.names, _write_notes(folder.notes)
-        own = [place for place, name in enumerate(names) if name in folder.folders]
-        starts = stamps_at, len(places), notes_at
-        identity, ref = bytes.fromhex(folder.stored.id), bytes.fromhex(folder.stored.ref)
-        counts = folder.files, folder.bytes
-        is_noted = folder.is_noted
+    signatures_at = notes_at = 0
+    for state, below in zip(states, _counts_below(states)):
+        names, own_notes = state.names, _encode_notes(state.notes)
+        own = [position for position, name in enumerate(names) if name in state.subdirs]
+        offsets = signatures_at, len(positions), notes_at
+        identity, ref = bytes.fromhex(state.stored.id), bytes.fromhex(state.stored.ref)
+        counts = state.files, state.bytes
+        has_notes = state.has_notes
         rows.append(
             _ROW.pack(
-                len(names), len(own), inside, *starts, len(noted), is_noted, *counts, identity, ref
+                len(names),
+                len(own),
+                below,
+                *offsets,
+                len(own_notes),
+                has_notes,
+                *counts,
+                identity,
+                ref,
             )
         )
-        stamps.append(folder.stamps)
-        places += own
-        notes.append(noted)
-        stamps_at += len(folder.stamps)
-        notes_at += len(noted)
-    texts = b"\0".join([folder.packed_names for folder in folders])
-    sizes = _SIZES.pack(len(folders), len(texts), stamps_at, 4 * len(places))
-    packed = struct.pack(f"<{len(places)}I", *places)
-    data = b"".join([sizes, *rows, texts, *stamps, packed, *notes])
+        signatures.append(state.signatures)
+        positions += own
+        notes.append(own_notes)
+        signatures_at += len(state.signatures)
+        notes_at += len(own_notes)
+    texts = b"\0".join([state.packed_names for state in states])
+    sizes = _SIZES.pack(len(states), len(texts), signatures_at, 4 * len(positions))
+    packed = struct.pack(f"<{len(positions)}I", *positions)
+    data = b"".join([sizes, *rows, texts, *signatures, packed, *notes])
     make_directory(path.parent)
     draft = path.with_name(f"{path.name}.{os.getpid()}-{os.urandom(4).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -92,21 +100,21 @@ def write_index(path: Path, root: Folder) -> None:
         raise
 
 
-def read_index(path: Path) -> Folder | None:
-    """Return the folders of a file, or None if there is none that can be read."""
+def read_index(path: Path) -> DirState | None:
+    """Return the root state of an index file; None if it is missing or invalid."""
     index = open_index(path)
     return None if index is None else index.root
 
 
-def open_index(path: Path) -> Index | None:
-    """Return the index in a file, or None if there is none that can be read.
+def open_index(path: Path) -> StatIndex | None:
+    """Return the index in a file; None if it is missing or invalid.
 
-    One that another user owns or may write is none: it could say that a changed file is unchanged.
+    An index that another user owns or may write is invalid: it could hide a changed file.
     """
     try:
         with open(os.open(path, _GUARDED), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or other_writer(path, found) is not None:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or other_writer(path, status) is not None:
                 return None
             data = file.read()
     except OSError:
@@ -116,127 +124,127 @@ def open_index(path: Path) -> Index | None:
         return None
     if hashlib.sha256(memoryview(data)[start:]).digest() != data[len(_MAGIC) : start]:
         return None
-    return Index(data, start)
+    return StatIndex(data, start)
 
 
-class Index:
-    """A tree of folders as it was written. Folders are told by their numbers, the root is 0."""
+class StatIndex:
+    """A loaded index. The handle of a directory is its row number; the root is 0."""
 
     top = 0
 
     def __init__(self, data: bytes, start: int) -> None:
-        """Take the bytes of an index, which are those that were written, and where it begins."""
-        folders, names, stamps, places = _SIZES.unpack_from(data, start)
+        """Take the bytes of an index file with a valid digest, and the offset after the digest."""
+        directories, names, signatures, positions = _SIZES.unpack_from(data, start)
         self._data = data
         self._rows = start + _SIZES.size
-        at = self._rows + folders * _ROW.size
+        at = self._rows + directories * _ROW.size
         self._texts = os.fsdecode(data[at : at + names]).split("\0")
-        self._stamps = at + names
-        self._places = self._stamps + stamps
-        self._notes = self._places + places
-        self.root = self.folder(self.top)
+        self._signatures = at + names
+        self._positions = self._signatures + signatures
+        self._notes = self._positions + positions
+        self.root = self.dir_state(self.top)
 
     def row(self, number: int) -> Row[int]:
-        """Return what a look compares with."""
+        """Return what the stat pass compares a directory with."""
         begin = _BEGIN.unpack_from(self._data, self._rows + number * _ROW.size)
-        count, folders, _, stamps, places, notes, noted = begin
+        count, subdirs, _, signatures, positions, notes, notes_size = begin
         text = self._texts[number]
         texts = text.split("/") if text else []
-        stamps += self._stamps
+        signatures += self._signatures
         return (
             texts,
-            self._data[stamps : stamps + count * STAMP.size],
-            self._noted(notes, noted) if noted else NO_NOTES,
-            self._below(number, texts, folders, places) if folders else [],
+            self._data[signatures : signatures + count * SIGNATURE.size],
+            self._decode_notes(notes, notes_size) if notes_size else NO_NOTES,
+            self._subdirs(number, texts, subdirs, positions) if subdirs else [],
         )
 
-    def folder(self, number: int) -> Folder:
-        """Return a folder; those below it are made when they are asked for."""
-        found = _ROW.unpack_from(self._data, self._rows + number * _ROW.size)
-        count, folders, _, stamps, _, notes, noted, is_noted, files, size, identity, ref = found
-        stamps += self._stamps
-        return Folder(
+    def dir_state(self, number: int) -> DirState:
+        """Return the state of a directory; its subdirectories are decoded on first use."""
+        row = _ROW.unpack_from(self._data, self._rows + number * _ROW.size)
+        count, subdirs, _, signatures, _, notes, notes_size, has_notes, *rest = row
+        files, size, identity, ref = rest
+        signatures += self._signatures
+        return DirState(
             os.fsencode(self._texts[number]),
-            self._data[stamps : stamps + count * STAMP.size],
-            _Below(self, number) if folders else _NO_FOLDERS,
-            self._noted(notes, noted) if noted else NO_NOTES,
+            self._data[signatures : signatures + count * SIGNATURE.size],
+            _Subdirs(self, number) if subdirs else _NO_SUBDIRS,
+            self._decode_notes(notes, notes_size) if notes_size else NO_NOTES,
             Stored(identity.hex(), ref.hex()),
             files,
             size,
-            is_noted=is_noted,
+            has_notes=has_notes,
             is_stored=True,
         )
 
-    def _below(
-        self, number: int, texts: list[str], folders: int, places: int
+    def _subdirs(
+        self, number: int, texts: list[str], count: int, start: int
     ) -> list[tuple[str, int]]:
-        found: list[tuple[str, int]] = []
+        """Return the names and row numbers of the subdirectories of a directory."""
+        subdirs: list[tuple[str, int]] = []
         number += 1
-        at = self._places + 4 * places
-        for place in struct.unpack_from(f"<{folders}I", self._data, at):
-            found.append((texts[place], number))
+        at = self._positions + 4 * start
+        for position in struct.unpack_from(f"<{count}I", self._data, at):
+            subdirs.append((texts[position], number))
             number += 1 + _BEGIN.unpack_from(self._data, self._rows + number * _ROW.size)[2]
-        return found
+        return subdirs
 
-    def _noted(self, start: int, length: int) -> dict[bytes, Note]:
+    def _decode_notes(self, start: int, length: int) -> dict[bytes, Note]:
         start += self._notes
-        return _read_notes(self._data[start : start + length])
+        rows = json.loads(self._data[start : start + length])
+        return {os.fsencode(name): Note(*note) for name, *note in rows}
 
 
-class _Below(Mapping[bytes, Folder]):
-    """The folders in one of an index, made when one of them is asked for."""
+class _Subdirs(Mapping[bytes, DirState]):
+    """The subdirectories of a directory in an index, decoded on first use."""
 
-    def __init__(self, index: Index, number: int) -> None:
+    def __init__(self, index: StatIndex, number: int) -> None:
         self._index = index
         self._number = number
-        self._made: dict[bytes, Folder] | None = None
+        self._decoded: dict[bytes, DirState] | None = None
 
     @property
-    def _folders(self) -> dict[bytes, Folder]:
-        if self._made is None:
-            _, _, _, below = self._index.row(self._number)
-            self._made = {os.fsencode(name): self._index.folder(one) for name, one in below}
-        return self._made
+    def _states(self) -> dict[bytes, DirState]:
+        if self._decoded is None:
+            _, _, _, subdirs = self._index.row(self._number)
+            self._decoded = {
+                os.fsencode(name): self._index.dir_state(number) for name, number in subdirs
+            }
+        return self._decoded
 
-    def __getitem__(self, name: bytes) -> Folder:
-        return self._folders[name]
+    def __getitem__(self, name: bytes) -> DirState:
+        return self._states[name]
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._folders)
+        return iter(self._states)
 
     def __len__(self) -> int:
-        return len(self._folders)
+        return len(self._states)
 
 
-def _in_order(root: Folder) -> Iterator[Folder]:
-    """Iterate over all folders, each before those below it, by their names."""
+def _in_order(root: DirState) -> Iterator[DirState]:
+    """Iterate over all directories in preorder, siblings sorted by name."""
     stack = [root]
     while stack:
-        folder = stack.pop()
-        yield folder
-        if folder.folders:
-            stack += [folder.folders[name] for name in sorted(folder.folders, reverse=True)]
+        state = stack.pop()
+        yield state
+        if state.subdirs:
+            stack += [state.subdirs[name] for name in sorted(state.subdirs, reverse=True)]
 
 
-def _numbers_below(folders: list[Folder]) -> list[int]:
-    """Return how many folders are below each, of folders in their order."""
-    numbers = [0] * len(folders)
-    waiting: list[int] = []
-    for place in range(len(folders) - 1, -1, -1):  # those below come after it
-        own = len(folders[place].folders)
-        inside = 0
-        for _ in range(own):
-            inside += 1 + waiting.pop()
-        numbers[place] = inside
-        waiting.append(inside)
-    return numbers
+def _counts_below(states: list[DirState]) -> list[int]:
+    """Return the number of directories below each directory of a preorder list."""
+    counts = [0] * len(states)
+    pending: list[int] = []
+    for position in range(len(states) - 1, -1, -1):  # from the last: children before parents
+        below = 0
+        for _ in range(len(states[position].subdirs)):
+            below += 1 + pending.pop()
+        counts[position] = below
+        pending.append(below)
+    return counts
 
 
-def _write_notes(notes: Mapping[bytes, Note]) -> bytes:
+def _encode_notes(notes: Mapping[bytes, Note]) -> bytes:
     if not notes:
         return b""
     return json.dumps([[os.fsdecode(name), *note] for name, note in notes.items()]).encode()
-
-
-def _read_notes(text: bytes) -> dict[bytes, Note]:
-    return {os.fsencode(name): Note(*note) for name, *note in json.loads(text)}

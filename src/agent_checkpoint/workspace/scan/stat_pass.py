@@ -1,7 +1,7 @@
-"""What is not as it was seen, in a directory tree that is known. Owns the quick pass over it.
+"""The stat pass: finds the changed paths of a known directory tree by stat signatures.
 
-Nearly all directories are as they were, and this has to be found out for each of them: it is what
-a look at everything costs. So nothing is made for a directory that is the same.
+Most directories are unchanged, and checking each of them is the cost of a full scan. So the pass
+allocates as little as possible for an unchanged directory.
 """
 
 from __future__ import annotations
@@ -12,55 +12,62 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol
 
-from agent_checkpoint.workspace.changes.changed_paths import Touched
-from agent_checkpoint.workspace.changes.hard_links import Links
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
+from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.safe_open import DIRECTORY, directory_below
-from agent_checkpoint.workspace.tree.dir_state import STAMP, STORE, Handle, Note, Row, stamp_of
+from agent_checkpoint.workspace.tree.dir_state import (
+    SIGNATURE,
+    STORE,
+    Handle,
+    Note,
+    Row,
+    stat_signature,
+)
 
 _TYPE, _DIRECTORY = 0o170000, stat.S_IFDIR
-_MOST_OPEN = 128
+_MAX_OPEN = 128
 
 
-class Known(Protocol[Handle]):
-    """A tree that is known, in memory or as an index."""
+class KnownTree(Protocol[Handle]):
+    """A known tree, in memory or in a stat index."""
 
     @property
     def top(self) -> Handle:
-        """What the root is known by."""
+        """The handle of the root."""
 
     def row(self, handle: Handle) -> Row[Handle]:
-        """Return what a directory is compared with."""
+        """Return the known state of a directory."""
 
 
-class Recheck(Generic[Handle]):
-    """One pass over a tree that is known."""
+class StatPass(Generic[Handle]):
+    """One pass over a known tree."""
 
     def __init__(
-        self, root: int, known: Known[Handle], watch: Callable[[int, bytes], None] | None
+        self, root: int, known: KnownTree[Handle], watch: Callable[[int, bytes], None] | None
     ) -> None:
-        """Prepare.
+        """Prepare the pass.
 
         Args:
             root: the directory, open.
-            known: what it was.
-            watch: told of every directory before it is listed, if they are not watched yet.
+            known: its known state.
+            watch: called with every directory before it is listed, if not all are watched yet.
         """
         self._root = root
         self._known = known
         self._watch = watch
-        self.links = Links()
-        """The files that have several names."""
-        self.touched = Touched({}, set())
-        """What is not as it was."""
+        self.links = HardLinks()
+        """The files with several names."""
+        self.changed = ChangedPaths({}, set())
+        """The entries that differ from the known state."""
 
     def run(self) -> None:
-        """Compare everything with what is known of it.
+        """Compare every directory with its known state.
 
         Raises:
-            OSError: a directory that is known is gone, or is something else.
+            OSError: a known directory is gone, or is no directory any more.
         """
-        # Directories that are open, with what is still to be looked at in each of them. Paths end
-        # with a slash, but for the root's.
+        # Open directories, with the subdirectories still to be compared. Paths end with a slash,
+        # except that of the root.
         frames: list[tuple[str, int, list[tuple[str, Handle]]]] = []
         compare = self._compare
         fd = os.dup(self._root)
@@ -68,104 +75,107 @@ class Recheck(Generic[Handle]):
             frames.append(("", fd, []))
             frames[-1] = ("", fd, compare("", fd, self._known.top))
             while frames:
-                path, fd, waiting = frames[-1]
-                if not waiting:
+                path, fd, pending = frames[-1]
+                if not pending:
                     frames.pop()
                     os.close(fd)
                     continue
-                name, handle = waiting.pop()
+                name, handle = pending.pop()
                 below = f"{path}{name}/"
-                if len(frames) >= _MOST_OPEN:  # there are deeper trees than a process has files
-                    self._deep(below, handle)
+                if len(frames) >= _MAX_OPEN:  # a tree may be deeper than the limit of open files
+                    self._run_below(below, handle)
                     continue
-                inner = os.open(name, DIRECTORY, dir_fd=fd)
+                subdir_fd = os.open(name, DIRECTORY, dir_fd=fd)
                 try:
-                    inside = compare(below, inner, handle)
+                    subdirs = compare(below, subdir_fd, handle)
                 except BaseException:
-                    os.close(inner)
+                    os.close(subdir_fd)
                     raise
-                if inside:
-                    frames.append((below, inner, inside))
+                if subdirs:
+                    frames.append((below, subdir_fd, subdirs))
                 else:
-                    os.close(inner)
+                    os.close(subdir_fd)
         finally:
             for _, fd, _ in frames:
                 os.close(fd)
 
-    def _deep(self, path: str, handle: Handle) -> None:
+    def _run_below(self, path: str, handle: Handle) -> None:
+        """Compare a directory and all below it, with one of them open at a time."""
         stack = [(path, handle)]
         while stack:
             path, handle = stack.pop()
             with directory_below(self._root, _encoded(path)) as fd:
-                waiting = self._compare(path, fd, handle)
-            stack += ((f"{path}{name}/", below) for name, below in waiting)
+                pending = self._compare(path, fd, handle)
+            stack += ((f"{path}{name}/", subdir) for name, subdir in pending)
 
     def _compare(self, path: str, fd: int, handle: Handle) -> list[tuple[str, Handle]]:
-        """Compare one directory; return those in it that are the same directories as before."""
+        """Compare one directory; return its subdirectories that were not replaced."""
         if self._watch is not None:
             self._watch(fd, _encoded(path))
-        pack = STAMP.pack
-        found: dict[str, bytes] = {}
+        pack = SIGNATURE.pack
+        present: dict[str, bytes] = {}
         with os.scandir(fd) as entries:
             for entry in entries:
                 try:
-                    seen = entry.stat(follow_symlinks=False)
+                    status = entry.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                mode = seen.st_mode
+                mode = status.st_mode
                 if mode & _TYPE == _DIRECTORY:
-                    found[entry.name] = pack(0, 0, 0, seen.st_ino, mode)
+                    present[entry.name] = pack(0, 0, 0, status.st_ino, mode)
                     continue
-                if seen.st_nlink > 1:
-                    self.links.add(seen, _encoded(path), os.fsencode(entry.name))
+                if status.st_nlink > 1:
+                    self.links.add(status, _encoded(path), os.fsencode(entry.name))
                 try:
-                    found[entry.name] = pack(
-                        seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino, mode
+                    present[entry.name] = pack(
+                        status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, mode
                     )
                 except struct.error:
-                    found[entry.name] = stamp_of(seen)
-        texts, stamps, notes, below = self._known.row(handle)
-        if len(found) == len(texts) and not notes:
+                    present[entry.name] = stat_signature(status)
+        texts, signatures, notes, subdirs = self._known.row(handle)
+        if len(present) == len(texts) and not notes:
             try:
-                if b"".join([found[name] for name in texts]) == stamps:
-                    return below
+                if b"".join([present[name] for name in texts]) == signatures:
+                    return subdirs
             except KeyError:
                 pass
-        before = dict(zip(texts, _each(stamps)))
-        differing = self._differing(path, found, before, notes)
-        return [(name, one) for name, one in below if name not in differing]
+        known = dict(zip(texts, _split(signatures)))
+        differing = self._differing(path, present, known, notes)
+        return [(name, subdir) for name, subdir in subdirs if name not in differing]
 
     def _differing(
         self,
         path: str,
-        found: Mapping[str, bytes],
-        before: Mapping[str, bytes],
+        present: Mapping[str, bytes],
+        known: Mapping[str, bytes],
         notes: Mapping[bytes, Note],
     ) -> set[str]:
-        """Take note of what differs in one directory, and return it."""
+        """Record the names that differ in one directory, and return them."""
         names: set[str] = set()
-        for text in before.keys() | found.keys():
-            stamp = found.get(text)
-            if stamp == before.get(text):
+        for text in known.keys() | present.keys():
+            signature = present.get(text)
+            if signature == known.get(text):
                 continue
-            kind = None if stamp is None else stat.S_IFMT(STAMP.unpack(stamp)[4])
+            kind = None if signature is None else stat.S_IFMT(SIGNATURE.unpack(signature)[4])
             note = notes.get(os.fsencode(text)) if notes else None
             if note is not None and kind is not None and note.type == kind and note.kind != STORE:
-                continue  # it is left out, as it was; what was a store need not be one any more
+                continue  # still left out; but a store may have ceased to be one
             names.add(text)
             if kind == stat.S_IFDIR:
-                self.touched.replaced.add(os.fsencode(path + text))
-        # What was left out may be gone.
-        names.update(text for text in map(os.fsdecode, notes) if text not in found)
+                self.changed.replaced.add(os.fsencode(path + text))
+        # Entries that were left out may be gone.
+        names.update(text for text in map(os.fsdecode, notes) if text not in present)
         if names:
-            self.touched.names[_encoded(path)] = set(map(os.fsencode, names))
+            self.changed.names[_encoded(path)] = set(map(os.fsencode, names))
         return names
 
 
 def _encoded(path: str) -> bytes:
-    """Return the path of a directory as others know it."""
+    """Return the path of a directory as bytes, without the final slash."""
     return os.fsencode(path[:-1])
 
 
-def _each(stamps: bytes) -> list[bytes]:
-    return [stamps[at : at + STAMP.size] for at in range(0, len(stamps), STAMP.size)]
+def _split(signatures: bytes) -> list[bytes]:
+    return [
+        signatures[at : at + SIGNATURE.size] for at in range(0, len(signatures), SIGNATURE.size)
+    ]

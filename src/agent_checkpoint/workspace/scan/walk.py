@@ -1,7 +1,8 @@
-"""A directory tree as it is now, given what it was before. Owns the walk; follows no symlink.
+"""The walk through a directory tree, full or of changed paths only. Follows no symlink.
 
-What has its old stamp is not read again. Everything else is read by `contents` while its directory
-is open, and when the walk is done the folders are put together, from the deepest up.
+A file with an unchanged stat signature is not read again. Every other file is read by the
+`FileReader` while its directory is open. After the walk, the states of the directories are
+assembled bottom-up.
 """
 
 from __future__ import annotations
@@ -12,47 +13,47 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from agent_checkpoint.store.objects.writer import Writer
-from agent_checkpoint.workspace.changes.changed_paths import above, with_parents
-from agent_checkpoint.workspace.changes.hard_links import Links
+from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_parents
+from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rule_files import rules_at, rules_in
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.safe_open import Changing, directory_below, open_directory
-from agent_checkpoint.workspace.scan.dir_builder import Node, assemble
-from agent_checkpoint.workspace.scan.entry_filter import Admission, Excluded
-from agent_checkpoint.workspace.scan.file_reader import Contents, Found, Wanted
-from agent_checkpoint.workspace.scan.nested_stores import MARKS, RECORDS, is_store
+from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, open_directory
+from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
+from agent_checkpoint.workspace.scan.entry_filter import EntryFilter, Excluded
+from agent_checkpoint.workspace.scan.file_reader import FileReader, ReadRequest, ReadResult
+from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.tree.dir_state import (
     READ_AGAIN,
     RULES,
-    STAMP,
+    SIGNATURE,
     UNREADABLE,
-    Folder,
+    DirState,
     Note,
     is_copied,
-    stamp_of,
-    stamps_by_name,
+    signatures_by_name,
+    stat_signature,
 )
 from agent_checkpoint.workspace.tree.tree_format import Get
 
 _TRIES = 3
 _TYPE = 0o170000
-_MOST_OPEN = 128
+_MAX_OPEN = 128
 
 
 class Watches(Protocol):
-    """Told of every directory before it is listed."""
+    """Is called with every directory before it is listed."""
 
     def add(self, fd: int, path: bytes) -> None:
         """Watch a directory."""
 
 
 class _Frame:
-    """A directory that is being walked through."""
+    """A directory on the stack of the walk."""
 
-    __slots__ = ("fd", "names", "node", "rules")
+    __slots__ = ("builder", "fd", "names", "rules")
 
-    def __init__(self, node: Node, fd: int) -> None:
-        self.node = node
+    def __init__(self, builder: DirBuilder, fd: int) -> None:
+        self.builder = builder
         self.fd = fd
         self.names: Iterator[bytes] = iter(())
         self.rules: Rules
@@ -62,8 +63,8 @@ class _Frame:
         self.rules = rules
 
     def open(self, root: int, name: bytes) -> int:
-        if self.fd < 0:  # it was closed, since there are deeper trees than a process has files
-            with directory_below(root, self.node.path) as fd:
+        if self.fd < 0:  # closed, because a tree may be deeper than the limit of open files
+            with directory_below(root, self.builder.path) as fd:
                 return open_directory(name, fd)
         return open_directory(name, self.fd)
 
@@ -73,82 +74,82 @@ class _Frame:
             self.fd = -1
 
 
-class Scan:
-    """One look at a tree. Made for one checkpoint; `writer` takes what is new."""
+class TreeWalk:
+    """One walk through a tree, for one checkpoint; `writer` takes the new objects."""
 
     def __init__(
         self,
         root: int,
         writer: Writer,
         get: Get,
-        contents: Contents,
+        reader: FileReader,
         *,
         rules: Rules,
         excluded: Excluded,
         watches: Watches | None = None,
-        links: Links | None = None,
+        links: HardLinks | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
     ) -> None:
         self._root = root
         self._writer = writer
         self._get = get
-        self._contents = contents
+        self._reader = reader
         self._rules = rules
-        self._own_name = excluded.in_root
+        self._staging_name = excluded.in_root
         self._watches = watches
         self._device = os.fstat(root).st_dev
-        self._by_stamp = True
+        self._by_signature = True
         self._is_copy = False
-        self.links = links or Links()
-        self._take = Admission(self._device, excluded, self.links).take
+        self.links = links or HardLinks()
+        self._admit = EntryFilter(self._device, excluded, self.links).admit
         self.lost = {} if lost is None else lost
-        """What could not be read, or not in one piece: names by directory."""
+        """Entries that could not be read, or not consistently: names by directory."""
 
-    def full(self, old: Folder | None, *, is_copy: bool = False) -> Folder:
-        """Return the tree as it is now, looking at every entry.
+    def full(self, old: DirState | None, *, is_copy: bool = False) -> DirState:
+        """Return the present state of the tree; stat every entry.
 
         Args:
-            old: what is known of it.
-            is_copy: whether that was seen in the directory that this one was just copied from:
-                then files with the same size, mode and time of content are the same.
+            old: its known state.
+            is_copy: whether that is the state of the directory that this one was copied from: then
+                files with the same size, mode and mtime are the same.
 
         Raises:
             WorkspaceError: the root cannot be listed.
             StorageError: the store failed.
         """
         self._is_copy = is_copy
-        top = Node(b"", old, None)
+        top = DirBuilder(b"", old, None)
         with directory_below(self._root, b"") as fd:
-            nodes = list(self._walk(top, fd, self._rules))
-        return self._settle(self._assemble(nodes), nodes)
+            builders = list(self._walk(top, fd, self._rules))
+        return self._rescan_changing(self._assemble(builders), builders)
 
     def partial(
         self,
-        old: Folder,
-        touched: Mapping[bytes, Collection[bytes]],
+        old: DirState,
+        changed: Mapping[bytes, Collection[bytes]],
         replaced: Collection[bytes],
         *,
-        by_stamp: bool = False,
-    ) -> Folder:
-        """Return the tree as it is now, looking only at names that were touched.
+        by_signature: bool = False,
+    ) -> DirState:
+        """Return the present state of the tree; stat only the changed names.
 
         Args:
-            old: the tree before.
-            touched: the names, by the path of their directory.
-            replaced: paths of directories of which nothing below can be taken for known.
-            by_stamp: whether a touched file that has its old stamp need not be read. A store
-                through a memory map may leave the times as they were.
+            old: the state before.
+            changed: the names, by the path of their directory.
+            replaced: paths of directories whose known state is void, with all below them.
+            by_signature: whether a changed file with its old signature need not be read. A write
+                through a memory map may leave the times unchanged.
 
         Raises as `full` does.
         """
-        self._by_stamp = by_stamp
-        nodes = list(self._visit(old, touched, replaced))
-        return self._settle(self._assemble(nodes), nodes)
+        self._by_signature = by_signature
+        builders = list(self._visit(old, changed, replaced))
+        return self._rescan_changing(self._assemble(builders), builders)
 
-    # -- looking ---------------------------------------------------------------------------------
+    # -- walking ---------------------------------------------------------------------------------
 
-    def _walk(self, top: Node, fd: int, rules: Rules) -> Iterator[Node]:
-        """List a directory and all below it; yield each before those below it."""
+    def _walk(self, top: DirBuilder, fd: int, rules: Rules) -> Iterator[DirBuilder]:
+        """List a directory and all below it, in preorder."""
         frames = [_Frame(top, os.dup(fd))]
         try:
             frames[0].begin(*self._list(top, fd, rules))
@@ -159,212 +160,219 @@ class Scan:
                 if name is None:
                     frames.pop().close()
                     continue
-                node = frame.node
-                child = Node(node.child(name), node.old and node.old.folders.get(name), node)
+                builder = frame.builder
+                known = builder.old and builder.old.subdirs.get(name)
+                child = DirBuilder(builder.child(name), known, builder)
                 try:
                     frames.append(_Frame(child, frame.open(self._root, name)))
                     frames[-1].begin(*self._list(child, frames[-1].fd, frame.rules))
                 except OSError as error:
-                    node.found[name] = _not_listed(error)
+                    builder.results[name] = _not_listed(error)
                     if frames[-1] is not frame:
                         frames.pop().close()
                     continue
                 yield child
-                if len(frames) > _MOST_OPEN:
-                    frames[-_MOST_OPEN].close()
+                if len(frames) > _MAX_OPEN:
+                    frames[-_MAX_OPEN].close()
         finally:
             for frame in frames:
                 frame.close()
 
-    def _list(self, node: Node, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
-        """Look at every entry of a directory; return those that are directories, and the rules."""
+    def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
+        """Stat every entry of a directory; return its subdirectories and its rules."""
         if self._watches is not None:
-            self._watches.add(fd, node.path)  # first, so that nothing is missed
+            self._watches.add(fd, builder.path)  # before listing, so that no change is missed
         with os.scandir(fd) as entries:
             rows = sorted((os.fsencode(entry.name), entry) for entry in entries)
-        rules = rules_in(node.path, fd, rules)
-        _note_flaws(node, rules)
-        folders: list[bytes] = []
-        own, device = self._own_name, self._device
+        rules = rules_in(builder.path, fd, rules)
+        _note_invalid_rules(builder, rules)
+        subdirs: list[bytes] = []
+        staging_name, device = self._staging_name, self._device
         for name, entry in rows:
             try:
-                found = entry.stat(follow_symlinks=False)
+                status = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            kind = found.st_mode & _TYPE
-            # Nearly all are plain files of which there is nothing to be said.
+            kind = status.st_mode & _TYPE
+            # The fast path: most entries are plain files that need no further checks.
             if (
                 kind == stat.S_IFREG
-                and found.st_nlink == 1
-                and found.st_dev == device
+                and status.st_nlink == 1
+                and status.st_dev == device
                 and not rules
-                and name != own
+                and name != staging_name
             ):
-                node.names.append(name)
-                node.stamps.append(stamp_of(found))
-            elif self._take(node, name, found, rules, fd) and kind == stat.S_IFDIR:
-                folders.append(name)
-        old = node.old
-        if old is not None and old.names == node.names and old.stamps == b"".join(node.stamps):
-            node.is_same = True
-            node.notes.update(_captured_notes(old))
+                builder.names.append(name)
+                builder.signatures.append(stat_signature(status))
+            elif self._admit(builder, name, status, rules, fd) and kind == stat.S_IFDIR:
+                subdirs.append(name)
+        old = builder.old
+        if (
+            old is not None
+            and old.names == builder.names
+            and old.signatures == b"".join(builder.signatures)
+        ):
+            builder.is_same = True
+            builder.notes.update(_captured_notes(old))
         else:
-            self._want(node, fd)
-        return folders, rules
+            self._read_changed(builder, fd)
+        return subdirs, rules
 
     def _visit(
-        self, old: Folder, touched: Mapping[bytes, Collection[bytes]], replaced: Collection[bytes]
-    ) -> Iterator[Node]:
-        nodes: dict[bytes, Node] = {}
-        for path in sorted(with_parents(touched)):
-            parent = nodes.get(path.rpartition(b"/")[0]) if path else None
-            known = old if parent is None else parent.below.get(path.rpartition(b"/")[2])
+        self, old: DirState, changed: Mapping[bytes, Collection[bytes]], replaced: Collection[bytes]
+    ) -> Iterator[DirBuilder]:
+        """Scan the changed names of a known tree; yield their directories and all parents."""
+        builders: dict[bytes, DirBuilder] = {}
+        for path in sorted(with_parents(changed)):
+            parent = builders.get(path.rpartition(b"/")[0]) if path else None
+            known = old if parent is None else parent.subdirs.get(path.rpartition(b"/")[2])
             if known is None or (path and parent is None):
-                continue  # it came or went as a whole, which its parent tells
-            node = nodes[path] = Node(path, known, parent)
-            node.below = dict(known.folders)
-            yield node
-            if path in touched:
-                yield from self._revisit(node, known, touched[path], replaced)
+                continue  # created or deleted as a whole, which is a change of its parent
+            builder = builders[path] = DirBuilder(path, known, parent)
+            builder.subdirs = dict(known.subdirs)
+            yield builder
+            if path in changed:
+                yield from self._scan_names(builder, known, changed[path], replaced)
             else:
-                node.names, node.stamps = list(known.names), known.all_stamps()
-                node.notes, node.is_same = dict(known.notes), True
+                builder.names, builder.signatures = list(known.names), known.signature_list()
+                builder.notes, builder.is_same = dict(known.notes), True
 
-    def _revisit(
+    def _scan_names(
         self,
-        node: Node,
-        old: Folder,
-        touched: Collection[bytes],
+        builder: DirBuilder,
+        old: DirState,
+        changed: Collection[bytes],
         replaced: Collection[bytes],
-    ) -> Iterator[Node]:
-        """Look again at some names of a known directory, and at all below those that are new."""
-        stamps = stamps_by_name(old)
-        node.notes = dict(old.notes)
-        fresh: list[bytes] = []
-        with directory_below(self._root, node.path) as fd:
-            rules = rules_at(self._root, node.path, fd, self._rules)
-            if _has_become_store(node.path, fd, touched):
-                raise Changing  # it is no part of the tree any more, which its parent tells
-            for name in touched:
-                before = stamps.pop(name, None)
-                node.notes.pop(name, None)
-                look = Node(node.path, None, None)
+    ) -> Iterator[DirBuilder]:
+        """Scan the changed names of a known directory, and everything below new directories."""
+        signatures = signatures_by_name(old)
+        builder.notes = dict(old.notes)
+        new_dirs: list[bytes] = []
+        with directory_below(self._root, builder.path) as fd:
+            rules = rules_at(self._root, builder.path, fd, self._rules)
+            if _has_become_store(builder.path, fd, changed):
+                raise EntryChanged  # no longer part of the tree, which is a change of its parent
+            for name in changed:
+                before = signatures.pop(name, None)
+                builder.notes.pop(name, None)
+                probe = DirBuilder(builder.path, None, None)
                 try:
-                    found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                    status = os.stat(name, dir_fd=fd, follow_symlinks=False)
                 except FileNotFoundError:
-                    node.below.pop(name, None)
+                    builder.subdirs.pop(name, None)
                     continue
-                if self._take(look, name, found, rules, fd):
-                    stamps[name] = look.stamps[0]
-                    # A layer tells which directories are others; inodes change by writing, too.
-                    is_known = node.child(name) not in replaced and (
-                        before == stamps[name] or (self._by_stamp and name in node.below)
+                if self._admit(probe, name, status, rules, fd):
+                    signatures[name] = probe.signatures[0]
+                    # An overlay reports replaced directories; a copy-up changes inodes as well.
+                    is_known = builder.child(name) not in replaced and (
+                        before == signatures[name]
+                        or (self._by_signature and name in builder.subdirs)
                     )
-                    if stat.S_ISDIR(found.st_mode) and not is_known:
-                        fresh.append(name)
+                    if stat.S_ISDIR(status.st_mode) and not is_known:
+                        new_dirs.append(name)
                         continue
                 else:
-                    node.below.pop(name, None)
-                node.notes.update(look.notes)
-                if not stat.S_ISDIR(found.st_mode):
-                    node.below.pop(name, None)
-            _note_flaws(node, rules)
-            node.names = sorted(stamps)
-            node.stamps = [stamps[name] for name in node.names]
-            self._want(node, fd, () if self._by_stamp else touched)
-            for name in fresh:
-                known = node.below.pop(name, None)
-                child = Node(node.child(name), known, node)
+                    builder.subdirs.pop(name, None)
+                builder.notes.update(probe.notes)
+                if not stat.S_ISDIR(status.st_mode):
+                    builder.subdirs.pop(name, None)
+            _note_invalid_rules(builder, rules)
+            builder.names = sorted(signatures)
+            builder.signatures = [signatures[name] for name in builder.names]
+            self._read_changed(builder, fd, () if self._by_signature else changed)
+            for name in new_dirs:
+                known = builder.subdirs.pop(name, None)
+                child = DirBuilder(builder.child(name), known, builder)
                 try:
-                    below = open_directory(name, fd)
+                    subdir_fd = open_directory(name, fd)
                 except OSError as error:
-                    node.found[name] = _not_listed(error)
+                    builder.results[name] = _not_listed(error)
                     continue
                 try:
-                    yield from self._walk(child, below, rules)
+                    yield from self._walk(child, subdir_fd, rules)
                 finally:
-                    os.close(below)
+                    os.close(subdir_fd)
 
-    def _want(self, node: Node, fd: int, touched: Collection[bytes] = ()) -> None:
-        """Have everything read that was touched, or has not its old stamp."""
-        before = {} if node.old is None else stamps_by_name(node.old)
-        for name in touched:
+    def _read_changed(self, builder: DirBuilder, fd: int, changed: Collection[bytes] = ()) -> None:
+        """Read every entry that is in `changed` or whose signature differs."""
+        before = {} if builder.old is None else signatures_by_name(builder.old)
+        for name in changed:
             before.pop(name, None)
-        notes = {} if node.old is None else _captured_notes(node.old)
-        wanted: list[Wanted] = []
-        for name, stamp in zip(node.names, node.stamps):
+        notes = {} if builder.old is None else _captured_notes(builder.old)
+        requests: list[ReadRequest] = []
+        for name, signature in zip(builder.names, builder.signatures):
             if before and (
-                before.get(name) == stamp
-                or (self._is_copy and is_copied(before.get(name, READ_AGAIN), stamp))
+                before.get(name) == signature
+                or (self._is_copy and is_copied(before.get(name, READ_AGAIN), signature))
             ):
                 if name in notes:
-                    node.notes[name] = notes[name]
+                    builder.notes[name] = notes[name]
                 continue
-            size, _, _, _, mode = STAMP.unpack(stamp)
+            size, _, _, _, mode = SIGNATURE.unpack(signature)
             if mode & _TYPE != stat.S_IFDIR:
-                wanted.append(Wanted(name, size, mode & _TYPE == stat.S_IFLNK))
-        if wanted:
-            self._contents.read(fd, node.path, wanted, node.found)
+                requests.append(ReadRequest(name, size, mode & _TYPE == stat.S_IFLNK))
+        if requests:
+            self._reader.read(fd, builder.path, requests, builder.results)
 
-    def _assemble(self, nodes: list[Node]) -> Folder:
-        folder = assemble(nodes, self._get, self._writer.put)
-        for node in nodes:
-            self.lost.pop(node.path, None)
-            if node.notes and (few := {name for name, n in node.notes.items() if n.is_loss}):
-                self.lost[node.path] = few
-        return folder
+    def _assemble(self, builders: list[DirBuilder]) -> DirState:
+        state = assemble(builders, self._get, self._writer.put)
+        for builder in builders:
+            self.lost.pop(builder.path, None)
+            if builder.notes and (lost := {name for name, n in builder.notes.items() if n.is_loss}):
+                self.lost[builder.path] = lost
+        return state
 
-    def _settle(self, folder: Folder, nodes: list[Node]) -> Folder:
-        """Look again where an entry took on another type while we looked."""
-        changing, replaced = _changing(nodes), frozenset[bytes]()
+    def _rescan_changing(self, state: DirState, builders: list[DirBuilder]) -> DirState:
+        """Scan entries again whose type changed during the walk."""
+        changing, replaced = _changing(builders), frozenset[bytes]()
         for _ in range(_TRIES if changing else 0):
             try:
-                nodes = list(self._visit(folder, changing, replaced))
-            except OSError:  # a directory itself is gone, or another one: look at it as a whole
-                changing, replaced = above(changing), frozenset(changing)
+                builders = list(self._visit(state, changing, replaced))
+            except OSError:  # the directory itself is gone or was replaced: scan it as a whole
+                changing, replaced = by_parent(changing), frozenset(changing)
                 continue
-            folder = self._assemble(nodes)
-            changing, replaced = _changing(nodes), frozenset()
+            state = self._assemble(builders)
+            changing, replaced = _changing(builders), frozenset()
             if not changing:
                 break
-        return folder
+        return state
 
 
-def _has_become_store(path: bytes, fd: int, touched: Collection[bytes]) -> bool:
-    """Tell whether a directory below the root, or the one above it, is a store by what was touched.
+def _has_become_store(path: bytes, fd: int, changed: Collection[bytes]) -> bool:
+    """Tell whether a directory below the root, or its parent, has become a store.
 
-    The root is asked before every look.
+    The root is checked before every walk.
     """
-    if path.endswith(b"/" + RECORDS) and is_store(fd, b".."):
+    if path.endswith(b"/" + FORMAT_DIR) and is_store(fd, b".."):
         return True
-    return bool(path) and not MARKS.isdisjoint(touched) and is_store(fd, b".")
+    return bool(path) and not STORE_NAMES.isdisjoint(changed) and is_store(fd, b".")
 
 
-def _note_flaws(node: Node, rules: Rules) -> None:
-    """Note of the files of rules in a directory what of them does not count."""
-    for name in rules.files(node.path):
-        flaw = rules.flaws.get(node.child(name))
+def _note_invalid_rules(builder: DirBuilder, rules: Rules) -> None:
+    """Add a note to the rule files of a directory that have invalid lines."""
+    for name in rules.files(builder.path):
+        flaw = rules.flaws.get(builder.child(name))
         if flaw is not None:
-            node.notes[name] = Note(RULES, f"not all of it counts: {flaw}")
+            builder.notes[name] = Note(RULES, f"not all of it counts: {flaw}")
 
 
-def _not_listed(error: OSError) -> Found:
-    """Return what is found where a directory cannot be listed."""
+def _not_listed(error: OSError) -> ReadResult:
+    """Return the result for a directory that cannot be listed."""
     if isinstance(error, PermissionError):
-        return Found(None, note=Note(UNREADABLE, str(error.strerror)))
-    return Found(None, is_changing=True)
+        return ReadResult(None, note=Note(UNREADABLE, str(error.strerror)))
+    return ReadResult(None, is_changing=True)
 
 
-def _changing(nodes: Iterable[Node]) -> dict[bytes, list[bytes]]:
-    """Return, by directory, the names whose type changed as they were looked at."""
-    found = {
-        node.path: [name for name, found in node.found.items() if found.is_changing]
-        for node in nodes
-        if node.found
+def _changing(builders: Iterable[DirBuilder]) -> dict[bytes, list[bytes]]:
+    """Return, by directory, the names whose type changed during the walk."""
+    changing = {
+        builder.path: [name for name, result in builder.results.items() if result.is_changing]
+        for builder in builders
+        if builder.results
     }
-    return {path: names for path, names in found.items() if names}
+    return {path: names for path, names in changing.items() if names}
 
 
-def _captured_notes(folder: Folder) -> dict[bytes, Note]:
-    """Return what was said of entries that are captured."""
-    return {name: note for name, note in folder.notes.items() if note.is_captured}
+def _captured_notes(state: DirState) -> dict[bytes, Note]:
+    """Return the notes on captured entries."""
+    return {name: note for name, note in state.notes.items() if note.is_captured}

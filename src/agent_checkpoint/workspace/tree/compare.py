@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from agent_checkpoint.workspace.tree.dir_state import Folder
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, Item, read_directory
 from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 
@@ -13,14 +13,14 @@ from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
 class Side(NamedTuple):
     """One side of a comparison: a scanned directory, or a directory object in a store."""
 
-    place: Folder | str | None
+    place: DirState | str | None
     get: Get
 
     def items(self) -> list[Item]:
         """Return the entries; none if there is no directory. Raises as `get` does."""
         if self.place is None:
             return []
-        if isinstance(self.place, Folder):
+        if isinstance(self.place, DirState):
             return self.place.items(self.get)
         return read_directory(self.place, self.get)
 
@@ -28,8 +28,8 @@ class Side(NamedTuple):
         """Return the side of an entry of this directory; an empty side if it is no directory."""
         if item is None or item.type != FOLDER:
             return Side(None, self.get)
-        if isinstance(self.place, Folder):
-            return Side(self.place.folders[item.name], self.get)
+        if isinstance(self.place, DirState):
+            return Side(self.place.subdirs[item.name], self.get)
         return Side(item.ref, self.get)
 
 
@@ -39,7 +39,7 @@ class Change(NamedTuple):
     path: bytes
     before: Item | None
     after: Item | None
-    folder: Folder | None
+    folder: DirState | None
     """The folder before, with its stamps and notes, if that side was seen on a disk."""
 
     @property
@@ -84,7 +84,7 @@ def differences(
                 continue
             are_folders = a is not None and b is not None and kinds == [FOLDER, FOLDER]
             if not are_folders or (a and a.mode) != (b and b.mode):
-                folder = old.place if isinstance(old.place, Folder) else None
+                folder = old.place if isinstance(old.place, DirState) else None
                 yield Change(path + name, a, b, folder)
             if FOLDER in kinds and (not are_folders or (a and a.id) != (b and b.id)):
                 deeper.append((path + name + b"/", old.below(a), new.below(b)))

@@ -1,7 +1,7 @@
-"""A directory as it was last seen. Owns what is remembered of one; reads no disk.
+"""The state of a directory at its last scan: names, stat signatures, notes. Reads no disk.
 
-A `Folder` is never changed: what is new is a new folder, which shares the rest with the old one.
-Forks and earlier trees keep theirs at no cost.
+A `DirState` is immutable: a scan makes a new one, which shares unchanged subdirectories with the
+old one. So forks and earlier trees keep theirs at no cost.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from typing import NamedTuple, TypeVar
 
 from agent_checkpoint.workspace.tree.tree_format import Get, Item, Stored, read_directory
 
-STAMP = struct.Struct("<QqqQI")
-"""Size, times of content and of attributes, inode, type and mode: what tells that a file is new."""
-READ_AGAIN = bytes(STAMP.size)
-"""The stamp of what has to be read again, whatever it looks like: no file has it."""
+SIGNATURE = struct.Struct("<QqqQI")
+"""The stat signature of an entry: size, mtime, ctime, inode, type and mode."""
+READ_AGAIN = bytes(SIGNATURE.size)
+"""The signature of an entry that the next scan must read again; no file has it."""
 
 _TYPE = 0o170000
-_pack = STAMP.pack
+_pack = SIGNATURE.pack
 
 IGNORED, SPECIAL, UNREADABLE, TORN, SETUID = "ignored", "special", "unreadable", "torn", "setuid"
 STORE, RULES = "store", "rules"
 
 
 class Note(NamedTuple):
-    """What has to be said of an entry: why it was left out, or what it is captured without."""
+    """A remark on an entry: why it was not captured, or what its capture lacks."""
 
     kind: str
     text: str = ""
     type: int = 0
-    """Of what is left out for what it is and not for trouble: the type of the file."""
+    """The file type, of an entry that is left out on purpose and not because of an error."""
 
     @property
     def is_captured(self) -> bool:
-        """Whether the entry is in the tree all the same."""
+        """Whether the entry is in the tree nevertheless."""
         return self.kind in (TORN, SETUID, RULES)
 
     @property
     def is_loss(self) -> bool:
-        """Whether a tree is incomplete by it."""
+        """Whether the tree is incomplete because of it."""
         return self.kind in (UNREADABLE, TORN, STORE)
 
 
 NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})
 
 
-def stamp_of(stat: stat_result) -> bytes:
-    """Return what tells whether an entry is still the same."""
+def stat_signature(stat: stat_result) -> bytes:
+    """Return the stat signature of an entry: equal signatures mean an unchanged entry."""
     mode = stat.st_mode
-    if mode & _TYPE == S_IFDIR:  # what is in it is looked at anyway
+    if mode & _TYPE == S_IFDIR:  # its entries are compared one by one anyway
         return _pack(0, 0, 0, stat.st_ino, mode)
     size, ino, mode = stat.st_size, stat.st_ino, mode & 0xFFFFFFFF
     try:
         return _pack(size, stat.st_mtime_ns, stat.st_ctime_ns, ino, mode)
-    except struct.error:  # a time past the year 2262, or long ago
+    except struct.error:  # a time outside 1677 to 2262
         return _pack(size, _wrapped(stat.st_mtime_ns), _wrapped(stat.st_ctime_ns), ino, mode)
 
 
@@ -68,19 +68,19 @@ def _wrapped(ns: int) -> int:
 
 
 def is_copied(before: bytes, now: bytes) -> bool:
-    """Tell whether a stamp is that of a copy: another file with the same times of content."""
-    old, new = STAMP.unpack(before), STAMP.unpack(now)
+    """Tell whether a signature is that of a copy: same size, mtime and mode, another inode."""
+    old, new = SIGNATURE.unpack(before), SIGNATURE.unpack(now)
     return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
 
 
 Handle = TypeVar("Handle")
 Row = tuple[list[str], bytes, Mapping[bytes, Note], list[tuple[str, Handle]]]
-"""A directory as a look compares with it: names, stamps, notes, and what the folders in it are
-known by."""
+"""A directory as the stat pass compares it: names, signatures, notes, and a handle for each
+subdirectory."""
 
 
-class Folder:
-    """A directory: its captured names with a stamp each, its folders, its id and its object."""
+class DirState:
+    """A directory: captured names with their signatures, subdirectories, id and object."""
 
     __slots__ = (
         "_below",
@@ -89,62 +89,62 @@ class Folder:
         "_texts",
         "bytes",
         "files",
-        "folders",
-        "is_noted",
+        "has_notes",
         "is_stored",
         "notes",
         "packed_names",
-        "stamps",
+        "signatures",
         "stored",
+        "subdirs",
     )
 
     def __init__(
         self,
         packed_names: bytes,
-        stamps: bytes,
-        folders: Mapping[bytes, Folder],
+        signatures: bytes,
+        subdirs: Mapping[bytes, DirState],
         notes: Mapping[bytes, Note],
         stored: Stored,
         files: int,
         size: int,
         *,
-        is_noted: bool,
+        has_notes: bool,
         is_stored: bool,
         items: list[Item] | None = None,
     ) -> None:
-        """Remember a directory.
+        """Make the state of a directory.
 
         Args:
-            packed_names: what is captured, sorted, with slashes between the names.
-            stamps: one for each name.
-            folders: the directories among them.
-            notes: what is to be said of entries, captured or not.
-            stored: the id and the topmost object.
-            files: how many files and links there are, here and below.
-            size: how many bytes these files have.
-            is_noted: whether there is anything to be said of what is here or below.
-            is_stored: whether a checkpoint that is durable has it.
-            items: the entries, if they are at hand; else they are read when asked for.
+            packed_names: the captured names, sorted and joined with slashes.
+            signatures: the stat signatures of the names, concatenated.
+            subdirs: the directories among the names.
+            notes: remarks on entries, captured or not.
+            stored: the id and the root object.
+            files: the number of files and links, here and below.
+            size: the bytes of these files.
+            has_notes: whether there are notes here or below, other than of ignored entries.
+            is_stored: whether a durable checkpoint refers to the object.
+            items: the entries, if they are loaded; else they are read on first use.
         """
         self.packed_names = packed_names
-        self.stamps = stamps
-        self.folders = folders
+        self.signatures = signatures
+        self.subdirs = subdirs
         self.notes = notes
         self.stored = stored
         self.files = files
         self.bytes = size
-        self.is_noted = is_noted
-        """Whether there is anything to be said of what is here or below, but that it is ignored."""
+        self.has_notes = has_notes
+        """Whether there are notes here or below, other than of ignored entries."""
         self.is_stored = is_stored
-        """Whether a checkpoint that is durable has it, and so all below it."""
+        """Whether a durable checkpoint refers to its object, and so to all below it."""
         self._items = items
         self._names: list[bytes] | None = None
         self._texts: list[str] | None = None
-        self._below: list[tuple[str, Folder]] | None = None
+        self._below: list[tuple[str, DirState]] | None = None
 
     @property
     def names(self) -> list[bytes]:
-        """What is captured, sorted."""
+        """The captured names, sorted."""
         if self._names is None:
             self._names = self.packed_names.split(b"/") if self.packed_names else []
         return self._names
@@ -157,17 +157,17 @@ class Folder:
         return self._texts
 
     @property
-    def below(self) -> list[tuple[str, Folder]]:
-        """The folders by their names as text: a list that is the caller's."""
+    def below(self) -> list[tuple[str, DirState]]:
+        """The subdirectories with their names as text; the caller may change the list."""
         if self._below is None:
-            self._below = [(os.fsdecode(name), one) for name, one in self.folders.items()]
+            self._below = [(os.fsdecode(name), state) for name, state in self.subdirs.items()]
         return self._below.copy()
 
     def items(self, get: Get) -> list[Item]:
         """Return the entries.
 
         Raises:
-            IntegrityError: they are to be read, and are missing or damaged.
+            IntegrityError: they are not loaded, and are missing or damaged.
         """
         if self._items is None:
             self._items = read_directory(self.stored.ref, get)
@@ -175,63 +175,64 @@ class Folder:
 
     @property
     def has_items(self) -> bool:
-        """Whether the entries are at hand."""
+        """Whether the entries are loaded."""
         return self._items is not None
 
-    def stamp(self, place: int) -> bytes:
-        """Return the stamp of a name by its place."""
-        return self.stamps[place * STAMP.size : (place + 1) * STAMP.size]
+    def signature_at(self, position: int) -> bytes:
+        """Return the signature of the name at a position."""
+        return self.signatures[position * SIGNATURE.size : (position + 1) * SIGNATURE.size]
 
-    def stamp_of(self, name: bytes) -> bytes:
-        """Return the stamp of a name that is captured."""
-        return self.stamp(bisect_left(self.names, name))
+    def signature_of(self, name: bytes) -> bytes:
+        """Return the signature of a captured name."""
+        return self.signature_at(bisect_left(self.names, name))
 
-    def all_stamps(self) -> list[bytes]:
-        """Return the stamps, one for each name."""
-        return [self.stamp(place) for place in range(len(self.names))]
+    def signature_list(self) -> list[bytes]:
+        """Return the signatures, one for each name."""
+        return [self.signature_at(position) for position in range(len(self.names))]
 
     def left_out(self) -> Iterator[bytes]:
-        """Iterate over the paths that the rules leave out; what is below one is not looked at."""
-        stack: list[tuple[bytes, Folder]] = [(b"", self)]
+        """Iterate over the paths that the rules leave out, without those below them."""
+        stack: list[tuple[bytes, DirState]] = [(b"", self)]
         while stack:
-            path, folder = stack.pop()
-            for name, note in folder.notes.items():
+            path, state = stack.pop()
+            for name, note in state.notes.items():
                 if note.kind == IGNORED and not note.text:
                     yield path + name
-            stack += [(path + name + b"/", below) for name, below in folder.folders.items()]
+            stack += [(path + name + b"/", below) for name, below in state.subdirs.items()]
 
     def all_notes(self) -> Iterator[tuple[bytes, Note]]:
-        """Iterate over what is to be said of this directory and all below it, by path.
+        """Iterate over the notes of this directory and all below it, by path.
 
-        What is ignored is left out: it comes and goes, and the rules say which it is.
+        Notes of ignored entries are not among them: such entries come and go, and the rules tell
+        which they are.
         """
-        stack: list[tuple[bytes, Folder]] = [(b"", self)] if self.is_noted else []
+        stack: list[tuple[bytes, DirState]] = [(b"", self)] if self.has_notes else []
         while stack:
-            path, folder = stack.pop()
-            for name, note in folder.notes.items():
+            path, state = stack.pop()
+            for name, note in state.notes.items():
                 if note.kind != IGNORED:
                     yield path + name, note
-            for name, below in folder.folders.items():
-                if below.is_noted:
+            for name, below in state.subdirs.items():
+                if below.has_notes:
                     stack.append((path + name + b"/", below))
 
 
-class FolderRows:
-    """A tree of folders in memory, to be compared with."""
+class DirStateRows:
+    """A tree of states in memory, as input of the stat pass."""
 
-    def __init__(self, top: Folder) -> None:
+    def __init__(self, top: DirState) -> None:
         self.top = top
 
-    def row(self, folder: Folder) -> Row[Folder]:
-        """Return what a look compares with."""
+    def row(self, state: DirState) -> Row[DirState]:
+        """Return what the stat pass compares a directory with."""
         return (
-            folder.texts,
-            folder.stamps,
-            folder.notes,
-            folder.below if folder.folders else [],
+            state.texts,
+            state.signatures,
+            state.notes,
+            state.below if state.subdirs else [],
         )
 
 
-def stamps_by_name(folder: Folder) -> dict[bytes, bytes]:
-    """Return the stamps of a folder by name."""
-    return dict(zip(folder.names, folder.all_stamps()))
+def signatures_by_name(state: DirState) -> dict[bytes, bytes]:
+    """Return the signatures of the captured names."""
+    return dict(zip(state.names, state.signature_list()))

@@ -15,7 +15,7 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects.object_format import RECORD, Object
 from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects
 from agent_checkpoint.store.objects.references import ObjectRef
-from agent_checkpoint.workspace.tree.dir_state import Folder, Note
+from agent_checkpoint.workspace.tree.dir_state import DirState, Note
 from agent_checkpoint.workspace.tree.tree_format import Get, Put, Stored
 
 
@@ -88,7 +88,7 @@ def objects_from(source: ObjectSource) -> Get:
 
 
 def put_record(
-    root: Folder, put: Put, source: ObjectSource, *, ignore: tuple[str, ...], gitignore: bool
+    root: DirState, put: Put, source: ObjectSource, *, ignore: tuple[str, ...], gitignore: bool
 ) -> Tree:
     """Write the record of a tree; return the tree."""
     notes = tuple(

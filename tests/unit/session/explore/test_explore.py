@@ -602,7 +602,7 @@ def test_an_error_of_who_looks_on(session):
 
     with pytest.raises(LookupError):
         explore(session, strategies.score, VARIANTS, on_trial=look)
-    assert session.workspace._held is None
+    assert session.workspace._held_tree is None
     explore(session, strategies.score, VARIANTS)
 
 

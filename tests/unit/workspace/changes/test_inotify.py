@@ -22,11 +22,11 @@ import pytest
 from agent_checkpoint.backends.disk import mounts
 from agent_checkpoint.workspace.changes import inotify as module
 from agent_checkpoint.workspace.changes.file_systems import LOCAL
-from agent_checkpoint.workspace.changes.inotify import Touched, Watcher, WatchError, can_watch
+from agent_checkpoint.workspace.changes.inotify import ChangedPaths, Watcher, WatchError, can_watch
 
 pytestmark = pytest.mark.skipif(
     not can_watch(Path(tempfile.gettempdir())),
-    reason="no inotify, or temporary files are on a file system that may change unseen",
+    reason="no inotify, or temporary files are on a file system without events",
 )
 
 MOUNTED = Path("/proc/self/mountinfo")
@@ -58,7 +58,7 @@ def join(path: bytes, name: bytes) -> bytes:
     return path + b"/" + name if path else name
 
 
-def drain(watcher: Watcher) -> Touched:
+def drain(watcher: Watcher) -> ChangedPaths:
     touched = watcher.drain()
     assert touched is not None
     return touched
@@ -724,7 +724,7 @@ def refuses(root: Path, table: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
         watch(watcher, root)
     except WatchError as error:
         message = str(error)
-    assert ("may change unseen" in message) == bool(message)
+    assert ("may change without events" in message) == bool(message)
     assert (watcher.drain() is None) == bool(message)
     assert can_watch(root) == (not message)
     watcher.close()

@@ -323,7 +323,7 @@ def test_what_goes_meanwhile_need_not_be_removed(
 def test_a_damaged_tree_is_found_before_anything_is_touched(
     ws: Workspace, tree: Tree, manager: CheckpointManager
 ) -> None:
-    content = next(item.ref for item in ws._look().items(tree.get) if item.name == b"file")
+    content = next(item.ref for item in ws._scan().items(tree.get) if item.name == b"file")
     clear(ws.path)
     (ws.path / "file").write_text("present")
     now = describe(ws.path)

@@ -16,10 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, Workspace
-from agent_checkpoint.workspace.safe_open import settled
+from agent_checkpoint.workspace.safe_open import reliable_signature
 from agent_checkpoint.workspace.scan import file_reader
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
-from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, STAMP, Folder, Note, stamp_of
+from agent_checkpoint.workspace.tree.dir_state import (
+    READ_AGAIN,
+    SIGNATURE,
+    DirState,
+    Note,
+    stat_signature,
+)
 from agent_checkpoint.workspace.tree.tree_format import Stored
 from tests.unit.workspace.disk import describe
 
@@ -233,15 +239,15 @@ def test_an_index_by_other_rules_is_of_no_use(root: Path, manager: CheckpointMan
 
 names = st.binary(min_size=1, max_size=20).filter(lambda name: not {0, ord("/")} & set(name))
 notes = st.builds(Note, st.sampled_from(["torn", "ignored"]), st.text(max_size=5), st.just(0))
-stamps = st.binary(min_size=STAMP.size, max_size=STAMP.size)
+stamps = st.binary(min_size=SIGNATURE.size, max_size=SIGNATURE.size)
 
 
 @st.composite
-def folders(draw: Any, depth: int = 2) -> Folder:
+def folders(draw: Any, depth: int = 2) -> DirState:
     rows = draw(st.dictionaries(names, stamps, max_size=4))
     ordered = sorted(rows)
     below = draw(st.sets(st.sampled_from(ordered))) if ordered and depth else set()
-    return Folder(
+    return DirState(
         b"/".join(ordered),
         b"".join(rows[name] for name in ordered),
         {name: draw(folders(depth - 1)) for name in ordered if name in below},
@@ -249,21 +255,21 @@ def folders(draw: Any, depth: int = 2) -> Folder:
         Stored("ab" * 32, "cd" * 32),
         draw(st.integers(0, 1 << 40)),
         draw(st.integers(0, 1 << 60)),
-        is_noted=draw(st.booleans()),
+        has_notes=draw(st.booleans()),
         is_stored=True,
     )
 
 
-def plain(folder: Folder) -> "tuple[Any, ...]":
-    below = {name: plain(inner) for name, inner in folder.folders.items()}
+def plain(folder: DirState) -> "tuple[Any, ...]":
+    below = {name: plain(inner) for name, inner in folder.subdirs.items()}
     said = {name: tuple(note) for name, note in folder.notes.items()}
-    rest = folder.stored, folder.files, folder.bytes, folder.is_noted, folder.is_stored
-    return list(folder.names), folder.stamps, below, said, rest
+    rest = folder.stored, folder.files, folder.bytes, folder.has_notes, folder.is_stored
+    return list(folder.names), folder.signatures, below, said, rest
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(folders())
-def test_what_is_written_is_read_back(folder: Folder) -> None:
+def test_what_is_written_is_read_back(folder: DirState) -> None:
     with tempfile.TemporaryDirectory() as place:
         write_index(Path(place, "index"), folder)
         found = read_index(Path(place, "index"))
@@ -307,7 +313,7 @@ def test_a_file_as_new_as_the_look_at_it_is_read_again(
 ) -> None:
     found = seen_at(mtime, ctime)
     assert found.st_mtime_ns == mtime
-    assert settled(found, NOW) == (stamp_of(found) if is_known else READ_AGAIN)
+    assert reliable_signature(found, NOW) == (stat_signature(found) if is_known else READ_AGAIN)
 
 
 def test_a_change_of_the_same_moment_is_found(root: Path, manager: CheckpointManager) -> None:
@@ -357,7 +363,7 @@ def test_a_change_within_the_same_second_is_found(
         workspace.snapshot()
         before = file.stat()
         file.write_text("two")
-        if stamp_of(file.stat()) == stamp_of(before):
+        if stat_signature(file.stat()) == stat_signature(before):
             break  # else the machine is busy, and the second was over
     else:
         pytest.fail("a snapshot and a write take more than a second")

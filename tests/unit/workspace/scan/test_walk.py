@@ -12,7 +12,7 @@ from agent_checkpoint import CheckpointManager, Workspace, WorkspaceError
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.workspace.changes.inotify import can_watch
 from agent_checkpoint.workspace.scan import file_reader, scanner
-from agent_checkpoint.workspace.scan.scan_cache import Memory
+from agent_checkpoint.workspace.scan.scan_cache import ScanCache
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from tests.unit.workspace.disk import describe
 
@@ -195,7 +195,7 @@ def test_a_look_that_was_broken_off_loses_no_change(
     (ws.path / "a" / "b").rename(ws.path / "moved")
     with monkeypatch.context() as patch, pytest.raises(type(error)):
         if at == "handing over":
-            patch.setattr(Memory, "_put_again", fail)
+            patch.setattr(ScanCache, "_put_again", fail)
         else:
             patch.setattr(file_reader, "read_whole", fail)
         ws.snapshot()
@@ -260,7 +260,7 @@ def test_some_looks_are_at_everything(
         assert look(ws).id == full_scan(root).id
 
 
-def test_every_minute_a_look_is_at_everything(
+def test_a_full_scan_follows_every_minute(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.link(root / "a" / "x", tmp_path / "outside")
@@ -268,7 +268,7 @@ def test_every_minute_a_look_is_at_everything(
         ws.snapshot()
         time.sleep(0.025)
         (tmp_path / "outside").write_text("changed from outside")
-        monkeypatch.setattr(scanner, "_LOOK_AT_ALL_AFTER", 0.0)
+        monkeypatch.setattr(scanner, "_FULL_SCAN_AFTER", 0.0)
         assert ws.snapshot().id == full_scan(root).id
 
 
