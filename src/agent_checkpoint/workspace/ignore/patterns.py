@@ -1,17 +1,18 @@
-r"""The language of ignore patterns. Owns how a line is read and what it matches; knows no files.
+r"""The pattern language of ignore rules. Owns parsing and matching; reads no files.
 
-As git has it (its dir.c and wildmatch.c), byte by byte: `?` is one byte, and case always counts.
+It follows git (dir.c and wildmatch.c) byte by byte: `?` is one byte, and case is significant.
 
-    # words         a comment; a blank line says nothing either. Spaces at the end do not count
-    name            without a slash in front or in the middle: that name, at any depth
-    /name, a/b      with one: that path, counted from where the rules stand
+    # text          a comment; blank lines and trailing spaces are ignored
+    name            without a slash at the start or in the middle: that name, at any depth
+    /name, a/b      with one: that path, relative to the directory of the rules
     name/           directories only
     * ? [a-z] [!ab] [[:digit:]]     within one name: none of them matches a slash
     **/x, x/**, a/**/b              any number of directories
-    !pattern        included again, unless a directory above is left out
-    \x              the character x itself
+    !pattern        included again, unless a parent directory is ignored
+    \x              the literal character x
 
-Patterns may come from anyone who writes in the workspace. Whatever they are, no gap is tried twice.
+Patterns may be hostile: anyone who writes to the workspace can add some. So the regular expressions
+do not backtrack: no wildcard is tried twice.
 """
 
 from __future__ import annotations
@@ -38,38 +39,38 @@ _CLASSES = {
     b"lower": _LOWER,
     b"print": _VISIBLE | {0x20},
     b"punct": _VISIBLE - _LOWER - _UPPER - _DIGITS,
-    b"space": frozenset(b" \t\n\r"),  # git's own idea of it
+    b"space": frozenset(b" \t\n\r"),  # as git defines it
     b"upper": _UPPER,
     b"xdigit": _DIGITS | frozenset(b"abcdefABCDEF"),
 }
 
 
 class Pattern(NamedTuple):
-    """What one line says."""
+    """A parsed line."""
 
     body: bytes
     is_negated: bool
     for_directories: bool
     is_anchored: bool
-    """Whether it is the path that has to match, and not the name alone."""
+    """Whether it matches the path, and not the name alone."""
 
 
 def lines_of(text: bytes) -> list[bytes]:
-    """Return the lines of a file of rules."""
+    """Return the lines of a rule file."""
     text = text[3:] if text.startswith(b"\xef\xbb\xbf") else text
     lines = [line[:-1] if line.endswith(b"\r") else line for line in text.split(b"\n")]
-    return [line.partition(b"\0")[0] for line in lines]  # git has them as C strings
+    return [line.partition(b"\0")[0] for line in lines]  # git treats lines as C strings
 
 
 def parse(line: bytes) -> Pattern | None:
-    """Return what a line says; None if it says nothing.
+    """Return the pattern of a line; None if it is blank or a comment.
 
     Raises:
-        ValueError: nothing can ever match it. Git passes over such a line.
+        ValueError: the pattern can match nothing. Git skips such a line.
     """
     body = line.rstrip(b" ")
     if len(body) < len(line) and (len(body) - len(body.rstrip(b"\\"))) % 2:
-        body += b" "  # the first of them was escaped
+        body += b" "  # the first trailing space was escaped
     if not body or body.startswith(b"#"):
         return None
     is_negated = body.startswith(b"!")
@@ -85,8 +86,8 @@ def parse(line: bytes) -> Pattern | None:
     return Pattern(body, is_negated, for_directories, is_anchored)
 
 
-class Run:
-    """Patterns in a row that all leave out, or all include again: any one of them decides."""
+class PatternGroup:
+    """Consecutive patterns that are all negated or all not: a match of any one decides."""
 
     __slots__ = ("_of_directories", "_of_files", "is_excluding")
 
@@ -97,7 +98,7 @@ class Run:
             self._of_files = _Bodies(one for one in patterns if not one.for_directories)
 
     def matches(self, path: bytes, name: bytes, is_directory: bool) -> bool:
-        """Tell whether one of them matches an entry; the path begins where the rules stand."""
+        """Tell whether a pattern matches an entry; the path is relative to the rules."""
         bodies = self._of_directories if is_directory else self._of_files
         if name in bodies.names or name.endswith(bodies.suffixes) or path in bodies.paths:
             return True
@@ -107,14 +108,14 @@ class Run:
         )
 
 
-def runs_of(patterns: Iterable[Pattern]) -> tuple[Run, ...]:
-    """Return what the patterns of one text come to, the last first, since the last one decides."""
+def group_patterns(patterns: Iterable[Pattern]) -> tuple[PatternGroup, ...]:
+    """Group the patterns of one text, last group first, since the last match decides."""
     rows = [list(row) for _, row in groupby(patterns, key=lambda pattern: pattern.is_negated)]
-    return tuple(map(Run, reversed(rows)))
+    return tuple(map(PatternGroup, reversed(rows)))
 
 
 class _Bodies:
-    """Bodies of patterns by how they are matched; most need no regular expression."""
+    """Bodies of patterns by kind of match; most need no regular expression."""
 
     __slots__ = ("name_globs", "names", "path_globs", "paths", "suffixes")
 
@@ -141,11 +142,11 @@ def _any_of(bodies: list[bytes]) -> re.Pattern[bytes] | None:
 
 
 def _regex(elements: list[bytes], groups: Iterator[int]) -> bytes:
-    """Return elements as one expression that matches in about linear time.
+    """Return elements as one regular expression that matches in about linear time.
 
-    What stands between two gaps can be taken where it is first found: the second gap makes up for
-    whatever comes later. So it never has to be tried again, and only the last gap of each kind
-    looks for the end.
+    The text between two gaps (wildcards of any length) can be matched where it first occurs: the
+    second gap covers whatever follows. So it is never retried, and only the last gap of each kind
+    searches for the end.
     """
     source = b""
     wide = _split(elements, (_ANYTHING, _DIRECTORIES))
@@ -159,7 +160,7 @@ def _regex(elements: list[bytes], groups: Iterator[int]) -> bytes:
 
 
 def _split(elements: list[bytes], gaps: tuple[bytes, ...]) -> list[tuple[bytes, list[bytes]]]:
-    """Return each gap with what follows it; what stands before the first has none."""
+    """Return each gap with the elements after it; those before the first have none."""
     parts: list[tuple[bytes, list[bytes]]] = [(b"", [])]
     for element in elements:
         if element in gaps:
@@ -172,13 +173,13 @@ def _split(elements: list[bytes], gaps: tuple[bytes, ...]) -> list[tuple[bytes, 
 def _after(gap: bytes, text: bytes, groups: Iterator[int], gaps_left: int) -> bytes:
     if not gap or not gaps_left:
         return gap + text
-    # Means `(?>…)`, which Python has since 3.11.
+    # An atomic group `(?>…)`, which Python has only since 3.11.
     group = next(groups)
     return b"(?=(?P<g%d>%b%b))(?P=g%d)" % (group, gap, text, group)
 
 
 def _elements(body: bytes) -> list[bytes]:
-    """Return the bytes of a glob, each as an expression, and its gaps. Raises as `parse` does."""
+    """Return the elements of a glob as expressions: bytes and gaps. Raises as `parse` does."""
     elements: list[bytes] = []
     at, is_literal = 0, True
     while at < len(body):
@@ -190,8 +191,8 @@ def _elements(body: bytes) -> list[bytes]:
         if char == b"*":
             while body[at : at + 1] == b"*":
                 at += 1
-            # Git compares what is before the first wildcard by itself; `**` right after that
-            # stands at a beginning, to git: `/a**/b` matches `ab` and `ax/y/b`.
+            # Git compares the literal prefix separately, so it treats `**` right after it as the
+            # start of the pattern: `/a**/b` matches `ab` and `ax/y/b`.
             is_whole = at - start > 1 and (is_literal or body[start - 1] == _SLASH)
             if is_whole and body[at : at + 1] == b"/":
                 elements.append(_DIRECTORIES)
@@ -213,10 +214,10 @@ def _elements(body: bytes) -> list[bytes]:
 
 
 def _bracket(body: bytes, at: int) -> tuple[bytes, int]:
-    """Return the expression for what is in brackets from `at` on, and where it ends.
+    """Return the expression of a bracket whose content begins at `at`, and the offset of its end.
 
     Raises:
-        ValueError: the bracket is not closed, or names a class that there is not.
+        ValueError: the bracket is not closed, or names an unknown class.
     """
     is_negated = body[at : at + 1] in (b"!", b"^")
     at = first = at + is_negated

@@ -1,4 +1,4 @@
-"""Files of rules, found on the way through a directory tree. Owns reading them; knows no syntax."""
+"""Rule files in a directory tree. Owns reading them; knows no syntax."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, 
 
 
 def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
-    """Return the rules within an open directory, by those of the one above it.
+    """Return the rules of an open directory, given those of its parent.
 
     Raises:
         OSError: the `.checkpointignore` cannot be read.
@@ -22,22 +22,22 @@ def rules_in(path: bytes, fd: int, rules: Rules) -> Rules:
         except (FileNotFoundError, EntryChanged):
             continue
         except PermissionError:
-            if name == CHECKPOINTIGNORE:  # what it says to leave out must not be captured
+            if name == CHECKPOINTIGNORE:  # the files that it excludes must not be captured
                 raise
-            continue  # as with git
+            continue  # as git does
     return rules.within(path, texts) if texts else rules
 
 
 def rules_at(root: int, path: bytes, fd: int, rules: Rules) -> Rules:
-    """Return the rules within an open directory that was not come to from above.
+    """Return the rules of an open directory, reading the rule files of all its parents.
 
     Raises:
-        OSError: a directory above it is gone, or the `.checkpointignore` cannot be read.
+        OSError: a parent directory is gone, or the `.checkpointignore` cannot be read.
     """
     names = path.split(b"/") if path else []
     for depth in range(len(names)):
-        above = b"/".join(names[:depth])
-        if rules.files(above):
-            with directory_below(root, above) as parent:
-                rules = rules_in(above, parent, rules)
+        parent_path = b"/".join(names[:depth])
+        if rules.files(parent_path):
+            with directory_below(root, parent_path) as parent_fd:
+                rules = rules_in(parent_path, parent_fd, rules)
     return rules_in(path, fd, rules)

@@ -1,7 +1,7 @@
-"""What is left out of a snapshot. Owns which rules hold where, and which wins; reads no disk.
+"""Ignore rules. Owns which rules apply to a directory and which one wins; reads no disk.
 
-From the strongest to the weakest: `ignore=`, `.checkpointignore` in the root, and if asked for
-every `.gitignore`, the deepest first. Within one text the last pattern that matches wins.
+Precedence from high to low: `ignore=`, `.checkpointignore` in the root, and with `gitignore=True`
+every `.gitignore`, deepest first. Within one text, the last matching pattern wins.
 """
 
 from __future__ import annotations
@@ -13,185 +13,195 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.workspace.ignore.patterns import Pattern, Run, lines_of, parse, runs_of
+from agent_checkpoint.workspace.ignore.patterns import (
+    Pattern,
+    PatternGroup,
+    group_patterns,
+    lines_of,
+    parse,
+)
 
 CHECKPOINTIGNORE, GITIGNORE = b".checkpointignore", b".gitignore"
 LARGEST_FILE = 1 << 20
-"""A file of rules may have so many bytes."""
+"""The size limit of a rule file in bytes."""
 _LONGEST_LINE = 1024
-_MOST_TO_MATCH = 5000
-_TO_MATCH = re.compile(rb"[*?[\\!]")
-"""Each of these costs time, at every entry of a workspace."""
-_LARGEST_REMEMBERED = 1 << 14
-_NO_FLAWS: Mapping[bytes, str] = MappingProxyType({})
+_MAX_WILDCARDS = 5000
+_WILDCARDS = re.compile(rb"[*?[\\!]")
+"""Each of these costs time at every entry of a workspace, so their number is limited."""
+_LARGEST_CACHED = 1 << 14
+_NO_ERRORS: Mapping[bytes, str] = MappingProxyType({})
 
 
 class Rules:
-    """What is left out, within one directory and below it. Never changes; `of` makes them.
+    """The ignore rules of one directory and all below it. Immutable; created by `of`.
 
-    A `.gitignore` says nothing of `.git` and what is in it, as in git: a branch may be called
-    `build`. `.git/info/exclude` and the excludes of a user are not read.
+    As in git, a `.gitignore` does not apply to `.git` and its content: a branch may be called
+    `build`. `.git/info/exclude` and the excludes file of a user are not read.
     """
 
-    __slots__ = ("_git", "_is_excluding", "_own", "flaws", "key", "reads_files")
+    __slots__ = ("_git", "_is_excluding", "_own", "errors", "key", "reads_files")
 
     def __init__(
         self,
-        own: tuple[Run, ...],
-        git: tuple[tuple[int, Run], ...],
+        own: tuple[PatternGroup, ...],
+        git: tuple[tuple[int, PatternGroup], ...],
         reads_files: bool,
-        flaws: Mapping[bytes, str] = _NO_FLAWS,
+        errors: Mapping[bytes, str] = _NO_ERRORS,
     ) -> None:
         self._own = own
         self._git = git
-        self._is_excluding = any(run.is_excluding for run in (*own, *(run for _, run in git)))
+        self._is_excluding = any(
+            group.is_excluding for group in (*own, *(group for _, group in git))
+        )
         self.reads_files = reads_files
-        """Whether any directory may have a file of rules, and not the root alone."""
-        self.flaws = flaws
-        """Why some lines of files of rules do not count, by the path of the file."""
+        """Whether any directory may have a rule file, and not only the root."""
+        self.errors = errors
+        """The first error in each invalid rule file, by the path of the file."""
         self.key = b""
-        """Tells the rules of workspaces apart."""
+        """Identifies the rules in the name of the stat index."""
 
     @classmethod
     def of(cls, patterns: Iterable[str], *, gitignore: bool = False) -> Rules:
-        """Return the rules of a workspace, before any file of rules was found.
+        """Return the rules of a workspace, without those of rule files.
 
         Args:
-            patterns: as the lines of a `.checkpointignore`, in the language of `.gitignore`.
-            gitignore: whether every `.gitignore` counts too.
+            patterns: patterns in the syntax of `.gitignore`, as in a `.checkpointignore`.
+            gitignore: whether every `.gitignore` applies, too.
 
         Raises:
-            InvalidInputError: a pattern is no text of one line, is too long or can match nothing,
-                or there are too many.
+            InvalidInputError: a pattern is not a string of one line, is too long or can match
+                nothing, or there are too many.
         """
         if isinstance(patterns, (str, bytes)):
             raise InvalidInputError(f"ignore= takes a list of patterns, not {patterns!r} alone.")
         text = b"\n".join(map(_encoded, patterns))
-        runs, flaw = _read(text, as_git=False)
-        if flaw is not None:
-            raise InvalidInputError(f"ignore= cannot be used: {flaw}. Correct it or take it out.")
-        rules = cls(runs, (), gitignore)
+        groups, error = _parse(text, as_git=False)
+        if error is not None:
+            raise InvalidInputError(f"Invalid pattern in ignore=: {error}. Correct or remove it.")
+        rules = cls(groups, (), gitignore)
         rules.key = b"%d%b" % (gitignore, text)
         return rules
 
     def __bool__(self) -> bool:
-        """Whether these rules leave anything out, if no file adds to them."""
+        """Whether these rules can exclude anything."""
         return self._is_excluding
 
     def excludes(self, directory: bytes, name: bytes, is_dir: bool) -> bool:
-        """Tell whether an entry is left out, and all below it.
+        """Tell whether an entry is ignored, and all below it.
 
-        It is not asked about anything below a directory that is left out.
+        Callers must not descend into ignored directories.
 
         Args:
-            directory: the path of its directory, relative to the root; the root is empty.
+            directory: the path of its directory, relative to the root, which is empty.
             name: its name.
-            is_dir: whether it is a directory. A symlink to one is none.
+            is_dir: whether it is a directory. A symlink to a directory is not.
         """
         path = directory + b"/" + name if directory else name
-        for run in self._own:
-            if run.matches(path, name, is_dir):
-                return run.is_excluding
-        if self._git and not _is_gits_own(path):
-            for start, run in self._git:
-                if run.matches(path[start:], name, is_dir):
-                    return run.is_excluding
+        for group in self._own:
+            if group.matches(path, name, is_dir):
+                return group.is_excluding
+        if self._git and not _is_in_git_dir(path):
+            for start, group in self._git:
+                if group.matches(path[start:], name, is_dir):
+                    return group.is_excluding
         return False
 
     def files(self, directory: bytes) -> tuple[bytes, ...]:
-        """Return by which names to look for files of rules in a directory.
+        """Return the names of the rule files that apply in a directory.
 
-        Only regular files count. A symlink says nothing, as in git.
+        Only regular files count; as in git, symlinks do not.
         """
         if not directory:
             return (CHECKPOINTIGNORE, GITIGNORE) if self.reads_files else (CHECKPOINTIGNORE,)
-        return (GITIGNORE,) if self.reads_files and not _is_gits_own(directory) else ()
+        return (GITIGNORE,) if self.reads_files and not _is_in_git_dir(directory) else ()
 
     def within(self, directory: bytes, texts: Mapping[bytes, bytes]) -> Rules:
-        """Return the rules for a directory in which files of rules were found, and below it.
+        """Return the rules of a directory with rule files, and of all below it.
 
-        Such a file may come from anyone. One that is too large or has lines that cannot be used
-        keeps nothing from being captured: its other lines count, and `flaws` says what does not.
+        Rule files may be hostile. A file that is too large or has invalid lines does not prevent a
+        snapshot: its valid lines apply, and `errors` has the first error.
 
         Args:
             directory: its path, relative to the root.
-            texts: what is in those of its `files` that there are, by name.
+            texts: the contents of its rule files, by name.
         """
-        own, git, flaws = self._own, self._git, self.flaws
+        own, git, errors = self._own, self._git, self.errors
         for name in self.files(directory):
             text = texts.get(name)
             if not text:
                 continue
-            place = directory + b"/" if directory else b""
-            read = _read_again if len(text) <= _LARGEST_REMEMBERED else _read
-            runs, flaw = read(text, as_git=name == GITIGNORE)
-            if flaw is not None:
-                flaws = {**flaws, place + name: flaw}
+            prefix = directory + b"/" if directory else b""
+            parse_text = _parse_cached if len(text) <= _LARGEST_CACHED else _parse
+            groups, error = parse_text(text, as_git=name == GITIGNORE)
+            if error is not None:
+                errors = {**errors, prefix + name: error}
             if name == CHECKPOINTIGNORE:
-                own += runs
+                own += groups
             else:
-                git = (*((len(place), run) for run in runs), *git)
-        if own is self._own and git is self._git and flaws is self.flaws:
+                git = (*((len(prefix), group) for group in groups), *git)
+        if own is self._own and git is self._git and errors is self.errors:
             return self
-        return Rules(own, git, self.reads_files, flaws)
+        return Rules(own, git, self.reads_files, errors)
 
 
-class _Read(NamedTuple):
-    """What lines of rules say; and the first trouble with them, and of which line."""
+class _Parsed(NamedTuple):
+    """Parsed rules, with the first error and its line."""
 
-    runs: tuple[Run, ...]
-    flaw: str | None
+    groups: tuple[PatternGroup, ...]
+    error: str | None
 
 
-def _read(text: bytes, *, as_git: bool) -> _Read:
-    """Return what lines of rules say.
+def _parse(text: bytes, *, as_git: bool) -> _Parsed:
+    """Parse the lines of a rule file.
 
     Args:
         text: the lines.
-        as_git: whether a line that can match nothing is no flaw.
+        as_git: whether to skip patterns that can match nothing, as git does.
     """
     patterns: list[Pattern] = []
-    flaws: list[str] = []
-    to_match = 0
+    errors: list[str] = []
+    wildcards = 0
     if len(text) > LARGEST_FILE:
-        flaws.append(f"it has more than {LARGEST_FILE} bytes")
+        errors.append(f"it has more than {LARGEST_FILE} bytes")
         text = text[:LARGEST_FILE].rpartition(b"\n")[0]
     for number, line in enumerate(lines_of(text), 1):
         if line.startswith(b"#"):
             continue
         if len(line) > _LONGEST_LINE:
-            flaws.append(f"line {number} has more than {_LONGEST_LINE} bytes")
+            errors.append(f"line {number} has more than {_LONGEST_LINE} bytes")
             continue
-        to_match += len(_TO_MATCH.findall(line))
-        if to_match > _MOST_TO_MATCH:
-            flaws.append(f"it has more than {_MOST_TO_MATCH} wildcards and `!` by line {number}")
+        wildcards += len(_WILDCARDS.findall(line))
+        if wildcards > _MAX_WILDCARDS:
+            errors.append(f"it has more than {_MAX_WILDCARDS} wildcards and `!` by line {number}")
             break
         try:
             pattern = parse(line)
         except ValueError as error:
             if not as_git:
                 shown = line[:80].decode("utf-8", "surrogateescape")
-                flaws.append(f"line {number}, {shown!r}: {error}")
+                errors.append(f"line {number}, {shown!r}: {error}")
             continue
         if pattern is not None:
             patterns.append(pattern)
-    return _Read(runs_of(patterns), flaws[0] if flaws else None)
+    return _Parsed(group_patterns(patterns), errors[0] if errors else None)
 
 
-# The same files are read at every snapshot, and again for each directory that is looked at alone.
-_read_again = lru_cache(maxsize=256)(_read)
+# The same files are parsed at every snapshot, and again for each directory scanned by itself.
+_parse_cached = lru_cache(maxsize=256)(_parse)
 
 
 def _encoded(pattern: str) -> bytes:
     if not isinstance(pattern, str):
-        raise InvalidInputError(f"A pattern in ignore= is text, not {pattern!r}.")
+        raise InvalidInputError(f"A pattern in ignore= must be a string, not {pattern!r}.")
     if "\n" in pattern or "\0" in pattern:
-        raise InvalidInputError(f"{pattern!r} in ignore= is not one line: give a list of patterns.")
+        raise InvalidInputError(f"{pattern!r} in ignore= is not one line: pass a list of patterns.")
     try:
         return pattern.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise InvalidInputError(f"{pattern!r} in ignore= cannot be part of a file name.") from None
+        raise InvalidInputError(
+            f"{pattern!r} in ignore= contains characters that no file name can have."
+        ) from None
 
 
-def _is_gits_own(path: bytes) -> bool:
+def _is_in_git_dir(path: bytes) -> bool:
     return b".git" in path and b"/.git/" in b"/%b/" % path

@@ -351,9 +351,9 @@ def _has_become_store(path: bytes, fd: int, changed: Collection[bytes]) -> bool:
 def _note_invalid_rules(builder: DirBuilder, rules: Rules) -> None:
     """Add a note to the rule files of a directory that have invalid lines."""
     for name in rules.files(builder.path):
-        flaw = rules.flaws.get(builder.child(name))
-        if flaw is not None:
-            builder.notes[name] = Note(RULES, f"not all of it counts: {flaw}")
+        error = rules.errors.get(builder.child(name))
+        if error is not None:
+            builder.notes[name] = Note(RULES, f"not all of it counts: {error}")
 
 
 def _not_listed(error: OSError) -> ReadResult:

@@ -297,8 +297,8 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("pattern", "message"),
         [
-            (b"a", "is text"),
-            (None, "is text"),
+            (b"a", "must be a string"),
+            (None, "must be a string"),
             ("a\nb", "not one line"),
             ("a\0", "not one line"),
             ("\ud800", "file name"),
@@ -321,8 +321,8 @@ class TestWhatIsRefused:
 
     def test_a_line_of_a_checkpointignore_that_can_match_nothing(self) -> None:
         rules = Rules.of([]).within(b"", {CHECKPOINTIGNORE: b"# rules\nx\na[\ny\n"})
-        assert list(rules.flaws) == [CHECKPOINTIGNORE]
-        assert rules.flaws[CHECKPOINTIGNORE].startswith("line 3, 'a['")
+        assert list(rules.errors) == [CHECKPOINTIGNORE]
+        assert rules.errors[CHECKPOINTIGNORE].startswith("line 3, 'a['")
         assert excluded(rules, "x", "a", "y") == ["x", "y"]
 
     @pytest.mark.parametrize(
@@ -337,8 +337,8 @@ class TestWhatIsRefused:
     )
     def test_a_file_that_would_take_too_long(self, text: bytes, message: str) -> None:
         rules = Rules.of([], gitignore=True).within(b"a", {GITIGNORE: text})
-        assert list(rules.flaws) == [b"a/.gitignore"]
-        assert message in rules.flaws[b"a/.gitignore"]
+        assert list(rules.errors) == [b"a/.gitignore"]
+        assert message in rules.errors[b"a/.gitignore"]
         assert rules.excludes(b"a", b"x", False)
 
     def test_a_file_of_the_largest_size_is_read(self) -> None:
