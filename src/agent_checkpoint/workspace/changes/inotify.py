@@ -1,10 +1,10 @@
-"""Which names below a directory were touched. Owns the inotify watches; knows nothing of trees.
+"""Changed paths below a directory, from inotify. Owns the watches; knows nothing of trees.
 
-The kernel queues an event before the call that caused it returns, and the queue is read when the
-caller asks: what was written before is told, without a thread and without waiting.
+The kernel queues an event before the call that caused it returns, and `drain` reads the queue. So
+all earlier changes are reported, without a thread and without pending.
 
-Not told are writes by another hard link, stores through mmap until the file is unmapped, and writes
-to a file that was opened without a name (O_TMPFILE) and linked before them.
+Not reported are writes through another hard link, writes through mmap until the file is unmapped,
+and writes to a file that was opened without a name (O_TMPFILE) and linked before them.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _ONLY_DIRECTORY, _IS_DIRECTORY = 0x01000000, 0x40000000
 
 _NAMES_CHANGE = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 _SELF_GONE = _DELETE_SELF | _MOVE_SELF
-# _CLOSE_WRITE also comes when a file is unmapped: else a linker's output, which is stored through
-# mmap, would be taken for unchanged. IN_EXCL_UNLINK is left out: it would spare a look at files
-# that are unlinked but open, yet it goes by the kernel's cached name, which a file system may drop
-# while the file is still there.
+# _CLOSE_WRITE also comes when a file is unmapped: else the output of a linker, written through mmap,
+# would count as unchanged. IN_EXCL_UNLINK is left out: it would suppress events of unlinked open
+# files, but it depends on the kernel's cached name, which a file system may drop while the file is
+# still there.
 _MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _NAMES_CHANGE | _SELF_GONE | _ONLY_DIRECTORY
 
 _EVENT = struct.Struct("=iIII")
 _INT = struct.Struct("=i")
 _READ_AFTER = 1024
-"""After so many removed watches the queue is read: each removal is an event, 16,384 overflow it."""
+"""The queue is read after this many removed watches: each is an event, 16,384 overflow it."""
 
 _ADVICE = {
     errno.ENOSPC: "Raise fs.inotify.max_user_watches.",
@@ -51,13 +51,13 @@ _ADVICE = {
 
 
 class Watcher:
-    """Watches on directories, which tell what was touched in them. For one thread at a time.
+    """Watches directories and collects changed paths. For one thread at a time.
 
-    Once in doubt it stays so, since the paths that it knows may be wrong: close it, make another,
-    and look at everything.
+    A watcher that has become unreliable stays so, because its paths may be wrong: close it, make
+    another, and scan everything.
 
     Raises:
-        WatchError: there is no inotify here, or no more of it for this user.
+        WatchError: inotify is missing, or its limit for this user is reached.
     """
 
     is_exact = False
@@ -66,7 +66,7 @@ class Watcher:
     def __init__(self) -> None:
         self._libc = _libc()
         fds: list[int] = []
-        # One that is lost scanner of is closed too: a user has 128 of them.
+        # Closes garbage-collected watchers, too: a user has only 128 inotify instances.
         self._closing = weakref.finalize(self, _close, fds)
         try:
             fds.append(open_table())
@@ -79,27 +79,27 @@ class Watcher:
         self._mount_poll.register(self._mounts, select.POLLPRI)
         self._process = _process()
         self._root: WatchedRoot | None = None
-        # One directory may be at two paths: bound to both, or moved before that was read.
+        # A directory may have two paths: bind-mounted, or moved and the event not read yet.
         self._paths: dict[int, tuple[bytes, ...]] = {}
         self._watches: dict[bytes, int] = {}
         self._below: dict[bytes, set[bytes]] = {}
-        self._touched = ChangedPaths({}, set())
-        self._told = ChangedPaths({}, set())
+        self._changed = ChangedPaths({}, set())
+        self._reported = ChangedPaths({}, set())
         self._added: set[bytes] = set()
         self._removed = 0
-        self._in_doubt = False
+        self._is_unreliable = False
 
     def __len__(self) -> int:
         return len(self._paths)
 
     def add(self, fd: int, path: bytes) -> None:
-        """Watch an open directory; whoever lists one does this first.
+        """Watch an open directory. Call this before listing it.
 
-        If another one was watched at this path, that and all below it are forgotten.
+        If another directory was watched at this path, it and all below it are no longer watched.
 
         Raises:
             WatchError: a limit is reached, it is no directory, or (for the root) it may change
-                unseen. From then on the watcher is in doubt.
+                without events. From then on the watcher is unreliable.
         """
         if not self._is_usable():
             raise WatchError("The watcher is closed, or belongs to another process.")
@@ -111,7 +111,7 @@ class Watcher:
                 self.forget(path)
                 watch = self._watch(fd)  # it may have been one of those below
         except OSError as error:
-            self._in_doubt = True
+            self._is_unreliable = True
             raise _failure(repr(os.fsdecode(path)) if path else "The workspace", error) from error
         self._added.add(path)
         known = self._paths.get(watch, ())
@@ -120,22 +120,22 @@ class Watcher:
             self._watches[path] = watch
         while path:
             parent = path.rpartition(b"/")[0]
-            beside = self._below.setdefault(parent, set())
-            if path in beside:
+            siblings = self._below.setdefault(parent, set())
+            if path in siblings:
                 break
-            beside.add(path)
+            siblings.add(path)
             path = parent
 
     def forget(self, path: bytes) -> None:
-        """Watch neither the directory nor any below it; what they have queued is not told."""
+        """Stop watching a directory and all below it; drop their queued events."""
         if not self._is_usable():
             return
         if path:
             self._below.get(path.rpartition(b"/")[0], set()).discard(path)
-        waiting = [path]
-        while waiting:
-            path = waiting.pop()
-            waiting += self._below.pop(path, ())
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            pending += self._below.pop(path, ())
             watch = self._watches.pop(path, None)
             if watch is None:
                 continue
@@ -151,26 +151,28 @@ class Watcher:
                 self._read()
 
     def drain(self) -> ChangedPaths | None:
-        """Return what was touched since the last call; None if that is in doubt.
+        """Return the paths that changed since the last call; None if the watcher is unreliable.
 
-        It is in doubt after an overflow; when the root's path leads elsewhere, or something was
-        mounted or unmounted there; when a watch was refused; after close; and in a forked process,
-        which must not take events from the queue that it shares.
+        That is so after a queue overflow; when the root's path leads elsewhere, or a mount there
+        changed; when a watch was refused; after close; and in a forked process, which must not
+        take events from the queue that it shares.
         """
-        if self._in_doubt or not self._is_usable():
+        if self._is_unreliable or not self._is_usable():
             return None
         self._read()
         self._check_root()
-        if self._in_doubt:
+        if self._is_unreliable:
             return None
-        names, replaced = self._touched
-        self._told = ChangedPaths({path: set(some) for path, some in names.items()}, set(replaced))
+        names, replaced = self._changed
+        self._reported = ChangedPaths(
+            {path: set(each) for path, each in names.items()}, set(replaced)
+        )
         self._added = set()
-        self._touched = ChangedPaths({}, set())
+        self._changed = ChangedPaths({}, set())
         return ChangedPaths(names, replaced)
 
     def close(self) -> None:
-        """Give all watches back. Twice is fine."""
+        """Remove all watches. May be called twice."""
         self._closing()
         self._paths, self._watches, self._below = {}, {}, {}
 
@@ -178,34 +180,34 @@ class Watcher:
         return self._closing.alive and self._process == _process()
 
     def _watch(self, fd: int) -> int:
-        # This link leads to the open directory itself, wherever its name leads by now. That is why
-        # IN_DONT_FOLLOW is not set.
+        # This link leads to the open directory itself, wherever its path leads by now. So
+        # IN_DONT_FOLLOW must not be set.
         link = b"/proc/self/fd/%d" % fd
         return _checked(self._libc.inotify_add_watch(self._fd, link, _MASK))
 
     def _read(self) -> None:
-        """Take in what is queued now, and no more: writers may be faster than this."""
+        """Process the events queued now, and no more: writers may be faster than this loop."""
         self._removed = 0
         try:
             (left,) = _INT.unpack(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(_INT.size)))
             while left > 0:
                 events = os.read(self._fd, left)
                 left -= len(events)
-                self._take(events)
+                self._handle(events)
         except OSError:
-            self._in_doubt = True
+            self._is_unreliable = True
 
-    def _take(self, events: bytes) -> None:
-        names, replaced = self._touched
+    def _handle(self, events: bytes) -> None:
+        names, replaced = self._changed
         end = 0
         while end < len(events):
             watch, mask, _, length = _EVENT.unpack_from(events, end)
             start = end + _EVENT.size
             end = start + length
             if mask & (_OVERFLOW | _UNMOUNT):
-                self._in_doubt = True
+                self._is_unreliable = True
             paths = self._paths.get(watch)
-            if paths is None:  # it was forgotten, and nobody else gets its number
+            if paths is None:  # no longer watched; watch numbers are not reused
                 continue
             if length:
                 name = events[start:end].rstrip(b"\0")
@@ -218,52 +220,52 @@ class Watcher:
                     del self._watches[path]
             else:
                 for path in paths:
-                    self._take_own(path, mask)
+                    self._handle_own(path, mask)
 
-    def _take_own(self, path: bytes, mask: int) -> None:
-        """Take in an event of a directory itself."""
+    def _handle_own(self, path: bytes, mask: int) -> None:
+        """Process an event of a watched directory itself."""
         parent, _, name = path.rpartition(b"/")
-        beside = self._touched.names.setdefault(parent, set())
+        siblings = self._changed.names.setdefault(parent, set())
         if path:
-            beside.add(name)
+            siblings.add(name)
             if mask & _SELF_GONE:
-                self._touched.replaced.add(path)
+                self._changed.replaced.add(path)
         elif mask & _SELF_GONE:
-            self._in_doubt = True
+            self._is_unreliable = True
 
     def _check_root(self) -> None:
-        """Doubt if the root's path leads elsewhere, or other mounts are there.
+        """Become unreliable if the root's path leads elsewhere, or its mounts changed.
 
-        No event tells that a directory above it moved, nor that it was deleted if it is open.
+        There is no event if a directory above it moves, nor if it is deleted while open.
         """
         have_changed = bool(self._mount_poll.poll(0))
         if self._root is None:
-            self._in_doubt |= have_changed
+            self._is_unreliable |= have_changed
             return
-        path, found, mounts = self._root
+        path, stat, mounts = self._root
         try:
-            self._in_doubt |= not os.path.samestat(os.lstat(path), found)
-            # Mounts elsewhere come and go: of containers, of our own forks.
-            self._in_doubt |= have_changed and mounts_around(path) != mounts
+            self._is_unreliable |= not os.path.samestat(os.lstat(path), stat)
+            # Mounts elsewhere come and go, such as those of containers and of our own forks.
+            self._is_unreliable |= have_changed and mounts_around(path) != mounts
         except OSError:
-            self._in_doubt = True
+            self._is_unreliable = True
         if have_changed:
-            self._tell_again()
+            self._report_again()
 
-    def _tell_again(self) -> None:
-        """Have the caller look again: a mount may have hidden what it saw, and be gone by now."""
-        for path, some in self._told.names.items():
-            self._touched.names.setdefault(path, set()).update(some)
-        self._touched.replaced.update(self._told.replaced)
+    def _report_again(self) -> None:
+        """Report the last paths again: a mount may have hidden them during the scan."""
+        for path, each in self._reported.names.items():
+            self._changed.names.setdefault(path, set()).update(each)
+        self._changed.replaced.update(self._reported.replaced)
         for path in self._added:
-            self._take_own(path, _SELF_GONE)
+            self._handle_own(path, _SELF_GONE)
 
 
 def can_watch(root: Path) -> bool:
-    """Tell whether all changes below a directory can be watched, as far as file systems go.
+    """Tell whether the file systems below a directory raise an event for every change.
 
-    Not if others can change it unseen, as on a network; nor if it cannot be told. `Watcher.add`
-    refuses such a root as well, also one that was mounted on after this was asked.
+    Not on a network file system, nor on an unknown one. `Watcher.add` refuses such a root as well,
+    even if it was mounted after this check.
     """
     try:
         _libc()
@@ -278,7 +280,7 @@ def can_watch(root: Path) -> bool:
 
 
 def _checked(result: int) -> int:
-    """Return what a C function returned. Raises OSError if that is an error."""
+    """Return the result of a C function. Raises OSError if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -298,7 +300,7 @@ def _close(fds: list[int]) -> None:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    """Return the C library. Raises WatchError if it has no inotify."""
+    """Return the C library. Raises WatchError if it lacks inotify."""
     libc = ctypes.CDLL(None, use_errno=True)
     try:
         libc.inotify_init1.argtypes = [ctypes.c_int]
@@ -313,7 +315,7 @@ _forks = 0
 
 
 def _process() -> tuple[int, int]:
-    # The number alone is not enough: a child in a new PID namespace is 1, as its parent may be.
+    # The pid alone is not enough: a child in a new PID namespace is 1, as its parent may be.
     return os.getpid(), _forks
 
 
