@@ -14,7 +14,7 @@ from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_reader import find
-from agent_checkpoint.workspace.tree_names import within
+from agent_checkpoint.workspace.tree_names import relative_path
 
 _GIT = ".git"
 
@@ -44,7 +44,7 @@ class RelativePaths:
             whole = os.path.normpath(self._base / path)
             if whole == str(self._root):
                 return None
-            found.append(os.fsdecode(within(self._root, whole)))
+            found.append(os.fsdecode(relative_path(self._root, whole)))
         return found
 
     def display(self, path: str) -> str:

@@ -1,1 +1,1 @@
-"""A directory in checkpoints. Owns trees of files on disk and in a store; knows no agent state."""
+"""Workspaces: directories as a part of checkpoints. Knows nothing of agent state."""

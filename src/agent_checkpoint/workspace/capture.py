@@ -1,4 +1,4 @@
-"""One capture of a workspace, on its way into a checkpoint. Owns turning a look into a snapshot."""
+"""A capture of a workspace for a checkpoint. Owns turning a scan into a snapshot record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent_checkpoint.workspace.workspace_lock import RootLock
 
 
 class Capture:
-    """Captures a directory whenever it is asked to, and remembers what it captured last."""
+    """Captures a directory, and keeps the result of its last capture."""
 
     folder: DirState
     tree: Tree
@@ -41,10 +41,10 @@ class Capture:
     def draft(
         self, key: str, store: Store, *, kind: str = "save", label: str | None = None
     ) -> Draft:
-        """Capture the directory now, for a checkpoint of its line.
+        """Return a draft of a checkpoint of the directory, claimed by this user.
 
         Raises:
-            StateError: the secret that proves whose line it is cannot be read just now.
+            StateError: the secret that seals the claim cannot be read at the moment.
             CheckpointError: as `checkpoint_to` does.
         """
         captured: Any = CapturedState(self, store.writer)
@@ -52,14 +52,14 @@ class Capture:
         return Draft(key, {PART: captured}, kind=kind, label=label, claim=claim)
 
     def checkpoint_to(self, writer: Writer) -> str:
-        """Hand what a store does not have yet to a writer; return the name of the snapshot.
+        """Scan the directory and put the objects that the store lacks; return the snapshot's name.
 
         Raises:
-            WorkspaceError: the directory cannot be read, or has more than the limit.
+            WorkspaceError: the directory cannot be read, or exceeds the limit.
             StorageError: the store failed.
         """
         if writer.backend is None:
-            raise WorkspaceError("A workspace is captured for a store, and there is none.")
+            raise WorkspaceError("No store to capture the workspace into: pass store=.")
         self._writer = writer
         with self._root.held(exclusive=False) as root:
             self.dir_state = self._scanner.scan(root, writer, full=self._full)
@@ -67,5 +67,5 @@ class Capture:
         return self.tree.ref
 
     def confirm(self) -> None:
-        """Say that the store has a checkpoint of just what was captured, and needs no other."""
+        """Confirm that the store already has a checkpoint of the captured tree."""
         self._writer.committed()

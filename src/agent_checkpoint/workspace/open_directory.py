@@ -1,7 +1,6 @@
-"""A directory that is open as a workspace. Owns what its verbs share.
+"""An open workspace directory: the base of `Workspace`. Owns its store, lock and scanner.
 
-That is the store, the lock and what was seen; and that nothing is captured while a restore is half
-done.
+Finishes an interrupted restore before every operation, so no half-restored directory is captured.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Self = TypeVar("Self", bound="OpenDirectory")
 
 
 class OpenDirectory:
-    """A directory with all that is in it; `Workspace` has the verbs."""
+    """An open directory; `Workspace` adds the verbs."""
 
     def __init__(
         self,
@@ -55,28 +54,29 @@ class OpenDirectory:
         progress: Progress | None = None,
         force: bool = False,
     ) -> None:
-        """Open a directory; a restore that was interrupted there is finished.
+        """Open a directory and finish a restore that was interrupted in it.
 
         Args:
             path: the directory.
-            store: where its own snapshots go: `manager.store`, a path or a URL; the user's own if
-                not given. As a part of a checkpoint, it goes where the checkpoint goes.
-            ignore: patterns of what to leave out, as in `.checkpointignore`.
-            gitignore: leave out what `.gitignore` files say, too.
-            watch: learn from the kernel what changes, where it tells.
-            limit: how many bytes of new files one snapshot may read; any number if None.
-            progress: called with the numbers of files and bytes read so far, as a snapshot goes on.
-            force: take also `/`, a home directory, or one that holds it.
+            store: the store of its own snapshots: `manager.store`, a path or a URL; the default
+                store of the user if not given. As a part of a checkpoint, a workspace goes to the
+                store of the checkpoint.
+            ignore: patterns of paths to leave out, as in `.checkpointignore`.
+            gitignore: apply `.gitignore` files, too.
+            watch: learn changed paths from inotify where possible.
+            limit: the number of bytes of new files that one snapshot may read; None for no limit.
+            progress: called during a snapshot with the numbers of files and bytes read so far.
+            force: allow `/`, a home directory, or a directory that contains one.
 
         Raises:
-            InvalidInputError: a pattern makes no sense.
-            UnsafeWorkspaceError: the directory is `/`, a home directory, or holds one.
-            WorkspaceError: there is no such directory, or an interrupted restore needs another
+            InvalidInputError: a pattern is invalid.
+            UnsafeWorkspaceError: the directory is `/`, a home directory, or contains one.
+            WorkspaceError: the directory does not exist, or an interrupted restore needs another
                 store.
         """
         self.path = checked_root(path, force=force)
         self._held_tree: Tree | None = None
-        """What it is while it is held."""
+        """The tree of the directory during `hold`."""
         self._options: dict[str, Any] = {
             "ignore": tuple(ignore),
             "gitignore": gitignore,
@@ -84,7 +84,7 @@ class OpenDirectory:
             "limit": limit,
             "progress": progress,
         }
-        """What was said when it was opened; forks have the same."""
+        """The options of the constructor; forks get the same."""
         self._forks: set[Fork] = set()
         self._store: Store | None = None if store is None else as_store(store)
         patterns = self._options["ignore"]
@@ -96,11 +96,11 @@ class OpenDirectory:
         )
         self._lock = RLock()
         self.recovered: Plan | None = None
-        """What was done last to finish a restore that was interrupted here."""
+        """The plan of the last crash recovery in this directory."""
         self.notices: list[str] = []
-        """What a person should know of the directory: what was found where restores are staged."""
+        """Messages for the user about foreign files found in the staging directory."""
         self.saved_in: tuple[str, ...] = ()
-        """Further keys with checkpoints of the directory: what they hold counts as saved."""
+        """Further keys with checkpoints of the directory: their files count as saved."""
         self._finish_restore()
         clean_up_forks()
 
@@ -108,11 +108,11 @@ class OpenDirectory:
         return f"Workspace({str(self.path)!r})"
 
     def __deepcopy__(self: Self, memo: object) -> Self:
-        return self  # it is a place, and there is but one of it
+        return self  # a directory cannot be copied with the object
 
     @property
     def store(self) -> Store:
-        """Where its own snapshots go. Raises InvalidInputError."""
+        """The store of its own snapshots. Raises InvalidInputError."""
         if self._store is None:
             self._store = Store(open_named(None))
         return self._store
@@ -123,19 +123,19 @@ class OpenDirectory:
         return self._key_in(self.store)
 
     def _key_in(self, store: Store) -> str:
-        """Return the key of its line in a store."""
+        """Return the key of its own snapshots in a store."""
         return own_key(store, self.path)
 
     @property
     def watch_trouble(self) -> str | None:
-        """Why every snapshot looks at all files; None if only at what has changed."""
+        """Why changes are not watched, so every snapshot stats all files; None if they are."""
         return self._scanner.watch_trouble
 
     @property
     def losses(self) -> list[PathNote]:
-        """What could not be captured by the last snapshot, or not in one piece, and why."""
-        folder = self._scanner.dir_state
-        notes = () if folder is None else folder.all_notes()
+        """Entries that the last snapshot could not capture, or not consistently, and why."""
+        state = self._scanner.dir_state
+        notes = () if state is None else state.all_notes()
         return sorted(
             PathNote(os.fsdecode(path), note.kind, note.text)
             for path, note in notes
@@ -144,12 +144,12 @@ class OpenDirectory:
 
     @property
     def left_out(self) -> list[str]:
-        """What the rules left out of the last snapshot; a directory stands for all below it."""
-        folder = self._scanner.dir_state
-        return [] if folder is None else sorted(map(os.fsdecode, folder.left_out()))
+        """Paths that the last snapshot ignored; a directory stands for all below it."""
+        state = self._scanner.dir_state
+        return [] if state is None else sorted(map(os.fsdecode, state.left_out()))
 
     def close(self) -> None:
-        """Stop watching the directory. Twice is fine."""
+        """Stop watching the directory. May be called twice."""
         with self._lock:
             self._scanner.close()
 
@@ -165,28 +165,28 @@ class OpenDirectory:
         self.close()
 
     def _scan(self) -> DirState:
-        """Return the directory as it is now, without a checkpoint. Raises as `snapshot` does."""
+        """Scan the directory without a checkpoint. Raises as `snapshot` does."""
         with self._ready(), self._root.held(exclusive=False) as root:
             return self._scanner.scan(root, self.store.writer(), ahead=True)
 
-    def _adopt_state(self, folder: DirState | None, layer: OverlayUpper | None) -> None:
-        """Take for known what was seen in the directory that this one was made from.
+    def _adopt_state(self, state: DirState | None, upper: OverlayUpper | None) -> None:
+        """Cache the state of the directory that this one was forked from.
 
         Args:
-            folder: what was seen there; nothing if it is None.
-            layer: tells what has changed since, if this is no copy.
+            state: that state, if it is known.
+            upper: reports the changes since, if this is an overlay and not a copy.
         """
         with self._lock:
-            if folder is not None:
-                self._scanner.adopt(folder, self.store.backend, layer)
+            if state is not None:
+                self._scanner.adopt(state, self.store.backend, upper)
 
     @property
     def _last_state(self) -> DirState | None:
-        """What was seen last."""
+        """The state found by the last scan."""
         return self._scanner.dir_state
 
     def _finish_restore(self) -> None:
-        """Finish what another, or this one, was interrupted in: half of it is never captured."""
+        """Finish an interrupted restore, of this process or another."""
         with self._root.held(exclusive=False) as root:
             if not has_staging(root):
                 return
@@ -212,13 +212,13 @@ class OpenDirectory:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Have the workspace for one thread, with no restore half done."""
+        """Lock the workspace for this thread, with no unfinished restore in it."""
         with self._lock:
             self._finish_restore()
             yield
 
     def _store_for(self, tree: Tree) -> Store:
-        """Return where a safety checkpoint goes: its own store, else the one of the tree."""
+        """Return the store for a safety checkpoint: its own, else that of the tree."""
         if self._store is None and isinstance(tree.source, Backend):
             return Store(tree.source)
         return self.store

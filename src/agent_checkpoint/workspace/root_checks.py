@@ -1,4 +1,4 @@
-"""What is seen to before a directory is taken for a workspace. Owns which may be one."""
+"""Checks before a directory is opened as a workspace. Owns which directories may be one."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from agent_checkpoint.store.store import Store
 
 
 def clean_up_forks() -> None:
-    """Take away what forks of killed processes have left, if there may be any."""
+    """Remove the forks that killed processes left behind, if there are any."""
     try:
         forks = data_home() / "forks"
         if not any(forks.iterdir()):
             return
     except (OSError, InvalidInputError, StorageError):
-        return  # nobody ever made one here, or they are another user's
+        return  # there are none, or they belong to another user
     with block_forks():
         from agent_checkpoint.workspace.fork.workspace_fork import clean_up_all  # costly to import
 
@@ -35,7 +35,7 @@ def clean_up_forks() -> None:
 
 
 def drop_caches() -> None:
-    """Remove what is kept of files outside of every store: indexes, and bases that no fork uses.
+    """Remove file data kept outside of stores: stat indexes, and bases that no fork uses.
 
     Raises:
         StorageError: some of it cannot be removed.
@@ -49,48 +49,50 @@ def drop_caches() -> None:
     try:
         home = data_home()
     except InvalidInputError:
-        return  # there is no place for it
+        return  # without a data directory there are no caches
     with wrap_os_errors(f"remove the indexes in {home}"):
         remove_indexes(home / "index")
         remove_unused_trees(home / "bases")
 
 
 def as_store(store: Any) -> Store:
-    """Return what a user calls a store as one: a store itself, a manager, a path or a URL.
+    """Return the store that a user passed as a store, a manager, a path or a URL.
 
     Raises:
         InvalidInputError: it is none of these.
     """
     if isinstance(store, (str, os.PathLike)):
         return Store(open_named(store))
-    found = getattr(store, "store", store)  # a manager has its store by that name
-    if not isinstance(found, Store):
+    opened = getattr(store, "store", store)  # of a manager
+    if not isinstance(opened, Store):
         raise InvalidInputError(
-            f"A workspace goes to a store, such as manager.store, not to {type(store).__name__}."
+            f"store= takes a store, such as manager.store, not {type(store).__name__}."
         )
-    return found
+    return opened
 
 
 def checked_root(path: str | os.PathLike[str], *, force: bool) -> Path:
     """Return the real path of a directory that may be a workspace.
 
     Raises:
-        InvalidInputError: it is no path at all.
-        UnsafeWorkspaceError: it is `/`, a home directory, or holds one.
+        InvalidInputError: the path is invalid.
+        UnsafeWorkspaceError: it is `/`, a home directory, or contains one.
         WorkspaceError: there is no such directory.
     """
     try:
-        place = Path(os.path.realpath(path))
+        root = Path(os.path.realpath(path))
     except ValueError as error:  # a NUL in it
-        raise InvalidInputError(f"{short_repr(str(path))} is no path ({error}).") from None
-    if place.exists() and not place.is_dir():
-        raise WorkspaceError(f"{short_repr(str(place))} is no directory: name the one it is in.")
-    if not place.is_dir():
-        raise WorkspaceError(f"There is no directory {short_repr(str(place))}.")
-    home = Path(os.path.realpath(os.path.expanduser("~")))
-    if not force and (place == Path(place.anchor) or place == home or place in home.parents):
-        raise UnsafeWorkspaceError(
-            f"{place} holds a whole home directory or system, which a restore would set back. "
-            "Name the directory of one project, or pass Workspace(path, force=True)."
+        raise InvalidInputError(f"{short_repr(str(path))} is not a valid path ({error}).") from None
+    if root.exists() and not root.is_dir():
+        raise WorkspaceError(
+            f"{short_repr(str(root))} is no directory: pass the directory that contains it."
         )
-    return place
+    if not root.is_dir():
+        raise WorkspaceError(f"There is no directory {short_repr(str(root))}.")
+    home = Path(os.path.realpath(os.path.expanduser("~")))
+    if not force and (root == Path(root.anchor) or root == home or root in home.parents):
+        raise UnsafeWorkspaceError(
+            f"{root} contains a home directory or the whole system, which a restore would "
+            "overwrite. Use the directory of one project, or pass Workspace(path, force=True)."
+        )
+    return root

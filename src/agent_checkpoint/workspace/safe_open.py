@@ -1,7 +1,7 @@
-"""Files below a root, without ever following a symlink. Owns opening them and reading them whole.
+"""Opening and reading files below a root without following symlinks.
 
-Every step of a path is opened by itself, relative to the directory before it: whoever swaps a
-parent for a link meanwhile gets an error, not our hands.
+Each component of a path is opened relative to the directory before it, with O_NOFOLLOW. If a parent
+is swapped for a symlink meanwhile, opening fails instead of leaving the workspace.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from agent_checkpoint.backends.disk.fork_safety import block_forks
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not to wait for a writer if a fifo takes the place of the file.
+# O_NONBLOCK: opening must not block if a FIFO replaces the file.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_PIECE = 1 << 20
+_EXTRA = 1 << 20
 _TRIES = 3
-_FINE, _COARSE = 20_000_000, 2_000_000_000
-"""How long, in ns, two changes may have the same time: the tick of a kernel; that of old disks."""
-_ONE_WRITE = 30_000_000
-"""How long, in ns, a file that is open for writing is left in peace after a write has begun."""
+_FINE_NS, _COARSE_NS = 20_000_000, 2_000_000_000
+"""Timestamp granularity in ns: a kernel tick; file systems with coarse timestamps."""
+_WRITE_NS = 30_000_000
+"""How long, in ns, to wait for the end of a write to a file that is open for writing."""
 
 
 class EntryChanged(Exception):
-    """An entry is no longer of the type that it was a moment ago."""
+    """An entry was replaced by one of another type."""
 
 
 class OpenFile(NamedTuple):
-    """A file as it was when it was opened."""
+    """An open file, with its stat result and the time at opening."""
 
     fd: int
     stat: os.stat_result
@@ -43,24 +43,24 @@ class OpenFile(NamedTuple):
 
 
 def open_root(path: str | os.PathLike[str]) -> int:
-    """Open the root directory itself, which may be named through links. Raises OSError."""
+    """Open the root directory, whose path may contain symlinks. Raises OSError."""
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def open_directory(name: bytes, parent: int) -> int:
-    """Open a directory in another one. Raises OSError."""
+    """Open a subdirectory of an open directory. Raises OSError."""
     return os.open(name, DIRECTORY, dir_fd=parent)
 
 
 @contextmanager
 def directory_below(root: int, path: bytes) -> Iterator[int]:
-    """Give a directory by its path below the root, opened. Raises OSError."""
+    """Yield a directory below the root, opened by its path. Raises OSError."""
     fd = os.dup(root)
     try:
         for name in path.split(b"/") if path else ():
-            below = open_directory(name, fd)
+            subdir = open_directory(name, fd)
             os.close(fd)
-            fd = below
+            fd = subdir
         yield fd
     finally:
         os.close(fd)
@@ -68,19 +68,19 @@ def directory_below(root: int, path: bytes) -> Iterator[int]:
 
 @contextmanager
 def opened_file(directory: int, name: bytes) -> Iterator[OpenFile]:
-    """Give a regular file, opened for reading.
+    """Yield a regular file, opened for reading.
 
     Raises:
-        EntryChanged: it is something else now.
+        EntryChanged: it is no regular file any more.
         OSError: it cannot be opened.
     """
     fd = _open_file(directory, name)
     try:
         now = time.time_ns()
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise EntryChanged
-        yield OpenFile(fd, found, now)
+        yield OpenFile(fd, status, now)
     finally:
         os.close(fd)
 
@@ -95,84 +95,84 @@ def _open_file(directory: int, name: bytes) -> int:
 
 
 def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
-    """Return a file's content, its stat and its stamp, and whether it held still for us.
+    """Return the content of a file, its stat result, its signature, and whether it is consistent.
 
     Raises:
-        EntryChanged: it is something else now.
+        EntryChanged: it is no regular file any more.
         OSError: it cannot be read.
     """
-    return _read_settled(directory, name) or _read_unsettled(directory, name)
+    return _read_quiet(directory, name) or _read_busy(directory, name)
 
 
-def _read_settled(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool] | None:
-    """Read a file that was left alone for a while, as nearly all are; None if it was not.
+def _read_quiet(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool] | None:
+    """Read a file without recent changes, as most are; None if it has some.
 
-    A first snapshot does this for every file, so it takes the fewest steps that are enough.
+    A first snapshot does this for every file, so it makes as few system calls as possible.
     """
     fd = _open_file(directory, name)
     try:
         now = time.time_ns()
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise EntryChanged
-        if max(found.st_mtime_ns, found.st_ctime_ns) > now - _COARSE:
+        if max(status.st_mtime_ns, status.st_ctime_ns) > now - _COARSE_NS:
             return None
-        data = os.read(fd, found.st_size + 1)
-        stamp = stat_signature(found)
-        if len(data) != found.st_size or stat_signature(os.fstat(fd)) != stamp:
+        data = os.read(fd, status.st_size + 1)
+        signature = stat_signature(status)
+        if len(data) != status.st_size or stat_signature(os.fstat(fd)) != signature:
             return None
-        return data, found, stamp, True
+        return data, status, signature, True
     finally:
         os.close(fd)
 
 
-def _read_unsettled(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
-    """Read a file that may be written to at this very moment."""
+def _read_busy(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
+    """Read a file that may be written to concurrently."""
     for _ in range(_TRIES):
         with opened_file(directory, name) as file:
             is_busy = is_being_written(file)
-            is_whole = not is_busy or wait_for_writer(file)
+            is_write_done = not is_busy or wait_for_writer(file)
             data = read_all(file.fd, file.stat.st_size)
-            stamp = READ_AGAIN if is_busy else reliable_signature_of(file)
-            is_still = is_whole and is_unchanged(file, len(data))
-            if is_still and stamp == READ_AGAIN:
-                # Its time cannot tell a change of this very moment, so the content has to.
+            signature = READ_AGAIN if is_busy else reliable_signature_of(file)
+            is_stable = is_write_done and is_unchanged(file, len(data))
+            if is_stable and signature == READ_AGAIN:
+                # The mtime is too recent to reveal a change, so compare the content.
                 os.lseek(file.fd, 0, os.SEEK_SET)
-                is_still = read_all(file.fd, len(data)) == data
-        if is_still:
+                is_stable = read_all(file.fd, len(data)) == data
+        if is_stable:
             break
-    return data, file.stat, stamp if is_still else READ_AGAIN, is_still
+    return data, file.stat, signature if is_stable else READ_AGAIN, is_stable
 
 
 def read_all(fd: int, size: int) -> bytes:
-    """Return what is left of a file that should have so many bytes; little more if it has more.
+    """Return the rest of a file with an expected size; at most 1 MiB beyond that size.
 
     Raises OSError.
     """
     data = os.read(fd, size + 1)
     if len(data) == size:
         return data
-    pieces, left = [data], size + _PIECE - len(data)
-    while data and left > 0:  # one that grows as fast as it is read would never end
+    parts, left = [data], size + _EXTRA - len(data)
+    while data and left > 0:  # bounded: a file may grow faster than it is read
         data = os.read(fd, left)
-        pieces.append(data)
+        parts.append(data)
         left -= len(data)
-    return b"".join(pieces)
+    return b"".join(parts)
 
 
 def is_being_written(file: OpenFile) -> bool:
-    """Tell whether somebody writes to a file: it is open for that, and was changed just now."""
+    """Tell whether a file is being written: it is open for writing and changed recently."""
     age = file.ns - file.stat.st_mtime_ns
-    return abs(age) < _COARSE and is_open_for_writing(file.fd)
+    return abs(age) < _COARSE_NS and is_open_for_writing(file.fd)
 
 
 def wait_for_writer(file: OpenFile) -> bool:
-    """Wait for the end of a write that may be under way; tell whether there was no other one.
+    """Wait for a write in progress to end; return whether no further write followed.
 
-    The time of a write is that of its beginning, and whoever writes may be waiting for a processor
-    or a disk in the middle of it: then neither the time nor a second look tells.
+    The mtime of a write is that of its beginning, and the writer may be waiting for a processor or
+    a disk in the middle of it: then neither the mtime nor a second read reveals the write.
     """
-    left = _ONE_WRITE - max(file.ns - file.stat.st_mtime_ns, 0)
+    left = _WRITE_NS - max(file.ns - file.stat.st_mtime_ns, 0)
     if left <= 0:
         return True
     time.sleep(left / 1e9)
@@ -180,14 +180,14 @@ def wait_for_writer(file: OpenFile) -> bool:
 
 
 def is_open_for_writing(fd: int) -> bool:
-    """Ask the kernel, by way of a lease that is given back at once; False if it cannot tell."""
+    """Tell whether a file is open for writing, by trying a lease; False if that is unsupported."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
     with block_forks():
-        from signal import SIGURG  # slow to load, and seldom wanted
+        from signal import SIGURG  # slow to load, and seldom needed
 
     try:
-        # Whoever opens it at this very moment has this sent to us; the usual signal would kill.
+        # Opening the file during the lease signals us: SIGURG is ignored by default, SIGIO kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -197,21 +197,26 @@ def is_open_for_writing(fd: int) -> bool:
 
 
 def is_unchanged(file: OpenFile, size: int) -> bool:
-    """Tell whether a file is as it was when it was opened, now that so many bytes were read."""
+    """Tell whether a file is unchanged since it was opened, and has the size that was read."""
     now = os.fstat(file.fd)
     return stat_signature(now) == stat_signature(file.stat) and now.st_size == size
 
 
 def reliable_signature_of(file: OpenFile) -> bytes:
-    """Return the stamp of a file, or READ_AGAIN if a later change could have the same."""
+    """Return the signature of an open file, or READ_AGAIN if it is not reliable."""
     return reliable_signature(file.stat, file.ns)
 
 
-def reliable_signature(found: os.stat_result, ns: int) -> bytes:
-    """Return the stamp of what was looked at then, or READ_AGAIN if a change could have the same.
+def reliable_signature(status: os.stat_result, ns: int) -> bytes:
+    """Return the signature of an entry that was read at a time, or READ_AGAIN if it is racy.
 
-    A time in the future says nothing; whole seconds are those of a disk that knows no others.
+    It is racy (git: racily clean) if a later change could leave the same timestamps: they are too
+    recent, or in the future. Timestamps of whole seconds indicate a coarse file system.
     """
-    newest = max(found.st_mtime_ns, found.st_ctime_ns)
-    is_coarse = found.st_mtime_ns % 1_000_000_000 == 0 == found.st_ctime_ns % 1_000_000_000
-    return READ_AGAIN if newest > ns - (_COARSE if is_coarse else _FINE) else stat_signature(found)
+    newest = max(status.st_mtime_ns, status.st_ctime_ns)
+    is_coarse = status.st_mtime_ns % 1_000_000_000 == 0 == status.st_ctime_ns % 1_000_000_000
+    return (
+        READ_AGAIN
+        if newest > ns - (_COARSE_NS if is_coarse else _FINE_NS)
+        else stat_signature(status)
+    )

@@ -1,4 +1,4 @@
-"""What is meant by a tree or a path of a workspace. Owns telling it, also of a checkpoint."""
+"""Keys, trees and paths of a workspace by name. Owns resolving them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.workspace import Workspace
 
 PART = "workspace"
-"""The name of the part that the files of a checkpoint are."""
+"""The name of the part of a checkpoint that holds its files."""
 WORKSPACE = "workspace:"
-"""How the key of a directory begins that it has by its path."""
+"""The prefix of keys that are derived from the path of a directory."""
 _NUMBERED = "//"
-"""What no path has: a numbered key is that of no other directory."""
+"""Never part of a normalized path, so a numbered key belongs to no other directory."""
 
 
 def key_of(place: Path, number: int = 1) -> str:
-    """Return the key that a directory has by its path.
+    """Return the key that is derived from the path of a directory.
 
     Args:
         place: the directory.
-        number: which, if keys before it are taken by lines of others.
+        number: greater than 1 if the keys with lower numbers belong to others.
     """
     end = "" if number == 1 else f"{_NUMBERED}{number}"
     key = f"{WORKSPACE}{path_text(place)}{end}"
@@ -44,7 +44,7 @@ def key_of(place: Path, number: int = 1) -> str:
 
 
 def natural_key(key: str) -> str:
-    """Return a key of a directory without its number."""
+    """Return the key of a directory without its number."""
     plain, mark, number = key.rpartition(_NUMBERED)
     return plain if mark and number.isdecimal() else key
 
@@ -52,12 +52,12 @@ def natural_key(key: str) -> str:
 def own_key(store: Store, place: Path) -> str:
     """Return the key of a directory's own snapshots and safety checkpoints.
 
-    That is the key that it has by its path. Where this belongs to somebody else, by an import, on
-    another host or under another secret in a shared store, it is the first numbered one that does
-    not.
+    That is the key derived from its path. If that key belongs to someone else (imported, or written
+    on another host or under another secret in a shared store), it is the first numbered key that
+    does not.
 
     Raises:
-        StateError: the secret cannot be read just now.
+        StateError: the secret cannot be read at the moment.
         StorageError: the medium failed.
     """
     for number in count(1):
@@ -73,7 +73,7 @@ def own_key(store: Store, place: Path) -> str:
 
 
 def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
-    """Return the files of a checkpoint; None if it has none.
+    """Return the tree of a checkpoint; None if it has no files.
 
     Raises:
         IntegrityError: the snapshot is missing or damaged.
@@ -86,30 +86,32 @@ def tree_in(store: Store, checkpoint: Checkpoint) -> Tree | None:
 
 
 def resolve_tree(workspace: Workspace, tree: Any) -> Tree:
-    """Return a tree, also that of a checkpoint of the workspace's store.
+    """Return the tree that a user passed as a tree, a reference or a checkpoint id.
 
     Raises:
-        InvalidInputError: it is none.
-        NotFoundError: there is no such checkpoint.
+        InvalidInputError: it is none of these, or the checkpoint has no files.
+        NotFoundError: the checkpoint does not exist.
         IntegrityError: the snapshot is missing or damaged.
         StorageError: the medium failed.
     """
     if isinstance(tree, str):
-        found = tree_in(workspace.store, find(workspace.store, tree))
-        if found is None:
-            raise InvalidInputError(f"The checkpoint {short_repr(tree, 120)} has no workspace.")
-        return found
+        resolved = tree_in(workspace.store, find(workspace.store, tree))
+        if resolved is None:
+            raise InvalidInputError(
+                f"The checkpoint {short_repr(tree, 120)} contains no workspace."
+            )
+        return resolved
     if not isinstance(tree, (Tree, ObjectRef)):
         raise InvalidInputError(
-            "A tree is what snapshot() returned, or the id of a checkpoint with one, not "
+            "Expected a tree returned by snapshot(), or the id of a checkpoint with one, not "
             f"{type(tree).__name__}."
         )
     return tree_of(tree)
 
 
-def within(root: Path, path: str | os.PathLike[str]) -> bytes:
-    """Return a path within a workspace as bytes. Raises InvalidInputError."""
-    whole = Path(os.path.normpath(root / Path(path)))
-    if root not in whole.parents:
-        raise InvalidInputError(f"{short_repr(str(path))} is no path within {root}.")
-    return os.fsencode(whole.relative_to(root))
+def relative_path(root: Path, path: str | os.PathLike[str]) -> bytes:
+    """Return a path relative to the root of a workspace, as bytes. Raises InvalidInputError."""
+    absolute = Path(os.path.normpath(root / Path(path)))
+    if root not in absolute.parents:
+        raise InvalidInputError(f"{short_repr(str(path))} is not within {root}.")
+    return os.fsencode(absolute.relative_to(root))

@@ -1,4 +1,4 @@
-"""Workspace: a directory that can be captured, compared, restored and forked. Owns the verbs."""
+"""The class Workspace: snapshot, diff, restore and fork of a directory. Owns the verbs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.open_directory import OpenDirectory
 from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from, tree_of
-from agent_checkpoint.workspace.tree_names import PART, resolve_tree, within
+from agent_checkpoint.workspace.tree_names import PART, relative_path, resolve_tree
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.fork.workspace_fork import Fork
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 
 
 class Workspace(OpenDirectory):
-    """A directory with all that is in it; a Stateful. Safe to use from several threads."""
+    """A directory with its files; a Stateful. Thread-safe."""
 
     def snapshot(self, *, label: str | None = None, full: bool = False) -> Tree:
-        """Capture everything, as a checkpoint of the workspace's own key; return the tree.
+        """Save the directory as a checkpoint of the workspace's own key; return the tree.
 
-        If nothing has changed since that key's last checkpoint, nothing is written.
+        Writes nothing if the directory equals the last checkpoint of that key.
 
         Args:
-            label: what a person calls this checkpoint.
-            full: look at every file, also if all changes seem to be known.
+            label: a name for the checkpoint.
+            full: stat every file, even if the changed paths are known.
 
         Raises:
-            WorkspaceError: the directory cannot be read, or has more than the limit.
-            StorageError: the store failed; nothing was acknowledged.
+            WorkspaceError: the directory cannot be read, or exceeds the limit.
+            StorageError: the store failed; no checkpoint was acknowledged.
         """
         with self._ready():
             key = self.key
             capture = self._capture(full=full)
             draft = capture.draft(key, self.store, label=label)
             head = self.store.head(key)
-            # A safety checkpoint is forgotten after a while: nothing is saved by that alone.
+            # Safety checkpoints are pruned automatically, so one does not count as saved.
             saved = None if head is None or head.kind == SAFETY else head.parts.get(PART)
             is_new = saved != {OBJECT: capture.tree.ref}
-            # Of version 0.1, or of a secret that was replaced: the line has to be claimed anew.
+            # A claim of version 0.1, or of a replaced secret, has to be renewed.
             is_new = is_new or (head is not None and head.claim != draft.claim)
             if is_new or label is not None:
-                # It was just read: no need to look for it once more.
+                # The head was just read: pass it on instead of reading it again.
                 self.store.write(draft, parents=() if head is None else (head.id,))
             else:
                 capture.confirm()
@@ -64,10 +64,10 @@ class Workspace(OpenDirectory):
     def diff(
         self, tree: Tree | ObjectRef | str, other: Tree | ObjectRef | str | None = None
     ) -> WorkspaceDiff:
-        """Return what changed from a tree to the present, or to another tree.
+        """Return the changes from a tree to the present directory, or to another tree.
 
         Raises:
-            IntegrityError: a part of a tree is missing or damaged.
+            IntegrityError: an object of a tree is missing or damaged.
             WorkspaceError: the directory cannot be read.
             StorageError: the store failed.
         """
@@ -86,7 +86,7 @@ class Workspace(OpenDirectory):
         return compare(Side(before.root.ref, before.get), now)
 
     def checkpoint_to(self, writer: Writer, *, full: bool = False) -> str:
-        """Hand what a store does not have yet to a writer; return the name of the snapshot.
+        """Put the objects that the store lacks; return the name of the snapshot object.
 
         Raises as `snapshot` does.
         """
@@ -94,24 +94,24 @@ class Workspace(OpenDirectory):
             return self._capture(full=full).checkpoint_to(writer)
 
     def state_dict(self) -> ObjectRef:
-        """Return the name of a snapshot of the present. Raises as `snapshot` does."""
+        """Take a snapshot and return a reference to it. Raises as `snapshot` does."""
         return ObjectRef(self.snapshot().ref, self.store.backend)
 
     def load_state_dict(self, state: Any, strict: bool = False) -> Plan:
-        """Restore a snapshot that is the state of a workspace; return what was done.
+        """Restore a snapshot from `state_dict`; return the plan that was carried out.
 
         Raises:
-            StateMismatchError: the state is none of a workspace.
+            StateMismatchError: the state is not a snapshot of a workspace.
             WorkspaceError: as `restore` does.
         """
         if not isinstance(state, ObjectRef):
             raise StateMismatchError(
-                f"A Workspace loads a snapshot of one, not {type(state).__name__}."
+                f"A Workspace can load only a snapshot of a workspace, not {type(state).__name__}."
             )
         return self.restore(state)
 
     def undo_load(self, plan: Plan) -> None:
-        """Take back a restore. Raises as `restore` does."""
+        """Undo a restore. Raises as `restore` does."""
         if plan.safety is not None:
             self.restore(plan.safety)
 
@@ -125,41 +125,41 @@ class Workspace(OpenDirectory):
         dry_run: bool = False,
         only_if: Plan | None = None,
     ) -> Plan:
-        """Make the directory what it was, all of it or a part; return what was done.
+        """Restore the directory, or some paths of it, from a tree; return the plan carried out.
 
-        First the present is saved as a safety checkpoint, `safety` of the result: restore that to
-        go back. Only what it holds is deleted or overwritten.
+        First saves the present directory as a safety checkpoint, `safety` of the result: restore
+        that to undo. Only files in the safety checkpoint are deleted or overwritten.
 
         Args:
-            tree: what to go back to, or the id of a checkpoint with it.
-            paths: what to restore, relative to the workspace; everything if not given.
-            exclude: patterns of what to leave as it is, such as `.git`.
-            keep_unseen: leave alone what has come or changed since the last ordinary checkpoint.
-            dry_run: only tell what would be done.
-            only_if: what `dry_run` told: if it is something else by now, nothing is done.
+            tree: the tree to restore, or the id of a checkpoint with one.
+            paths: the paths to restore, relative to the workspace; all if not given.
+            exclude: patterns of paths to leave unchanged, such as `.git`.
+            keep_unseen: keep files that were added or changed since the last ordinary checkpoint.
+            dry_run: return the plan without carrying it out.
+            only_if: a plan from `dry_run`: restore only if the plan is still the same.
 
         Raises:
-            ConflictError: it is not what `only_if` says.
+            ConflictError: the plan differs from `only_if`.
             InvalidInputError: a path is not within the workspace.
-            IntegrityError: a part of the tree is missing or damaged; nothing was touched.
+            IntegrityError: an object of the tree is missing or damaged; no file was changed.
             RestoreIncompleteError: some paths could not be restored; the message names them.
-            WorkspaceError: the directory cannot be read, or the disk is full; nothing was touched.
+            WorkspaceError: the directory cannot be read, or the disk is full; no file was changed.
         """
         with block_forks():
             from agent_checkpoint.workspace.restore.operation import RestoreOptions  # slow to load
 
         if isinstance(paths, (str, os.PathLike)):
-            raise InvalidInputError(f"paths is a list of paths, such as [{str(paths)!r}].")
-        chosen = None if paths is None else tuple(within(self.path, path) for path in paths)
+            raise InvalidInputError(f"paths= takes a list of paths, such as [{str(paths)!r}].")
+        chosen = None if paths is None else tuple(relative_path(self.path, path) for path in paths)
         options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
         if self._held_tree is not None and not dry_run:
-            raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
+            raise WorkspaceError(f"{self.path} is held for its forks: restore after hold() ends.")
         with self._ready():
-            found = resolve_tree(self, tree)
-            store = self._store_for(found)
+            target = resolve_tree(self, tree)
+            store = self._store_for(target)
             if dry_run:
-                return self._restore_operation.preview(store, found, options)
-            return self._restore_operation.restore(store, found, options, only_if)
+                return self._restore_operation.preview(store, target, options)
+            return self._restore_operation.restore(store, target, options, only_if)
 
     def restore_held(
         self,
@@ -169,12 +169,12 @@ class Workspace(OpenDirectory):
         paths: Iterable[bytes] | None = None,
         keep_unseen: bool = False,
     ) -> Plan:
-        """Make the directory what it was, where a checkpoint holds the present already.
+        """Restore the directory from a tree, given a checkpoint of its present state.
 
         Args:
-            tree: what to go back to.
-            held: what holds the present; what has changed since is left alone.
-            paths: what to restore; everything if not given.
+            tree: the tree to restore.
+            held: the checkpoint of the present; files that changed since are left alone.
+            paths: the paths to restore; all if not given.
             keep_unseen: as for `restore`.
 
         Raises as `restore` does.
@@ -183,7 +183,7 @@ class Workspace(OpenDirectory):
             from agent_checkpoint.workspace.restore.operation import RestoreOptions  # slow to load
 
         if self._held_tree is not None:
-            raise WorkspaceError(f"{self.path} is held for its forks: restore it afterwards.")
+            raise WorkspaceError(f"{self.path} is held for its forks: restore after hold() ends.")
         with self._ready():
             found = tree_of(tree)
             options = RestoreOptions(None if paths is None else tuple(paths), (), keep_unseen)
@@ -197,39 +197,39 @@ class Workspace(OpenDirectory):
         tree: Tree | ObjectRef | str | None = None,
         driver: str = "auto",
     ) -> Fork:
-        """Make another workspace that begins as this one is, or was, and is isolated from it.
+        """Create a workspace with the content of this one or of a tree, isolated from it.
 
         Args:
-            path: the directory of the fork, which is made.
-            tree: what it begins as; the present if not given.
-            driver: `overlay`, `reflink` or `copy`; `auto` is the best that was seen to work here.
+            path: the directory of the fork; it is created.
+            tree: its initial content; the present directory if not given.
+            driver: `overlay`, `reflink` or `copy`; `auto` picks the fastest that works here.
 
         Raises:
-            InvalidInputError: there is no such driver.
-            UnsafeWorkspaceError: the path is taken, or is in this workspace.
+            InvalidInputError: the driver is unknown.
+            UnsafeWorkspaceError: the path exists already, or is in this workspace.
             WorkspaceError: the driver does not work here, or the directory cannot be read.
             StorageError: the store failed.
         """
         with block_forks():
             from agent_checkpoint.workspace.fork.workspace_fork import (
-                make_fork,  # which is built on this class
+                make_fork,  # imports this class
             )
 
         with self._lock:
             fork = make_fork(self, path, None if tree is None else resolve_tree(self, tree), driver)
-            self._forks.add(fork)  # also those that nobody else holds have to be closed
+            self._forks.add(fork)  # keeps forks without another reference alive until closed
             fork.on_close(lambda: self._forks.discard(fork))
             return fork
 
     @contextmanager
     def hold(self, tree: Tree | None = None) -> Iterator[Tree]:
-        """Promise that nothing writes here meanwhile: forks may then read through to it.
+        """Declare the directory read-only for the block, so forks can use it as lower directory.
 
-        Forks that were made meanwhile are closed at the end, with their last state saved. Gives the
-        tree.
+        Yields the tree of the directory. At the end, forks made in the block are closed, with their
+        last state saved.
 
         Args:
-            tree: what the directory is, if a checkpoint has it already.
+            tree: the tree of the present directory, if a checkpoint has it already.
 
         Raises as `snapshot` does.
         """

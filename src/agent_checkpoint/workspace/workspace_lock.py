@@ -1,4 +1,4 @@
-"""One restore at a time, and no snapshot of half of one. Owns the lock on the root directory."""
+"""The lock on the root directory: one restore at a time, and no scan during one."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from agent_checkpoint.workspace.safe_open import open_root
 
 
 class RootLock:
-    """The root directory, opened and locked. Used by one thread at a time; may be nested."""
+    """The root directory, opened and locked. For one thread at a time; may be nested."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = -1
 
     @contextmanager
-    def held(self, *, exclusive: bool, patience: float = LOCK_TIMEOUT) -> Iterator[int]:
-        """Give the root directory, open, while others neither restore nor, if exclusive, look.
+    def held(self, *, exclusive: bool, timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
+        """Yield the open root directory under a shared or an exclusive lock.
 
         Raises:
-            WorkspaceError: it is not there, or another process keeps it for too long.
+            WorkspaceError: the directory is missing, or the lock was not free within the timeout.
         """
         if self._fd >= 0:
             yield self._fd
@@ -39,24 +39,24 @@ class RootLock:
             ) from error
         owner = os.getpid()
         try:
-            self._lock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, patience)
+            self._lock(fd, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, timeout)
             self._fd = fd
             yield fd
         finally:
             self._fd = -1
-            if os.getpid() == owner:  # a fork of the process has the lock, too, if it has the file
+            if os.getpid() == owner:  # a forked child shares the lock with its parent: leave it
                 with suppress(OSError):
                     fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def _lock(self, fd: int, kind: int, patience: float) -> None:
+    def _lock(self, fd: int, kind: int, timeout: float) -> None:
         try:
-            holders = acquire_lock(fd, kind, patience)
+            holders = acquire_lock(fd, kind, timeout)
         except OSError:
-            return  # there are file systems without such locks, and snapshots all the same
+            return  # the file system has no locks: work without one
         if holders is not None:
             raise WorkspaceError(
-                f"The workspace {short_repr(str(self.path))} is locked by {holders}, for longer "
-                f"than {patience:g} s. Let that end or go on, then try again.",
+                f"The workspace {short_repr(str(self.path))} has been locked by {holders} for more "
+                f"than {timeout:g} s. Wait for it or end it, then try again.",
                 retryable=True,
             )

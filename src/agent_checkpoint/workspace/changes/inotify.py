@@ -33,7 +33,7 @@ _ONLY_DIRECTORY, _IS_DIRECTORY = 0x01000000, 0x40000000
 
 _NAMES_CHANGE = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 _SELF_GONE = _DELETE_SELF | _MOVE_SELF
-# _CLOSE_WRITE also comes when a file is unmapped: else the output of a linker, written through mmap,
+# _CLOSE_WRITE also comes when a file is unmapped: else a linker's output, written through mmap,
 # would count as unchanged. IN_EXCL_UNLINK is left out: it would suppress events of unlinked open
 # files, but it depends on the kernel's cached name, which a file system may drop while the file is
 # still there.
