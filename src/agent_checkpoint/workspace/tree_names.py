@@ -29,17 +29,17 @@ _NUMBERED = "//"
 """Never part of a normalized path, so a numbered key belongs to no other directory."""
 
 
-def key_of(place: Path, number: int = 1) -> str:
+def key_of(directory: Path, number: int = 1) -> str:
     """Return the key that is derived from the path of a directory.
 
     Args:
-        place: the directory.
+        directory: its path.
         number: greater than 1 if the keys with lower numbers belong to others.
     """
     end = "" if number == 1 else f"{_NUMBERED}{number}"
-    key = f"{WORKSPACE}{path_text(place)}{end}"
+    key = f"{WORKSPACE}{path_text(directory)}{end}"
     if len(key.encode()) > MAX_KEY_BYTES:
-        key = f"{WORKSPACE}{hashlib.sha256(os.fsencode(place)).hexdigest()}{end}"
+        key = f"{WORKSPACE}{hashlib.sha256(os.fsencode(directory)).hexdigest()}{end}"
     return key
 
 
@@ -49,7 +49,7 @@ def natural_key(key: str) -> str:
     return plain if mark and number.isdecimal() else key
 
 
-def own_key(store: Store, place: Path) -> str:
+def own_key(store: Store, directory: Path) -> str:
     """Return the key of a directory's own snapshots and safety checkpoints.
 
     That is the key derived from its path. If that key belongs to someone else (imported, or written
@@ -61,12 +61,12 @@ def own_key(store: Store, place: Path) -> str:
         StorageError: the medium failed.
     """
     for number in count(1):
-        key = key_of(place, number)
+        key = key_of(directory, number)
         newest = newest_readable(store, key)
         if newest is None:
             is_own = not any(isinstance(entry.data, ForeignEntry) for entry in store.entries(key))
         else:
-            is_own = is_owned_by_directory(store, newest, place, key)
+            is_own = is_owned_by_directory(store, newest, directory, key)
         if is_own:
             return key
     raise AssertionError("unreachable: numbers do not end")

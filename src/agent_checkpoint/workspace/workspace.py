@@ -185,10 +185,10 @@ class Workspace(OpenDirectory):
         if self._held_tree is not None:
             raise WorkspaceError(f"{self.path} is held for its forks: restore after hold() ends.")
         with self._ready():
-            found = tree_of(tree)
+            target = tree_of(tree)
             options = RestoreOptions(None if paths is None else tuple(paths), (), keep_unseen)
             return self._restore_operation.restore_held(
-                self._store_for(found), found, held, options
+                self._store_for(target), target, held, options
             )
 
     def fork(
