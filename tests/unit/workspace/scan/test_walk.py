@@ -158,7 +158,7 @@ def limited(root: Path) -> Workspace:
     return workspace
 
 
-def test_a_look_that_went_over_the_limit_loses_no_change(limited: Workspace) -> None:
+def test_a_scan_that_went_over_the_limit_loses_no_change(limited: Workspace) -> None:
     (limited.path / "a" / "x").write_text("changed")
     (limited.path / "big").write_bytes(bytes(2000))
     with pytest.raises(WorkspaceError):
@@ -167,7 +167,7 @@ def test_a_look_that_went_over_the_limit_loses_no_change(limited: Workspace) -> 
     assert sees_everything(limited)
 
 
-def test_a_look_that_met_bad_rules_loses_no_change(ws: Workspace) -> None:
+def test_a_scan_that_met_bad_rules_loses_no_change(ws: Workspace) -> None:
     (ws.path / "a" / "x").write_text("changed")
     (ws.path / ".checkpointignore").write_text("x" * 2000 + "\nnone\n")
     (ws.path / "none").touch()
@@ -183,7 +183,7 @@ def test_a_look_that_met_bad_rules_loses_no_change(ws: Workspace) -> None:
 
 @pytest.mark.parametrize("at", ["what was touched", "everything", "handing over"])
 @pytest.mark.parametrize("error", [StorageError("no"), KeyboardInterrupt(), MemoryError()])
-def test_a_look_that_was_broken_off_loses_no_change(
+def test_an_interrupted_scan_loses_no_change(
     ws: Workspace, error: BaseException, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -249,7 +249,7 @@ def through_a_map(path: Path) -> None:
     [lambda ws: ws.snapshot(full=True), lambda ws: ws.restore(full_scan(ws.path)).safety],
     ids=["a full snapshot", "a restore"],
 )
-def test_some_looks_are_at_everything(
+def test_some_scans_are_full(
     root: Path, tmp_path: Path, look: "Callable[[Workspace], Tree]"
 ) -> None:
     os.link(root / "a" / "x", tmp_path / "outside")
