@@ -280,7 +280,7 @@ def test_the_effects_arguments_that_are_none(place: Place) -> None:
     place.forge("started", {**started, "kind": "reversible"})
     with Session("job", store=place.manager) as session:
         assert len(session.notices) == 1
-        session._effects.find_out()
+        session._effects.verify_unknown()
         session.resolve("e", happened=True)
         with pytest.raises(CheckpointError):
             session.rollback(to=place.start, effects="compensate")

@@ -122,7 +122,7 @@ def test_a_workspace_whose_restorer_is_stopped(tmp_path):
     with holding("workspace", tmp_path) as process:
         with (
             pytest.raises(WorkspaceError) as caught,
-            RootLock(tmp_path).held(exclusive=False, patience=SOON),
+            RootLock(tmp_path).held(exclusive=False, timeout=SOON),
         ):
             pass
         check_named(caught.value, process.pid)

@@ -369,7 +369,7 @@ def test_a_checkpoint_too_large_for_an_archive_is_refused_at_export(
 ) -> None:
     save_many(manager, "k", 1)
     monkeypatch.setattr("agent_checkpoint.store.archive.archive_file._MAX_FRAME", 50)
-    with pytest.raises(InvalidInputError, match="an archive holds up to 50"):
+    with pytest.raises(InvalidInputError, match="the limit of an archive is 50"):
         manager.export_archive(tmp_path / "run.ckpt", "k")
     assert list(tmp_path.glob("*.ckpt*")) == []
 
