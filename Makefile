@@ -9,8 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # Many tests wait for a disk or another process: a worker more than there are cores.
 WORKERS = -n $(shell expr 1 + `getconf _NPROCESSORS_ONLN`) --dist worksteal
 QUICK_TESTS := tests/meta/test_layout.py tests/meta/test_import.py tests/meta/test_public_names.py \
-  tests/unit/core tests/unit/manager tests/unit/store tests/unit/session tests/unit/workspace/tree \
-  tests/unit/workspace/ignore tests/unit/workspace/restore/test_plan.py tests/compat
+  tests/unit/core tests/unit/manager tests/unit/store tests/unit/workspace/tree \
+  tests/unit/workspace/ignore tests/unit/session/tools tests/unit/session/effects tests/compat
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test faults check cov bench build matrix clean

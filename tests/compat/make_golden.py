@@ -31,7 +31,7 @@ from agent_checkpoint.store.archive import importer
 from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.scan import chunking, file_reader
+from agent_checkpoint.workspace.scan import chunking
 from tests.compat import subjects
 
 HERE = Path(__file__).resolve().parent / "v1"
@@ -166,7 +166,6 @@ def fixed() -> Iterator[None]:
         patch.object(compression, "zstd", None),
         patch.object(sqlite, "LOOSE_FROM", subjects.LOOSE_BYTES),
         patch.object(chunking, "_is_installed", lambda: False),
-        patch.object(file_reader, "_THREADS", 1),
         patch.object(Workspace, "key", "workspace:/golden"),
     ):
         yield

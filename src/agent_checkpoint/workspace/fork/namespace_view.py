@@ -6,10 +6,10 @@ view, disappears with its last process, however that ends.
 
 As a program it runs a command in a view:
 
-    python -m agent_checkpoint.workspace.fork.namespace_view \
-        LOWER UPPER WORK AT NAME PARENT -- COMMAND…
+    python -m agent_checkpoint.workspace.fork.namespace_view ARGUMENTS -- COMMAND…
 
-where PARENT is the process to end with, or 0. Its exit status is 125 if the mount fails.
+ARGUMENTS are LOWER UPPER WORK AT NAME PARENT, where PARENT is the process to end with, or 0. The
+exit status is 125 if the mount fails.
 """
 
 from __future__ import annotations
