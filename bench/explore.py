@@ -15,7 +15,8 @@ from typing import Any
 from unittest.mock import patch
 
 from agent_checkpoint import Session, explore
-from agent_checkpoint.session.branch.session_fork import SessionForker
+from agent_checkpoint.session.branch.session_fork import ForkPoint
+from agent_checkpoint.session.session import create_branch, state_of
 from agent_checkpoint.workspace.fork.drivers import end_fork
 from agent_checkpoint.workspace.fork.isolated import IsolatedForks
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -84,8 +85,8 @@ def rows(figures: dict[str, Any]) -> list[Row]:
     ]
 
 
-def _moment(session: Session) -> tuple[SessionForker, Workspace, Tree]:
-    forking = SessionForker(session, at=None, label="bench")
+def _moment(session: Session) -> tuple[ForkPoint, Workspace, Tree]:
+    forking = ForkPoint(state_of(session), at=None, label="bench")
     if session.workspace is None or forking.tree is None:
         raise AssertionError("unreachable: the session has files")
     return forking, session.workspace, forking.tree
@@ -96,7 +97,7 @@ def _views(session: Session) -> float:
     _, workspace, tree = _moment(session)
     began = time.perf_counter()
     with workspace.hold(tree):
-        stage = IsolatedForks(workspace, tree)
+        stage = IsolatedForks(workspace.fork_origin, tree)
         places = [stage.fork()[0] for _ in range(FORKS)]
         taken = _ms(began)
         for one in places:
@@ -110,7 +111,7 @@ def _mounts(session: Session) -> float:
     forking, workspace, tree = _moment(session)
     began = time.perf_counter()
     with workspace.hold(tree):
-        branches = [forking.make(f"mounted-{number}") for number in range(FORKS)]
+        branches = [create_branch(forking, f"mounted-{number}") for number in range(FORKS)]
         taken = _ms(began)
         for branch in branches:
             branch.close()
@@ -132,7 +133,7 @@ def _one(session: Session, messages: int) -> float:
     forking, workspace, tree = _moment(session)
     with workspace.hold(tree):
         began = time.perf_counter()
-        branch = forking.make(f"one-{messages}")
+        branch = create_branch(forking, f"one-{messages}")
         taken = _ms(began)
         branch.close()
     return taken

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.hook.client import DIRECT
+from agent_checkpoint.agents.hook.event_sender import DIRECT
 from agent_checkpoint.agents.settings.agent_settings import command_of
 from bench.figures import summary_ms, timed
 from bench.rows import Row

@@ -21,7 +21,7 @@ from typing import Any
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.backends.sqlite import SQLiteBackend
-from agent_checkpoint.manager.parts import capture
+from agent_checkpoint.manager.checkpoint_parts import capture
 from agent_checkpoint.records import Draft
 from bench.figures import summary_ms
 from bench.ours import open_manager

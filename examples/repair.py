@@ -64,7 +64,7 @@ PATCHES = {
 
 
 class Mechanic(Checkpointable):
-    """The agent. It only takes notes here."""
+    """The agent. In this example it only keeps notes."""
 
     def __init__(self):
         self.notes = []
@@ -72,7 +72,7 @@ class Mechanic(Checkpointable):
 
 @tool
 def edit(path, old, new):
-    """Replace a piece of a file."""
+    """Replace a string in a file."""
     text = Path(path).read_text()
     if old not in text:
         raise ValueError(f"{old!r} is not in {Path(path).name}")
@@ -98,7 +98,7 @@ def attempt(branch, patch):
 
 
 def main():
-    """Explore, adopt the best patch, undo that and redo it."""
+    """Explore the patches, adopt the best one, undo the adoption and redo it."""
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder, "project")
         project.mkdir()

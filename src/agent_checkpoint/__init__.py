@@ -12,13 +12,15 @@ TYPE_CHECKING = False  # type checkers assume True; importing `typing` would tak
 if TYPE_CHECKING:
     from typing import Any
 
+    from agent_checkpoint import transcripts as transcripts
     from agent_checkpoint.backends.base import Backend as Backend
     from agent_checkpoint.backends.file import FileBackend as FileBackend
     from agent_checkpoint.backends.memory import MemoryBackend as MemoryBackend
+    from agent_checkpoint.backends.wrapper import WrapperBackend as WrapperBackend
     from agent_checkpoint.core.checkpointable import Checkpointable as Checkpointable
     from agent_checkpoint.core.class_names import register_alias as register_alias
     from agent_checkpoint.core.codec.type_registry import register_type as register_type
-    from agent_checkpoint.core.external import External as External
+    from agent_checkpoint.core.external_snapshot import External as External
     from agent_checkpoint.core.log import Log as Log
     from agent_checkpoint.core.migrations import register_migration as register_migration
     from agent_checkpoint.core.stateful import Stateful as Stateful
@@ -63,8 +65,9 @@ _OWNERS = {
     "backends.base": ("Backend",),
     "backends.file": ("FileBackend",),
     "backends.memory": ("MemoryBackend",),
+    "backends.wrapper": ("WrapperBackend",),
     "core.checkpointable": ("Checkpointable",),
-    "core.external": ("External",),
+    "core.external_snapshot": ("External",),
     "core.log": ("Log",),
     "core.migrations": ("register_migration",),
     "core.class_names": ("register_alias",),
@@ -107,6 +110,7 @@ _OWNERS = {
         "KeepNewerThan",
         "KeepTagged",
     ),
+    "transcripts": ("transcripts",),  # the module itself
     "workspace.workspace": ("Workspace",),
 }
 _MODULE_OF = {name: module for module, names in _OWNERS.items() for name in names}
@@ -121,12 +125,13 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     if "threading" in sys.modules:  # otherwise no other thread can fork meanwhile
-        from agent_checkpoint.backends.disk.fork_safety import block_forks
+        from agent_checkpoint.backends.os_support.os_fork import block_forks
 
         with block_forks():
-            value = getattr(import_module(f"{__name__}.{module}"), name)
+            owner = import_module(f"{__name__}.{module}")
     else:
-        value = getattr(import_module(f"{__name__}.{module}"), name)
+        owner = import_module(f"{__name__}.{module}")
+    value = owner if module == name else getattr(owner, name)
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""`python -m agent_checkpoint`: the command, for when its script is not on PATH."""
+"""Runs the CLI as `python -m agent_checkpoint`, without the installed script."""
 
 import sys
 

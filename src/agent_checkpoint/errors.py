@@ -4,35 +4,63 @@
     ├ NotFoundError (KeyError)          no such key, checkpoint, object
     │   └ MissingObjectsError           an append requires objects that were deleted
     ├ InvalidInputError (ValueError)    bad key, bad id, unsafe path
-    ├ StateError                        cannot capture or load; names the path
+    ├ StateError                        a value cannot be captured or loaded
     │   ├ StateMismatchError  ├ MigrationError  └ UntrustedDataError
     ├ ConflictError                     unexpected head; retry or fork
     ├ EffectError: EffectConflictError, EffectUnknownError, RollbackRefusedError,
     │              ApprovalDeniedError
     ├ WorkspaceError: UnsafeWorkspaceError, RestoreIncompleteError
-    ├ IntegrityError                    stored bytes do not match their hash
-    ├ FormatError                       written by a newer version
+    ├ IntegrityError                    stored data is damaged or missing
+    ├ FormatError                       unsupported format; upgrade the package
     └ StorageError (.retryable)         wraps the driver's error with `from`
-    Suspended (BaseException)           waits for an approval
+    Suspended (BaseException)           a tool call waits for approval
 
 Grouped by what a handler does about an error, not by the layer that raises it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+
+class Hint(str):
+    """What to do about an error, in terms of the Python API.
+
+    `code` identifies the hint, so that another interface can show its own text with the `values`.
+    """
+
+    code: str
+    values: Mapping[str, str]
+
+    def __new__(cls, text: str, code: str = "", **values: str) -> Hint:
+        """Return a hint."""
+        hint = super().__new__(cls, text)
+        hint.code = code
+        hint.values = values
+        return hint
 
 
 class CheckpointError(Exception):
-    """Base class of all errors of this package."""
+    """Base class of all errors of this package; `hint`, if any, says what to do."""
+
+    hint: Hint | None = None
+
+    def __init__(self, *args: object, hint: Hint | None = None) -> None:
+        super().__init__(*args)
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.with_hint(self.hint or "")
+
+    def with_hint(self, hint: str = "") -> str:
+        """Return the message with another hint, or without one. Details follow the first line."""
+        # Not super(): KeyError formats its argument with repr(), unreadable for a sentence.
+        message, newline, details = Exception.__str__(self).partition("\n")
+        return f"{message} {hint}{newline}{details}" if hint else f"{message}{newline}{details}"
 
 
 class NotFoundError(CheckpointError, KeyError):
     """No such key, checkpoint or object."""
-
-    def __str__(self) -> str:
-        # KeyError formats its argument with repr(), which is unreadable for a sentence.
-        return str(self.args[0]) if self.args else ""
 
 
 class MissingObjectsError(NotFoundError):
@@ -52,7 +80,7 @@ class InvalidInputError(CheckpointError, ValueError):
 
 
 class StateError(CheckpointError):
-    """A state cannot be captured or loaded; the message names the path of the value."""
+    """A state cannot be captured or loaded; the message contains the path of the value."""
 
 
 class StateMismatchError(StateError):
@@ -64,7 +92,7 @@ class MigrationError(StateError):
 
 
 class UntrustedDataError(StateError):
-    """A pickle, or an entry of a shared store, without a valid seal; a pickle could run code."""
+    """A pickle, or an entry of a shared store, has no valid signature under the user's secret."""
 
 
 class ConflictError(CheckpointError):
@@ -84,10 +112,10 @@ class EffectUnknownError(EffectError):
 
 
 class RollbackRefusedError(EffectError):
-    """A rollback would skip side effects that cannot be undone; `report` lists them."""
+    """A rollback was refused because of side effects that it cannot undo; `report` lists them."""
 
-    def __init__(self, message: str, report: object = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, report: object = None, *, hint: Hint | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.report = report
 
 
@@ -102,8 +130,8 @@ class ApprovalDeniedError(EffectError):
 class WorkspaceError(CheckpointError):
     """A directory cannot be captured or restored."""
 
-    def __init__(self, message: str, *, retryable: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, retryable: bool = False, hint: Hint | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.retryable = retryable
 
 
@@ -112,15 +140,15 @@ class UnsafeWorkspaceError(WorkspaceError):
 
 
 class RestoreIncompleteError(WorkspaceError):
-    """A restore could not be finished; the message names the remaining paths."""
+    """A restore could not be completed; the message lists the paths that failed."""
 
 
 class IntegrityError(CheckpointError):
-    """Stored stored bytes do not match their hash or their hash."""
+    """Stored data is damaged: it is missing, malformed, or does not match its hash."""
 
 
 class FormatError(CheckpointError):
-    """Written by a newer version of this package."""
+    """Stored data has a format or feature that this installation does not support."""
 
 
 class StorageError(CheckpointError):
@@ -129,18 +157,25 @@ class StorageError(CheckpointError):
     `retryable`: a retry may succeed. `no_room`: the disk is full or a size limit is reached.
     """
 
-    def __init__(self, message: str, *, retryable: bool = False, no_room: bool = False) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool = False,
+        no_room: bool = False,
+        hint: Hint | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
         self.retryable = retryable
         self.no_room = no_room
 
 
 UNUSABLE = (IntegrityError, FormatError, UntrustedDataError)
-"""Raised for an entry that can be listed and deleted, but not loaded."""
+"""The errors for an entry that can be listed and deleted, but not loaded."""
 
 
 class Suspended(BaseException):
-    """A tool call waits for an approval. A BaseException, so `except Exception` lets it pass."""
+    """A tool call waits for approval. A BaseException: `except Exception` does not catch it."""
 
     def __init__(self, approval_id: str, words: str = "A call") -> None:
         super().__init__(

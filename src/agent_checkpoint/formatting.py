@@ -1,7 +1,7 @@
-"""Text for the command, the web page and messages: sizes, times, counts, escaping. Prints nothing.
+"""Formats sizes, times, counts and untrusted text for the CLI, the web UI and messages.
 
-Keys, labels, paths and values come from a store whose writer may be hostile: no character of them
-may move the cursor, change a colour or reverse the direction of reading.
+Prints nothing. Keys, labels, paths and values come from a store that may be untrusted: none of
+their characters may move the cursor, change a colour or reverse the direction of the text.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 _REORDERING = frozenset({"RLE", "LRE", "RLO", "LRO", "PDF", "RLI", "LRI", "FSI", "PDI"})
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
-"""Printable according to Unicode, but invisible."""
+"""Characters that Unicode classifies as printable, but that are invisible."""
 _VARIANTS = ("\u180b", "\u180f"), ("\ufe00", "\ufe0f"), ("\U000e0100", "\U000e01ef")
 """Variation selectors, which are usually invisible."""
 DAY = 86_400
 LONGEST = 300
-"""Characters of one value in a line of text output; JSON output is not truncated."""
+"""Maximum number of characters of one value in text output; JSON output is not truncated."""
 _NAMED = 3
 
 
 def escape_characters(text: str, kept: str, name: Callable[[str], str]) -> str:
-    """Return a text in which invisible and misleading characters are escaped.
+    """Return a string with its invisible and misleading characters escaped.
 
     Args:
-        text: any text.
+        text: any string.
         kept: characters that are never escaped.
-        name: returns the escape of a character.
+        name: returns the escape sequence of a character.
     """
     bare = text
     for char in kept:
@@ -43,7 +43,7 @@ def escape_characters(text: str, kept: str, name: Callable[[str], str]) -> str:
 
 
 def is_visible(char: str, of: str = " ") -> bool:
-    """Return whether a character is visible and not misleading after the character `of`."""
+    """Return whether a character that follows the character `of` is visible and not misleading."""
     if not char.isprintable() or char in _BLANK:
         return False
     if any(low <= char <= high for low, high in _VARIANTS):
@@ -56,7 +56,7 @@ def is_visible(char: str, of: str = " ") -> bool:
 def format_size(number: float) -> str:
     """Return a number of bytes with a unit: `1.23 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
+        if round(number) < 1000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.3g} {unit}"
         number /= 1000
     return f"{number:.3g} TB"
@@ -68,19 +68,19 @@ def format_count(number: int, noun: str) -> str:
 
 
 def format_paths(named: list[str]) -> str:
-    """Return the first paths and the number of the others."""
+    """Return the first three paths and the number of further paths, for a message."""
     more = len(named) - _NAMED
     words = ", ".join(named[:_NAMED])
     return f"{words} and {more:,} more" if more > 0 else words
 
 
 def escape_text(text: str) -> str:
-    """Return text with control characters escaped, except line breaks and tabs."""
+    """Escape invisible and misleading characters, except line breaks and tabs."""
     return escape_characters(text, "\n\t", _written)
 
 
 def one_line(value: object, limit: int | None = None) -> str:
-    """Return text of a store as one escaped line, truncated to `limit` characters if given."""
+    """Return untrusted text as one escaped line, truncated to `limit` characters if given."""
     text = "" if value is None else str(value)
     length = len(text)
     if limit is not None and length > limit:
@@ -92,7 +92,7 @@ def one_line(value: object, limit: int | None = None) -> str:
 
 
 def json_text(data: Any, *, ascii_only: bool = False) -> str:
-    """Return data as JSON that is safe to print on a terminal."""
+    """Return data as indented JSON that is safe to print on a terminal."""
     import json
 
     text = json.dumps(data, indent=2, ensure_ascii=ascii_only, default=str)
@@ -101,7 +101,7 @@ def json_text(data: Any, *, ascii_only: bool = False) -> str:
 
 
 def value_summary(value: Any, limit: int = LONGEST) -> str:
-    """Return a value of a state on one line, truncated; never builds the full text."""
+    """Return a value of a state as one truncated line, without building the full text."""
     pieces: list[str] = []
     left = _put(value, pieces, limit, 0)
     text = one_line("".join(pieces))
@@ -109,7 +109,7 @@ def value_summary(value: Any, limit: int = LONGEST) -> str:
 
 
 def _put(value: Any, pieces: list[str], left: int, depth: int) -> int:
-    """Add a value to the pieces; return the room left, negative if the value was truncated."""
+    """Append a value to `pieces`; return the characters left, negative if it was truncated."""
     import json
 
     if left < 0:
@@ -137,7 +137,7 @@ def _put(value: Any, pieces: list[str], left: int, depth: int) -> int:
 
 
 def display_width(text: str) -> int:
-    """Return the width of a text in terminal columns."""
+    """Return the width of a string in terminal columns."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
@@ -146,7 +146,7 @@ def display_width(text: str) -> int:
 
 
 def truncate_to_width(text: str, room: int) -> str:
-    """Truncate a text to a width in terminal columns."""
+    """Truncate a string to a width in terminal columns."""
     if display_width(text) <= room:
         return text
     while text and display_width(text) > room - 1:

@@ -1,4 +1,4 @@
-"""The frozen records that all layers share. Knows no storage and no codec.
+"""The immutable records that all layers share. Does not depend on storage or codecs.
 
 They are named tuples because importing `dataclasses` would take a fifth of the run time of a hook
 that captures a directory.
@@ -8,12 +8,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Union
+from typing import Any, Final, Literal, NamedTuple, Union
 
 from agent_checkpoint.errors import InvalidInputError
 
 JsonValue = Union[None, bool, int, float, str, "list[JsonValue]", "dict[str, JsonValue]"]
-"""Plain JSON, as the codec returns it for a Python value."""
+"""A JSON value, the output of the codec for a Python value."""
+
+CheckpointKind = Literal[
+    "save", "open", "close", "drift", "in_flight", "fork",
+    "safety", "rollback", "restore", "adopt", "purge",
+]  # fmt: skip
+"""The kinds of checkpoints that this version writes. A stored kind may be any other string."""
+
+
+class Kind:
+    """The names of the kinds of checkpoints."""
+
+    SAVE: Final = "save"
+    OPEN: Final = "open"
+    """The first checkpoint of a run of a session."""
+    CLOSE: Final = "close"
+    """The last checkpoint of a run of a session."""
+    DRIFT: Final = "drift"
+    """Files that changed while the session was closed."""
+    IN_FLIGHT: Final = "in_flight"
+    """Saved while tools were running: `rollback(steps=)` skips it."""
+    FORK: Final = "fork"
+    SAFETY: Final = "safety"
+    """Saved before an operation replaces the state."""
+    ROLLBACK: Final = "rollback"
+    RESTORE: Final = "restore"
+    """A rollback of some of the parts or files."""
+    ADOPT: Final = "adopt"
+    PURGE: Final = "purge"
+    """A checkpoint whose secrets were redacted."""
+    UNREADABLE: Final = "unreadable"
+    """In listings, in the place of a kind: the entry cannot be read. Never stored."""
+
+
+ROLLBACK_KINDS = frozenset({Kind.ROLLBACK, Kind.RESTORE, Kind.ADOPT})
+"""Kinds of checkpoints that replace the state; a safety checkpoint precedes each."""
+SAME_CONTENT = frozenset({Kind.ROLLBACK, Kind.FORK, Kind.OPEN})
+"""Kinds of checkpoints that copy the content of their first parent."""
 
 MAX_KEY_BYTES = 1024
 
@@ -32,7 +69,7 @@ class Entry(NamedTuple):
 
 
 class ObjectInfo(NamedTuple):
-    """Metadata of a stored object: id, size in bytes, and time of storage in seconds."""
+    """Metadata of a stored object: id, size in bytes, and write time in seconds since the epoch."""
 
     id: str
     size: int
@@ -40,7 +77,7 @@ class ObjectInfo(NamedTuple):
 
 
 class CheckpointId(NamedTuple):
-    """A parsed checkpoint id, which contains all that is needed to locate the checkpoint."""
+    """A parsed checkpoint id. It is sufficient to locate the checkpoint."""
 
     key: str
     ts_ns: int
@@ -51,35 +88,35 @@ class CheckpointId(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A sealed statement of a user that a key belongs to a directory."""
+    """A statement that a key belongs to a directory, signed with an HMAC under a user's secret."""
 
     path: str
-    """The directory, as text."""
+    """The path of the directory."""
     host: str
     """The host of the directory; empty for a store on one machine."""
     seal: str
-    """The seal of the user who made the claim."""
+    """The HMAC over key, path and host."""
 
 
 class Draft(NamedTuple):
-    """A captured checkpoint that is not written yet, and so has no sequence number."""
+    """A captured checkpoint that is not written yet. It has no sequence number."""
 
     key: str
     parts: Mapping[str, JsonValue]
-    kind: str = "save"
+    kind: str = Kind.SAVE
     label: str | None = None
     tags: tuple[str, ...] = ()
     metrics: Mapping[str, float] = _NO_METRICS
     source: Checkpoint | None = None
     """The stored checkpoint that the parts are copied from, if any."""
     token: str | None = None
-    """The import that the content comes from, if any."""
+    """The token of the import that wrote the content, if any."""
     claim: Claim | None = None
     """The claim of a directory to the key, if any."""
 
 
 class Checkpoint(NamedTuple):
-    """An immutable record of named parts at one moment, with its parents."""
+    """A stored checkpoint: an immutable record of named parts, with the ids of its parents."""
 
     key: str
     seq: int
@@ -91,15 +128,15 @@ class Checkpoint(NamedTuple):
     parents: tuple[str, ...]
     parts: Mapping[str, JsonValue]
     size: int = 0
-    """The size of the whole state as text, including shared objects."""
+    """The size of the whole state as JSON in bytes, including shared objects."""
     token: str | None = None
-    """The import that the content comes from; it stays untrusted in forks and exports too."""
+    """The token of the import that wrote the content, if any. Forks and copies inherit it."""
     claim: Claim | None = None
-    """The claim of a directory to the key, unverified; `store/claims.py` checks it."""
+    """The claim of a directory to the key, unverified; `store/directory_claims.py` checks it."""
 
     @property
     def id(self) -> str:
-        """The id of this checkpoint."""
+        """The checkpoint id, `<key>_<ts_ns>-<seq>`."""
         return str(CheckpointId(self.key, self.ts_ns, self.seq))
 
     def draft(self) -> Draft:
@@ -107,7 +144,7 @@ class Checkpoint(NamedTuple):
         return Draft(self.key, self.parts, self.kind, self.label, self.tags, self.metrics)
 
     def summary(self) -> dict[str, Any]:
-        """Return everything but the state, as `history` lists it."""
+        """Return all fields except the state, in the form that `history` returns."""
         return {
             "id": self.id,
             "ts": self.ts_ns / 1e9,
@@ -120,7 +157,7 @@ class Checkpoint(NamedTuple):
         }
 
 
-def draft_from(source: Checkpoint, key: str, kind: str) -> Draft:
+def draft_from(source: Checkpoint, key: str, kind: CheckpointKind) -> Draft:
     """Return a draft that copies the content of a checkpoint of the same store."""
     return Draft(
         key, source.parts, kind=kind, label=source.label, source=source, token=source.token
@@ -128,7 +165,7 @@ def draft_from(source: Checkpoint, key: str, kind: str) -> Draft:
 
 
 def parse_checkpoint_id(text: str) -> CheckpointId | None:
-    """Parse a checkpoint id; None if the text is not one."""
+    """Parse a checkpoint id; return None if the string is not a checkpoint id."""
     match = _ID.fullmatch(text)
     if match is None:
         return None
@@ -136,11 +173,11 @@ def parse_checkpoint_id(text: str) -> CheckpointId | None:
 
 
 def check_key(key: object) -> str:
-    """Return a valid key.
+    """Validate a key and return it as a plain `str`.
 
     Raises:
-        InvalidInputError: it is not a string, is empty, is longer than 1 KiB in UTF-8, or has lone
-            surrogates.
+        InvalidInputError: the key is not a string, is empty, is longer than 1 KiB in UTF-8, or
+            contains a lone surrogate.
     """
     if not isinstance(key, str):
         raise InvalidInputError(f"A key must be a string, not {type(key).__name__}.")
@@ -160,15 +197,15 @@ def check_key(key: object) -> str:
 
 
 def is_object_id(object_id: object) -> bool:
-    """Return whether this is an object id: 64 lower-case hex digits."""
+    """Return whether a value is an object id: 64 lower-case hex digits."""
     return isinstance(object_id, str) and _OBJECT_ID.fullmatch(object_id) is not None
 
 
 def check_object_id(object_id: str) -> str:
-    """Return a valid object id: 64 lower-case hex digits.
+    """Validate an object id, 64 lower-case hex digits, and return it.
 
     Raises:
-        InvalidInputError: it is not one.
+        InvalidInputError: the value is not an object id.
     """
     if not is_object_id(object_id):
         raise InvalidInputError(f"{short_repr(object_id)} is not an object id (64 hex digits).")
@@ -176,15 +213,15 @@ def check_object_id(object_id: str) -> str:
 
 
 def is_stream(stream: object) -> bool:
-    """Return whether this is a stream name: `key/…`, `fx/…` or `meta/…`, valid UTF-8."""
+    """Return whether a value is a stream name: `key/…`, `fx/…` or `meta/…`, valid UTF-8."""
     return isinstance(stream, str) and _STREAM.fullmatch(stream) is not None
 
 
 def check_stream(stream: str) -> str:
-    """Return a valid stream name: `key/…`, `fx/…` or `meta/…`, valid UTF-8.
+    """Validate a stream name, `key/…`, `fx/…` or `meta/…`, and return it.
 
     Raises:
-        InvalidInputError: it is not one.
+        InvalidInputError: the value is not a stream name.
     """
     if not is_stream(stream):
         raise InvalidInputError(
@@ -194,7 +231,7 @@ def check_stream(stream: str) -> str:
 
 
 def same_json(a: Any, b: Any) -> bool:
-    """Return whether two JSON values are identical: 1, 1.0 and true all differ."""
+    """Return whether two JSON values are identical; 1, 1.0 and true are different values."""
     if isinstance(a, dict):
         return (
             isinstance(b, dict)

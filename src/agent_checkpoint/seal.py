@@ -1,7 +1,8 @@
-"""HMAC seals that prove which user wrote something, and the secret of the user.
+"""Seals: signatures (HMAC-SHA256) under the user's secret. Owns the secret.
 
-The secret is outside every store: in `AGENT_CHECKPOINT_SECRET`, or in a file of the config
-directory that only its owner can read or replace.
+A seal proves that the user wrote a pickle, an entry or a claim. It does not encrypt. The secret is
+never in a store: it is in `AGENT_CHECKPOINT_SECRET`, or in a file in the config directory that only
+its owner can read or replace.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.errors import StateError, UntrustedDataError
-from agent_checkpoint.file_ownership import other_owner, other_writer, why_replaceable
+from agent_checkpoint.file_trust import other_owner, other_writer, why_replaceable
 
 ENVIRONMENT = "AGENT_CHECKPOINT_SECRET"
 _ADVICE = (
-    f"Set {ENVIRONMENT} to the secret that it was saved under (by default the content of that "
-    "user's .config/agent-checkpoint/secret), or, if you trust its origin, pass "
+    f"Set {ENVIRONMENT} to the secret that signed it (by default the content of "
+    ".config/agent-checkpoint/secret of the user who saved it), or, if you trust its origin, pass "
     "trust_pickle=True."
 )
 _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
@@ -30,7 +31,7 @@ _ENTRY_DOMAIN = b"agent-checkpoint entry 1\n"
 
 
 def make_seal(data: bytes) -> str:
-    """Return the seal of a pickle; creates the secret of the user if there is none.
+    """Return the HMAC of a pickle under the user's secret; create the secret if there is none.
 
     Raises:
         StateError: the secret cannot be created or read.
@@ -39,41 +40,41 @@ def make_seal(data: bytes) -> str:
 
 
 def check_seal(data: bytes, seal: object) -> None:
-    """Verify that a pickle was sealed with the secret of the user.
+    """Verify the HMAC of a pickle under the user's secret.
 
     Raises:
-        UntrustedDataError: the seal is missing, or was made with another secret.
+        UntrustedDataError: the HMAC is missing or invalid, or there is no secret.
         StateError: the secret cannot be read.
     """
     secret = _secret(create=False)
     if secret is None:
         raise UntrustedDataError(
-            f"is a pickle, and there is no secret to verify its seal. {_ADVICE}"
+            f"is a pickle, and there is no secret to verify its signature. {_ADVICE}"
         )
     if not isinstance(seal, str) or not hmac.compare_digest(
         seal.encode("utf-8", "replace"), _seal(secret, data).encode()
     ):
         raise UntrustedDataError(
-            "is a pickle that was not sealed under your secret: loading it could run foreign code. "
-            f"{_ADVICE}"
+            "is a pickle without a valid signature under your secret: loading it could run "
+            f"untrusted code. {_ADVICE}"
         )
 
 
 def entry_key(*, create: bool) -> bytes | None:
-    """Return the key that seals entries of shared stores; None if there is no secret.
+    """Return the HMAC key for entries of shared stores; None if there is no secret.
 
     Raises:
-        StateError: the secret cannot be created or read; the cause says why.
+        StateError: the secret cannot be created or read; `__cause__` is the reason.
     """
     secret = _secret(create=create)
     return None if secret is None else hmac.new(secret, _ENTRY_DOMAIN, hashlib.sha256).digest()
 
 
 def seal_claim(statement: bytes) -> str | None:
-    """Return the seal of a statement of this user; None if no secret can be created.
+    """Return the HMAC of a statement under the user's secret; None if there can be no secret.
 
     Raises:
-        StateError: the secret cannot be read at the moment.
+        StateError: the secret cannot be read because of a transient error.
     """
     try:
         return make_seal(statement)
@@ -84,10 +85,10 @@ def seal_claim(statement: bytes) -> str | None:
 
 
 def is_own_claim(statement: bytes, seal: object) -> bool:
-    """Return whether this user sealed the statement.
+    """Return whether `seal` is the HMAC of the statement under the user's secret.
 
     Raises:
-        StateError: the secret cannot be read at the moment.
+        StateError: the secret cannot be read because of a transient error.
     """
     try:
         check_seal(statement, seal)
@@ -113,7 +114,7 @@ def secret_file() -> Path:
 
 
 def _is_transient(error: StateError) -> bool:
-    """Return whether a retry, or another process, may succeed."""
+    """Return whether the error is transient, so that a retry may succeed."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _TRANSIENT
 
 
@@ -133,8 +134,8 @@ def _secret(*, create: bool) -> bytes | None:
             secret = _read(path)
     except (OSError, RuntimeError) as error:  # Path.home() raises RuntimeError without a home
         raise StateError(
-            f"needs a sealed pickle, but the secret file cannot be used ({error}). Set "
-            f"{ENVIRONMENT}."
+            f"needs your secret for its signature, but the secret cannot be used ({error}). Fix "
+            f"the secret file, or set {ENVIRONMENT}."
         ) from error
     return secret
 
@@ -154,10 +155,11 @@ def _read(path: Path) -> bytes | None:
         return None
     finally:
         os.close(folder)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(fd)
+        raise OSError(f"{path} is not a regular file; remove it")
     with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is not a regular file; remove it")
         why = other_owner(path, status)
         if why is not None:
             raise OSError(f"{why}: set HOME to your home directory")
@@ -166,8 +168,8 @@ def _read(path: Path) -> bytes | None:
         secret = file.read(4096).strip()
     if len(secret) < 32:
         raise OSError(
-            f"{path} is damaged: restore it from a backup, or pickles sealed with it cannot be "
-            "loaded"
+            f"{path} is damaged: it has less than 32 bytes. Restore it from a backup; pickles "
+            "signed with the lost secret cannot be loaded"
         )
     return secret
 

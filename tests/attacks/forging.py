@@ -6,7 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 
 
 class Poison:

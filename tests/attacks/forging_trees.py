@@ -6,7 +6,7 @@ import stat
 import struct
 from typing import Any
 
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.objects.object_format import BLOB, TerminalRef, make_object
 from agent_checkpoint.store.objects.references import ObjectRef
 from agent_checkpoint.workspace.tree.tree_format import CHUNKS, DIRECTORY, WIDE, ContentHash

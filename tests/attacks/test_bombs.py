@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, IntegrityError, MemoryBackend, StateError
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.objects import compression, reader
 from agent_checkpoint.store.objects.object_format import BLOB, LEAF, NODE, TEXT, make_object
 from agent_checkpoint.store.objects.varint import write_varint
@@ -24,7 +24,7 @@ PREAMBLE = """
     import hashlib, resource, sys, zlib
     from agent_checkpoint import CheckpointManager, IntegrityError, MemoryBackend
     from agent_checkpoint.store.objects import compression
-    from agent_checkpoint.store.entries import seal_entry
+    from agent_checkpoint.store.checkpoint_entries import seal_entry
     from agent_checkpoint.store.objects.object_format import *
     from agent_checkpoint.store.objects.varint import write_varint
 

@@ -11,7 +11,7 @@ import pytest
 from agent_checkpoint import CheckpointError, CheckpointManager, IntegrityError, StateError
 from agent_checkpoint.store import canonical_json
 from agent_checkpoint.store.canonical_json import read_json
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from tests.exact import decode_state
 
 RECORD: "dict[str, Any]" = {

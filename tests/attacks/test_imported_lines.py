@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError, Session, Workspace
-from agent_checkpoint.agents.tracked_dir import TrackedDir
-from agent_checkpoint.workspace.tree_names import key_of
+from agent_checkpoint.agents.tracked_dir import open_tracked
+from agent_checkpoint.workspace.directory_key import key_of
 from tests.cli.world import opened, run
 
 HOOK = ".git/hooks/post-checkout"
@@ -78,7 +78,7 @@ def test_an_import_says_what_it_brought_and_that_it_owns_nothing(archive: Path, 
     done = run("import", archive)
     assert "1 checkpoint" in done.out
     assert f"It claims the directory {mine}" in done.out
-    assert "not bound to any directory" in done.out
+    assert "not bound to any of your directories" in done.out
     row = run("keys", "--json").data[0]
     assert (row["foreign"], row["directory"]) == (True, None)
 
@@ -160,7 +160,7 @@ def test_a_seal_of_ones_own_vouches_for_nothing_in_an_archive(mine: Path, tmp_pa
         manager.export_archive(tmp_path / "job.ckpt", "job")
     with CheckpointManager(backend="sqlite", path=tmp_path / "new") as manager:
         manager.import_archive(tmp_path / "job.ckpt")
-        with pytest.raises(InvalidInputError, match="not sealed with your secret"):
+        with pytest.raises(InvalidInputError, match="not signed with your secret"):
             Session("job", store=manager)
     assert run("--store", tmp_path / "new", "tasks", at=work).status == 3
 
@@ -217,7 +217,7 @@ def test_a_line_of_another_secret_does_not_vanish(
         for typed in (("log",), ("restore", "@1"), ("diff",)):
             told = run(*typed, at=mine)
             assert told.status == 3
-            assert "sealed under another secret" in told.err
+            assert "no valid signature under your secret" in told.err
             assert f"save --mine {key}" in told.err
         other = run("save", at=mine)
         assert f"save --mine {key}" in other.out
@@ -250,7 +250,7 @@ def test_a_session_of_another_host_takes_over_no_directory(
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-1")
     Session("job", workspace=mine).close()
     monkeypatch.setenv("AGENT_CHECKPOINT_HOST", "web-2")
-    with pytest.raises(InvalidInputError, match="not sealed with your secret"):
+    with pytest.raises(InvalidInputError, match="not signed with your secret"):
         Session("job")
     with pytest.raises(InvalidInputError, match="which is not empty"):
         Session("job", workspace=mine)
@@ -299,7 +299,7 @@ def test_a_line_that_version_0_1_imported_and_continued_is_not(
     with opened() as manager:
         manager.import_archive(archive)
         with version_0_1(monkeypatch):
-            TrackedDir(mine, manager.store, key_of(mine)).snapshot()
+            open_tracked(mine, manager.store, key_of(mine)).snapshot()
     assert "imported" in run("restore", "@1", "--yes", at=mine).err
     assert not (mine / HOOK).exists()
 

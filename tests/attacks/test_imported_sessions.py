@@ -100,9 +100,7 @@ def test_a_request_that_was_imported_is_not_in_the_way_of_ones_own(
             deploy("v1")
         name = waiting.value.approval_id
         with CheckpointManager(backend="sqlite", path=tmp_path / "a") as other:
-            monkeypatch.setattr(
-                "agent_checkpoint.session.effects.approval_gate.new_request_id", lambda: name
-            )
+            monkeypatch.setattr("agent_checkpoint.session.tool_runner.new_request_id", lambda: name)
             with pytest.raises(Suspended), Session("aa", store=other):
                 deploy("evil")
             other.export_archive(tmp_path / "evil.ckpt", "aa")
@@ -186,7 +184,7 @@ def test_no_import_gets_the_ledger_of_a_session_here(
     with CheckpointManager(backend=backend, path=tmp_path / "b") as manager:
         with Session("job", store=manager) as session:
             book("hotel")
-            family = session._record.family
+            family = session._state.record.family
         manager.export_archive(tmp_path / "seen.ckpt", "job")
         with CheckpointManager(backend="sqlite", path=tmp_path / "a") as other:
             if how == "with a ledger":
@@ -213,11 +211,12 @@ def test_no_import_gets_the_ledger_of_a_session_here(
         ]
         assert not [entry for entry in records if b"a later secret" in entry]
         with Session("evil", store=manager) as session:
-            assert session._record.family != family
+            assert session._state.record.family != family
             session.rollback(to="evil@1", effects="compensate")
         assert UNDONE == []
         with Session("job", store=manager) as session:
-            assert [effect.status for effect in session._ledger.all_effects()] == ["committed"] * 2
+            known = session._state.ledger.all_effects()
+            assert [effect.status for effect in known] == ["committed"] * 2
         assert manager.verify().ok
 
 
@@ -228,9 +227,9 @@ def test_a_session_that_comes_back_knows_what_it_did(tmp_path: Path) -> None:
         manager.export_archive(tmp_path / "seen.ckpt", "job")
         with Session("job", store=manager) as session:
             book("flight")
-            family = session._record.family
+            family = session._state.record.family
         manager.delete("job")
         manager.import_archive(tmp_path / "seen.ckpt")
         with Session("job", store=manager) as session:
-            assert session._record.family == family
+            assert session._state.record.family == family
             assert any("flight" in notice for notice in session.notices)

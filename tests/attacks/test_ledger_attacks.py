@@ -19,8 +19,8 @@ from agent_checkpoint import (
     list_sessions,
     tool,
 )
-from agent_checkpoint.store.entries import seal_entry
-from agent_checkpoint.store.ledger.ledger import PREFIX
+from agent_checkpoint.store.checkpoint_entries import seal_entry
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
 
 
 @tool(effect="idempotent", key=lambda to: to)
@@ -116,7 +116,7 @@ class Place:
                 self.start = session.save()
                 mail("ann")
                 self.waiting[key] = _ask("ann")
-        self.stream = PREFIX + session._ledger.lineage
+        self.stream = PREFIX + session._state.ledger.lineage
 
     def forge(self, what: str, record: "dict[str, Any]") -> int:
         """Append a record with a right hash, whatever is in it, and return its number."""
@@ -280,7 +280,7 @@ def test_the_effects_arguments_that_are_none(place: Place) -> None:
     place.forge("started", {**started, "kind": "reversible"})
     with Session("job", store=place.manager) as session:
         assert len(session.notices) == 1
-        session._effects.verify_unknown()
+        session._state.effects.verify_unknown()
         session.resolve("e", happened=True)
         with pytest.raises(CheckpointError):
             session.rollback(to=place.start, effects="compensate")

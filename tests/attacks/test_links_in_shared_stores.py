@@ -13,8 +13,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, StorageError
 from agent_checkpoint.backends import file_sequence
-from agent_checkpoint.backends.disk.posix import open_single_link
-from agent_checkpoint.backends.disk.reserve import SIZE, Reserve
+from agent_checkpoint.backends.os_support.posix import open_single_link
+from agent_checkpoint.backends.os_support.reserve import SIZE, Reserve
 from agent_checkpoint.store.archive.importer import _this_process
 from agent_checkpoint.store.import_journal import begin_import
 

@@ -270,9 +270,9 @@ def test_the_hook_says_that_a_root_is_a_store(work: Scene) -> None:
     work.tool(1)
     assert work.history(CLAUDE) == []
     for text in (work.log, work.command("hook", "status")):
-        assert f"{work.workspace}' is a store itself" in text
-    assert "is a store itself" in work.command("save", status=1)
-    with pytest.raises(WorkspaceError, match="is a store itself"):
+        assert f"{work.workspace}' is a store and cannot be a workspace" in text
+    assert "is a store and cannot be a workspace" in work.command("save", status=1)
+    with pytest.raises(WorkspaceError, match="is a store and cannot be a workspace"):
         Workspace(work.workspace, CheckpointManager().store).snapshot()
 
 
@@ -356,7 +356,7 @@ def test_what_stands_where_restores_are_staged_blocks_nothing(
         (notice,) = ws.notices
         (aside,) = place.glob(f"{STAGED}*")
         assert aside.name in notice
-        assert "not created by a restore of yours" in notice
+        assert "not created by a restore of this user" in notice
     with Workspace(place, own.store, watch=watch) as again:
         assert again.notices == []
         again.restore(tree, paths=["src"])
@@ -409,9 +409,9 @@ def test_the_hook_and_the_command_tell_of_it(work: Scene) -> None:
     (work.workspace / STAGED / "x").mkdir(parents=True)
     work.tool(1)
     assert len(work.history(CLAUDE)) == 1
-    assert "not created by a restore of yours" in work.log
+    assert "not created by a restore of this user" in work.log
     (work.workspace / STAGED / "y").mkdir(parents=True)
-    assert "not created by a restore of yours" in work.command("save")
+    assert "not created by a restore of this user" in work.command("save")
     assert len(list(work.workspace.glob(f"{STAGED}.found-*"))) == 2
 
 

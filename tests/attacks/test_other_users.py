@@ -24,7 +24,7 @@ from agent_checkpoint import (
 from agent_checkpoint.backends.file import FileBackend
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.seal import check_seal, is_own_claim, make_seal, seal_claim
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries
 from agent_checkpoint.workspace.fork.materialized import open_materialized
@@ -119,7 +119,7 @@ class TestSecret:
     def test_one_in_a_directory_that_others_may_write_is_refused(
         self, config: Path, mode: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: False)
+        monkeypatch.setattr("agent_checkpoint.file_trust._is_private_group", lambda gid: False)
         make_seal(b"said")
         config.chmod(mode)
         with pytest.raises(StateError, match="can write"):
@@ -206,7 +206,7 @@ class TestStores:
         words: str,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: False)
+        monkeypatch.setattr("agent_checkpoint.file_trust._is_private_group", lambda gid: False)
         store = tmp_path / "store"
         store.mkdir()
         store.chmod(mode)
@@ -231,7 +231,7 @@ class TestStores:
     def test_the_group_of_the_user_alone_may_write(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("agent_checkpoint.file_ownership._is_private_group", lambda gid: True)
+        monkeypatch.setattr("agent_checkpoint.file_trust._is_private_group", lambda gid: True)
         store = tmp_path / "store"
         store.mkdir()
         store.chmod(0o775)  # by a umask of 002
@@ -342,7 +342,9 @@ class TestSharedStores:
             with monkeypatch.context() as patch:
                 patch.setenv("AGENT_CHECKPOINT_SECRET", "the secret of somebody else, also long")
                 shared.save("k", {"x": 2})
-        with pytest.raises(UntrustedDataError, match=r"'k@2' is not sealed under your secret"):
+        with pytest.raises(
+            UntrustedDataError, match=r"'k@2' has no valid signature under your secret"
+        ):
             shared.state_dict("k")
         for use in (
             lambda: shared.fork("k", "new"),
@@ -353,7 +355,7 @@ class TestSharedStores:
                 use()
         newest, first = shared.history("k")
         assert newest["kind"] == "unreadable"
-        assert "not sealed" in newest["error"]
+        assert "no valid signature" in newest["error"]
         assert first["id"] == good
         assert shared.state_dict("k", checkpoint_id=good) == {"x": 1}
         assert [problem.checkpoint for problem in shared.verify().problems] == ["k@2"]
@@ -391,7 +393,7 @@ class TestSharedStores:
             manager.save("old", {"x": 1})
         with CheckpointManager(backend="sqlite", path=store, shared=True) as manager:
             manager.save("new", {"x": 2})
-            with pytest.raises(UntrustedDataError, match="export the key from the copy"):
+            with pytest.raises(UntrustedDataError, match="exported from a copy of the store"):
                 manager.state_dict("old")
             assert manager.list_keys() == ["new", "old"]
         with CheckpointManager(backend="sqlite", path=store) as manager:
@@ -419,7 +421,7 @@ class TestSharedStores:
             for entry in read_entries(shared.store.backend, stream)
         )
         rewrite(shared, stream, unsealed)
-        with pytest.raises(UntrustedDataError, match=r"Record .* is not sealed"):
+        with pytest.raises(UntrustedDataError, match=r"Record .* has no valid signature"):
             Ledger(shared.store, stream[len("fx/") :]).refresh()
         with pytest.raises(UntrustedDataError), Session("s", store=shared):
             pass
@@ -434,7 +436,7 @@ class TestSharedStores:
         (config / "secret").write_text("0" * 64)
         (config / "secret").chmod(0o600)
         give(config / "secret")
-        with pytest.raises(StateError, match=r"store needs your secret.*owned by uid.*Set AG"):
+        with pytest.raises(StateError, match=r"store requires your secret.*owned by uid.*set AG"):
             shared.save("k", {"x": 1})
 
     @needs_root

@@ -49,7 +49,7 @@ def test_it_is_found_where_two_chunks_of_a_file_meet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_reader, "CHUNKED_FROM", 10)
-    monkeypatch.setattr(chunking, "_is_installed", lambda: False)
+    monkeypatch.setattr(chunking, "is_installed", lambda: False)
     monkeypatch.setattr(chunking, "_CHUNK", 32)
     root = tmp_path / "repo"
     root.mkdir()

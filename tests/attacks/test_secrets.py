@@ -29,7 +29,7 @@ from agent_checkpoint import (
     UntrustedDataError,
     register_migration,
 )
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from tests.attacks.forging import forge, pickle_tag
 
 # Put together here, so that a traceback that shows lines of this file does not show it.

@@ -198,7 +198,7 @@ def test_the_bound_is_one_of_all_that_there_is_to_go_through(ws, forger, monkeyp
     for most, is_refused in ((100_000, False), (50_000, True)):
         monkeypatch.setattr(tree_limits, "MAX_TREE_BYTES", most)
         if is_refused:
-            with pytest.raises(IntegrityError, match="limit of entries"):
+            with pytest.raises(IntegrityError, match="decode limit"):
                 ws.restore(tree, dry_run=True)
         else:
             assert len(ws.restore(tree, dry_run=True).write) == 200

@@ -168,7 +168,7 @@ def test_a_forged_journal_is_not_obeyed_wherever_its_store_is(tmp_path, monkeypa
             (staging / "journal").write_text(json.dumps({**journal._asdict(), "seal": seal}))
             monkeypatch.chdir(place)
             with Workspace(place, evil.store if where == "given" else None) as ws:
-                assert "not created by a restore of yours" in ws.notices[0]
+                assert "not created by a restore of this user" in ws.notices[0]
                 assert ws.recovered is None
         assert not (place / ".git").exists()
 
@@ -217,9 +217,12 @@ def test_a_store_is_no_workspace(tmp_path, backend):
     with CheckpointManager(backend=backend, path=tmp_path) as manager:
         with Workspace(tmp_path, manager.store) as ws:
             for _ in range(2):
-                with pytest.raises(WorkspaceError, match="is a store itself"):
+                with pytest.raises(WorkspaceError, match="is a store and cannot be a workspace"):
                     ws.snapshot()
-        with Workspace(tmp_path) as ws, pytest.raises(WorkspaceError, match="is a store itself"):
+        with (
+            Workspace(tmp_path) as ws,
+            pytest.raises(WorkspaceError, match="is a store and cannot be a workspace"),
+        ):
             manager.save("key", {"workspace": ws})
     assert (tmp_path / "a").read_bytes() == b"one"
 

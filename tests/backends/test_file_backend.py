@@ -9,8 +9,10 @@ import threading
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend
-from agent_checkpoint.backends.disk.posix import store_lock, write_new
+from agent_checkpoint.backends import file
 from agent_checkpoint.backends.file_names import directory_name
+from agent_checkpoint.backends.os_support import posix
+from agent_checkpoint.backends.os_support.posix import store_lock, write_new
 from agent_checkpoint.errors import ConflictError, StorageError
 from agent_checkpoint.records import Entry
 
@@ -31,6 +33,36 @@ def open_umask():
 
 def mode(path):
     return stat.S_IMODE(path.lstat().st_mode)
+
+
+# -- durable order -------------------------------------------------------------------------------
+
+
+def test_each_name_is_durable_before_the_next_one_appears(backend, monkeypatch):
+    """Not only written in order: a machine that loses power keeps any names that are not synced."""
+    objects = {hashlib.sha256(data).hexdigest(): data for data in (b"1", b"2", b"3", b"4")}
+    ids = list(objects)
+    backend.put_objects({ids[1]: b"2"})
+    calls = []
+    link, sync = os.link, file.sync_directory
+
+    def sync_directory(path):
+        calls.append(path)
+        sync(path)
+
+    monkeypatch.setattr(os, "link", lambda old, new: calls.append(new) or link(old, new))
+    monkeypatch.setattr(file, "sync_directory", sync_directory)
+    monkeypatch.setattr(posix, "sync_directory", sync_directory)
+    backend.append("key/a", b"entry", objects=objects)
+    paths = [backend.path / "objects" / name[:2] / name for name in ids]
+    steps = [call for call in calls if call in (*paths, *(path.parent for path in paths))]
+    one, two, three, four = paths
+    assert steps == [
+        *(one, one.parent, two.parent),  # the second was there, perhaps not yet durable
+        *(three, three.parent),
+        *(four, four.parent),
+    ]
+    assert calls.index(four.parent) < calls.index(backend.path / "a" / "1.json")
 
 
 # -- layout --------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend
-from agent_checkpoint.backends.disk.posix import wrap_os_errors
+from agent_checkpoint.backends.os_support.posix import wrap_os_errors
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.records import Entry
 
@@ -110,7 +110,9 @@ def test_a_read_only_store_can_be_read():
             assert manager.list_keys() == ["Session"]
             assert len(manager.history("Session")) == 1
             assert manager.verify().ok
-            with pytest.raises(StorageError, match="Check who owns the store") as caught:
+            with pytest.raises(
+                StorageError, match="Check the owner and the permissions of the store"
+            ) as caught:
                 manager.save("Session", {"x": 2})
             assert not caught.value.retryable
             assert isinstance(caught.value.__cause__, PermissionError)
@@ -182,15 +184,15 @@ def test_too_many_open_files_is_worth_a_retry(backend):
 @pytest.mark.parametrize(
     ("number", "advice", "retryable"),
     [
-        (errno.ENOSPC, "Free some space; what was saved before is intact.", False),
-        (errno.EDQUOT, "Free some of your quota; what was saved before is intact.", False),
+        (errno.ENOSPC, "Free some space. Existing checkpoints are intact.", False),
+        (errno.EDQUOT, "Free some of your disk quota. Existing checkpoints are intact.", False),
         (
             errno.EROFS,
-            "Reading works. To save, restore or delete, copy the store to a directory that you "
-            "can write, and use the copy.",
+            "Reading works. To save, restore or delete, copy the store to a writable "
+            "directory, and use the copy.",
             False,
         ),
-        (errno.EACCES, "Check who owns the store.", False),
+        (errno.EACCES, "Check the owner and the permissions of the store.", False),
         (errno.EMFILE, "", True),
         (errno.ENOLCK, "", True),
         (errno.EIO, "", False),

@@ -11,7 +11,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest, MemoryBackend
 from agent_checkpoint.backends import file as file_module
-from agent_checkpoint.backends.disk.posix import store_lock
+from agent_checkpoint.backends.os_support.posix import store_lock
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.records import Entry
 
@@ -181,7 +181,7 @@ def take(lock):
 def test_a_killed_deleter_leaves_the_gate_open(tmp_path):
     source = (
         "import os, pathlib, signal, sys\n"
-        "from agent_checkpoint.backends.disk.posix import store_lock\n"
+        "from agent_checkpoint.backends.os_support.posix import store_lock\n"
         "with store_lock(pathlib.Path(sys.argv[1]), exclusive=True):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -20,7 +20,7 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.backends.disk.reserve import SIZE
+from agent_checkpoint.backends.os_support.reserve import SIZE
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import Connections
 from tests.backends.full_disks import KINDS, fill, small_disk, use_up_inodes
@@ -229,7 +229,7 @@ def test_others_read_meanwhile(disk):
 
 KILLED = """
 import os, sys
-from agent_checkpoint.backends.disk import reserve
+from agent_checkpoint.backends.os_support import reserve
 from agent_checkpoint.backends import sqlite_connections, sqlite_space
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.backends.sqlite_connections import Connections
@@ -321,7 +321,9 @@ def test_a_purge_says_how_much_room_it_needs(disk):
         backend.append("key/a", os.urandom(90_000))
     backend.close()
     fill(disk)
-    with pytest.raises(StorageError, match=r"takes up to [0-9,]+ bytes, of which [0-9,]+ are free"):
+    with pytest.raises(
+        StorageError, match=r"needs up to [0-9,]+ bytes on its file system, where [0-9,]+ are free"
+    ):
         backend.scrub()
     backend.close()
     backend.remove("key/a", range(1, 55))

@@ -15,7 +15,7 @@ from agent_checkpoint import (
     StorageError,
 )
 from agent_checkpoint.backends import file_sequence
-from agent_checkpoint.backends.disk.reserve import SIZE, Reserve
+from agent_checkpoint.backends.os_support.reserve import SIZE, Reserve
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from tests.backends.full_disks import KINDS, fill, small_disk
 
@@ -218,7 +218,7 @@ def test_a_mark_goes_when_its_number_can_be_written(tmp_path, monkeypatch):
                 file_sequence, "scan_directory", in_order(file_sequence.scan_directory, turned)
             )
             assert [entry.seq for entry in backend.read("key/a")] == [1, 2, 5]
-        with pytest.raises(ConflictError, match="is at entry 5, not at 2"):
+        with pytest.raises(ConflictError, match="is 5, expected 2"):
             backend.append("key/a", b"z", after=2)
     backend.remove("key/a", [5])
     assert sorted(os.listdir(folder)) == ["1.json", "2.json", "last"]

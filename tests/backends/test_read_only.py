@@ -39,7 +39,7 @@ def check_reading(manager):
 
 def check_refused(manager):
     for change in (lambda: manager.save("a", {"n": 3}), lambda: manager.delete("a", "a@2")):
-        with pytest.raises(StorageError, match="copy the store to a directory that you can write"):
+        with pytest.raises(StorageError, match="copy the store to a writable directory"):
             change()
 
 
@@ -96,7 +96,7 @@ def test_the_log_of_a_killed_process_on_it(disk):
             assert manager.state_dict("a") == {"n": 1}
             assert manager.verify().ok
         cut = CheckpointManager(backend="sqlite", path=disk / "without shared memory")
-        with pytest.raises(StorageError, match=r"left a WAL.*Copy the directory"):
+        with pytest.raises(StorageError, match=r"there is a write-ahead log.*Copy the directory"):
             cut.state_dict("a")
         cut.close()
     with CheckpointManager(backend="sqlite", path=disk / "without shared memory") as manager:

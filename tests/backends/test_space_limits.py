@@ -6,9 +6,8 @@ import os
 import pytest
 
 from agent_checkpoint import CheckpointManager, FileBackend, KeepLatest, StorageError
-from agent_checkpoint.backends.base import SupportsScrub
-from agent_checkpoint.backends.disk import space_limits as limits_module
-from agent_checkpoint.backends.disk.space_limits import SpaceLimits
+from agent_checkpoint.backends.os_support import space_limits as limits_module
+from agent_checkpoint.backends.os_support.space_limits import SpaceLimits
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 
 MANY = 1 << 60  # more bytes than any disk has
@@ -67,7 +66,7 @@ def test_the_free_bytes_are_those_of_the_file_system(tmp_path, monkeypatch):
     limits = SpaceLimits(tmp_path, min_free=100, max_bytes=None)
     monkeypatch.setattr(limits_module, "disk_space", lambda path: (110, 10**6))
     limits.check({}, b"x" * 10)
-    with pytest.raises(StorageError, match="has 110 bytes free, 11 are to be written"):
+    with pytest.raises(StorageError, match="has 110 bytes free, and 11 more would leave less"):
         limits.check({"id": b"123456"}, b"12345")
     SpaceLimits(tmp_path, min_free=0, max_bytes=None).check({}, b"x" * 1000)
 
@@ -82,7 +81,7 @@ def test_a_store_does_not_grow_beyond_its_size(tmp_path, kind):
             stored += 1
     assert stored > 50
     assert f"max_bytes={most:,}" in str(caught.value)
-    assert "are free on the file system" in str(caught.value)
+    assert "The file system has" in str(caught.value)
     assert "Run prune and gc" in str(caught.value)
     assert len(backend.read("key/a")) == stored
     # The advice helps, in the same process and in a new one.
@@ -144,8 +143,8 @@ def test_limits_change_nothing_else(tmp_path):
     assert isinstance(file.store.backend, FileBackend)
     assert file.store.backend.readable
     assert file.store.backend.path == tmp_path / "file"
-    assert not isinstance(file.store.backend, SupportsScrub)
-    assert isinstance(sqlite.store.backend, SupportsScrub)
+    assert not file.store.backend.properties.can_scrub
+    assert sqlite.store.backend.properties.can_scrub
     for manager in (file, sqlite):
         for number in range(3):
             manager.save("a", {"n": number})

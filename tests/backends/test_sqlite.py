@@ -18,7 +18,7 @@ from agent_checkpoint import (
     StorageError,
 )
 from agent_checkpoint.backends import sqlite as sqlite_module
-from agent_checkpoint.backends.disk.mounts import network_file_system
+from agent_checkpoint.backends.os_support.mounts import network_file_system
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 from agent_checkpoint.testing import BackendMachine, BackendTests
 
@@ -122,7 +122,7 @@ def test_bad_options_are_refused(tmp_path):
     with pytest.raises(InvalidInputError, match="'full' or 'fast'"):
         SQLiteBackend(tmp_path, durability="none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidInputError, match="not a directory"):
+    with pytest.raises(InvalidInputError, match="store is a directory"):
         SQLiteBackend(tmp_path / "file")
 
 
@@ -171,7 +171,7 @@ def test_a_newer_schema_is_refused(backend):
     db = sqlite3.connect(backend.path / "store.db", isolation_level=None)
     db.execute("PRAGMA user_version=9")
     db.close()
-    with pytest.raises(FormatError, match="schema 9"):
+    with pytest.raises(FormatError, match="schema version 9"):
         backend.read("key/k")
 
 
@@ -191,13 +191,13 @@ def test_a_network_file_system_is_refused(tmp_path, monkeypatch):
     table.write_text(
         "1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 0:5 / /mnt/with\\040space rw - nfs4 host:/x rw\n"
     )
-    monkeypatch.setattr("agent_checkpoint.backends.disk.mounts.TABLE", table)
+    monkeypatch.setattr("agent_checkpoint.backends.os_support.mounts.TABLE", table)
     assert network_file_system(Path("/mnt/with space/store")) == "nfs4"
     assert network_file_system(Path("/mnt/other")) is None
     monkeypatch.setattr(sqlite_module, "network_file_system", lambda path: "nfs4")
     with pytest.raises(InvalidInputError, match=r"network file system \(nfs4\)"):
         SQLiteBackend(tmp_path / "store")
-    monkeypatch.setattr("agent_checkpoint.backends.disk.mounts.TABLE", tmp_path / "none")
+    monkeypatch.setattr("agent_checkpoint.backends.os_support.mounts.TABLE", tmp_path / "none")
     assert network_file_system(Path("/mnt/with space/store")) is None
 
 

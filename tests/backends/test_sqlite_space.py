@@ -12,7 +12,6 @@ import pytest
 
 from agent_checkpoint import FileBackend, MemoryBackend, StorageError
 from agent_checkpoint.backends import sqlite_space
-from agent_checkpoint.backends.base import SupportsScrub
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 
 MEGABYTE = 1 << 20
@@ -283,7 +282,7 @@ def test_scrubbing_while_somebody_reads_is_refused(backend, monkeypatch):
         db.execute("SELECT count(*) FROM objects").fetchone()
         # It must see the state of now also when others write, so its pages cannot be overwritten.
         backend.append("key/0", b"next")
-        with pytest.raises(StorageError, match="others read from it right now") as caught:
+        with pytest.raises(StorageError, match="another connection is reading it") as caught:
             backend.scrub()
         db.execute("COMMIT")
     assert caught.value.retryable
@@ -301,6 +300,6 @@ def test_a_store_that_is_not_there_needs_no_scrubbing(tmp_path):
 
 
 def test_who_scrubs_says_so(backend, tmp_path):
-    assert isinstance(backend, SupportsScrub)
-    assert not isinstance(MemoryBackend(), SupportsScrub)
-    assert not isinstance(FileBackend(tmp_path), SupportsScrub)
+    assert backend.properties.can_scrub
+    assert not MemoryBackend().properties.can_scrub
+    assert not FileBackend(tmp_path).properties.can_scrub

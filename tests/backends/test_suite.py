@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_a_forgotten_hook_is_loud(tmp_path):
     """Not a class that pytest passes over."""
     done = run_pytest(tmp_path, SUITE, "-k", "counts or numbers_count or any_name", "--tb=line")
     assert done.returncode == 1
-    assert "TestMine lacks the hooks raw_object." in done.stdout
+    assert "TestMine does not implement the hooks raw_object." in done.stdout
     assert "passed" not in done.stdout.splitlines()[-1]
 
 
@@ -68,7 +69,7 @@ def test_a_failed_assert_of_the_suite_shows_both_sides(tmp_path):
 
 
 def test_a_machine_without_hooks_is_refused():
-    with pytest.raises(TypeError, match="lacks the hooks make, reopen"):
+    with pytest.raises(TypeError, match="does not implement the hooks make, reopen"):
         BackendMachine()
 
 
@@ -189,3 +190,57 @@ class Late(MemoryBackend):
 def test_the_suite_finds_a_broken_sweep(broken, test):
     with pytest.raises(AssertionError):
         getattr(BackendTests(), test)(broken())
+
+
+BROKEN = """
+from tests.backends.broken_openers import Snapshotting, TrustingCache
+from tests.backends.broken_order import ChildrenFirst, EntryFirst, ParentsFirst
+from agent_checkpoint import FileBackend
+from agent_checkpoint.testing import BackendTests
+
+class TestMine(BackendTests):
+    def make(self, place):
+        return MAKE
+    def reopen(self, backend):
+        return backend.reopened()
+    def raw_entry(self, backend, stream, seq):
+        return next((e.data for e in backend.read(stream) if e.seq == seq), None)
+    def raw_object(self, backend, object_id):
+        return backend.get_objects([object_id]).get(object_id)
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "losing"),
+    [
+        ("Snapshotting(place / 'store')", 7),
+        ("TrustingCache(FileBackend(place / 'store'))", 1),
+    ],
+)
+def test_the_suite_finds_a_backend_that_loses_data_between_openers(tmp_path, make, losing):
+    """The tests with one instance at a time do not."""
+    failed = failed_tests(tmp_path, make)
+    assert len(failed) == losing, failed
+    assert all("opener" in name for name in failed), failed
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        ("ParentsFirst", "test_killed_in_put_objects"),
+        ("EntryFirst", "test_killed_in_append"),
+        ("ChildrenFirst", "test_killed_in_delete_objects"),
+    ],
+)
+def test_the_suite_finds_a_backend_that_writes_in_another_order(tmp_path, broken, test):
+    """Only if a process is killed between two writes does it matter."""
+    failed = failed_tests(tmp_path, f"{broken}(place / 'store')", "-k", "killed or objects")
+    assert failed == [test]
+
+
+def failed_tests(tmp_path, make, *options):
+    source = BROKEN.replace("MAKE", make)
+    found = ("-o", f"pythonpath={Path(__file__).parents[2]}")
+    done = run_pytest(tmp_path, source, "-rf", "--tb=no", *found, *options)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    return [line.split("::")[-1].split()[0] for line in lines]

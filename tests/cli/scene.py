@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import agent_checkpoint
 from agent_checkpoint import CheckpointManager
-from agent_checkpoint.agents.hook.client import FILE
+from agent_checkpoint.agents.hook.protocol import CLIENT
 
 EVENTS = Path(__file__).with_name("events")
 PACKAGE = Path(agent_checkpoint.__file__).parent
@@ -27,7 +27,7 @@ class Scene:
         self.workspace = place / "project"
         self.transcript = place / "transcript.jsonl"
         self.home = place / "checkpoints"
-        self.client = Path(FILE)
+        self.client = Path(CLIENT)
         (self.workspace / "src").mkdir(parents=True)
         (self.workspace / ".git").mkdir()
         (self.workspace / "src" / "app.py").write_text("print('old')\n")

@@ -33,7 +33,9 @@ def test_a_directory_that_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ran = run("demo", "--in", ".", at=tmp_path)
     assert (ran.status, ran.out) == (2, "")
-    assert ran.err == f"agent-checkpoint: {tmp_path} is not empty: choose a new directory.\n"
+    assert (
+        ran.err == f"agent-checkpoint: {tmp_path} is not empty. Choose an empty or new directory.\n"
+    )
     ran = run("demo", "--in", "file", at=tmp_path)
     assert ran.status == 2
     assert "(File exists)" in ran.err
@@ -48,5 +50,5 @@ def test_a_directory_that_cannot_be_written(
     monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
     ran = run("demo", "--in", "kept", at=tmp_path)
     assert ran.status == 2
-    assert f"{tmp_path / 'kept'} is not writable: choose another directory." in ran.err
+    assert f"{tmp_path / 'kept'} is not writable. Choose another directory." in ran.err
     assert "Error" not in ran.err

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session
-from agent_checkpoint.workspace.tree_names import key_of
+from agent_checkpoint.workspace.directory_key import key_of
 from tests.cli.test_tracked_dir import kinds
 from tests.cli.world import run
 

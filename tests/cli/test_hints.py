@@ -1,12 +1,16 @@
 """Commands and names that are shown to be typed: the store, short forms, what may be meant."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
 
 import pytest
 
-from agent_checkpoint.present.lanes import LaneNode, draw_lanes
+import agent_checkpoint
+from agent_checkpoint.cli.hints import HINTS, error_text
+from agent_checkpoint.errors import Hint, NotFoundError, UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.present.graph_lanes import LaneNode, draw_lanes
 from tests.cli.world import opened, run, run_process
 
 
@@ -208,7 +212,7 @@ def test_nothing_of_a_difference_is_cut_in_a_pipe() -> None:
 def test_one_is_not_many(repo: Path) -> None:
     (repo / "app.py").write_text("broken\n")
     told = run("restore", "@1", "--dry-run", at=repo).out
-    assert "1 of these was never saved; the safety checkpoint has it." in told
+    assert "1 of these was never saved; it is saved in a safety checkpoint first." in told
 
 
 def test_a_rollback_without_files_to_change_does_not_say_nothing_to_do(session: Path) -> None:
@@ -238,3 +242,69 @@ def test_log_after_prune_draws_a_fork_beside(tmp_path: Path) -> None:
     lines = run("log", "run").out.splitlines()
     assert lines[0].startswith("● @4")
     assert lines[1].startswith("  ⑂ try@1")
+
+
+def hints_in_source() -> "dict[str, set[str]]":
+    """The codes of all hints in the source, and the names of their values."""
+    found: dict[str, set[str]] = {}
+    for source in Path(agent_checkpoint.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Hint":
+                for code in node.args[1:]:
+                    assert isinstance(code, ast.Constant), "a hint code is a literal"
+                    found.setdefault(code.value, set()).update(
+                        str(item.arg) for item in node.keywords
+                    )
+    return found
+
+
+def test_the_command_has_a_text_for_every_hint_with_its_values() -> None:
+    hints = hints_in_source()
+    assert set(hints) == set(HINTS)
+    for code, names in hints.items():
+        HINTS[code].format(run="agent-checkpoint", **dict.fromkeys(names, "x"))
+
+
+def told(hint: Hint, store: "str | None" = None) -> str:
+    return error_text(WorkspaceError("It failed.", hint=hint), store)
+
+
+def test_the_command_speaks_of_commands() -> None:
+    lists = Hint("list_keys() lists all keys.", "list_keys")
+    assert told(lists) == "It failed. `agent-checkpoint keys` lists all keys."
+    assert told(lists, "a b") == "It failed. `agent-checkpoint --store 'a b' keys` lists all keys."
+    resolve = Hint("…", "resolve", effect="3f")
+    assert "`agent-checkpoint effects resolve 3f --happened`, or `--not`" in told(resolve)
+    assert told(Hint("Retry.")) == "It failed. Retry."
+    assert error_text(WorkspaceError("It failed.")) == "It failed."
+    assert error_text(OSError("no")) == "OSError: no"
+
+
+def test_values_of_a_hint_are_quoted_for_a_shell() -> None:
+    hint = Hint("…", "history", key="a `{run}` $(b)")
+    shown = told(hint, "s")
+    assert shown.endswith(
+        "`agent-checkpoint --store s log 'a `{run}` $(b)'` lists its checkpoints."
+    )
+
+
+def test_force_is_offered_where_the_command_has_it() -> None:
+    error = UnsafeWorkspaceError("Too large.", hint=Hint("…", "force"))
+    assert error_text(error, can_force=True).endswith("or pass --force.")
+    assert error_text(error) == "Too large. Use the directory of one project."
+
+
+def test_both_the_meant_form_and_the_list_are_shown(repo: Path) -> None:
+    ran = run("show", "17", at=repo)
+    assert ran.status == 3
+    assert "@17" in ran.err
+    assert "`agent-checkpoint keys`" in ran.err
+
+
+def test_a_missing_checkpoint_of_a_key(repo: Path) -> None:
+    with opened() as manager:
+        manager.save("my run", {"n": 1})
+        with pytest.raises(NotFoundError, match=r"history\('my run'\) lists its checkpoints"):
+            manager.state_dict("my run", "my run@9")
+    ran = run("show", "my run@9")
+    assert suggested(ran.err) == [["log", "my run"]]

@@ -12,7 +12,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager
 from agent_checkpoint.agents.session_note import read_note
-from agent_checkpoint.workspace.tree_names import tree_in
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from tests.cli.scene import EVENTS, Scene, scene
 
 CLAUDE = "claude-code/5b0fd7d1-33a5-4e7e-a2c4-0e9b6a6c9b11"

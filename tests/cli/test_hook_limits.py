@@ -238,7 +238,7 @@ def test_a_transcript_that_cannot_be_read_keeps_no_file_from_being_saved(direct:
     direct.hook("claude-code", {**event, "tool_use_id": "again"})
     assert len(direct.log.splitlines()) == len(paths)  # told once
     told = direct.command("rewind", "@1", "--yes")
-    assert "The checkpoint has no conversation; it is not rewound: " in told
+    assert "The checkpoint has no conversation, so it is not rewound: " in told
     assert (direct.workspace / "src" / "app.py").read_text() == "print(0)\n"
     direct.tool(9)  # with a transcript that is one
     assert note_of(direct).trouble is None

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint import Session
-from agent_checkpoint.cli.hints import to_cli_terms
 from agent_checkpoint.formatting import (
     display_width,
     escape_text,
@@ -16,7 +15,7 @@ from agent_checkpoint.formatting import (
     truncate_to_width,
     value_summary,
 )
-from agent_checkpoint.present.lanes import LaneNode, draw_lanes
+from agent_checkpoint.present.graph_lanes import LaneNode, draw_lanes
 from tests.cli.world import opened, run, send_mail
 
 EVIL = "x\x1b[31m\x07\u202eevil\n\r\x9b2J\u2028end"
@@ -154,28 +153,6 @@ def test_what_is_to_be_typed_can_be_typed() -> None:
             ["bash", "-c", f"printf %s {shell_quote(text)}"], capture_output=True, check=True
         )
         assert done.stdout.decode() == text
-
-
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        ("list_keys() lists all keys.", "`agent-checkpoint keys` lists all keys."),
-        (
-            "history('x') lists its checkpoints.",
-            "`agent-checkpoint log 'x'` lists its checkpoints.",
-        ),
-        ('with effects="warn", or', "with --effects warn, or"),
-        (
-            "say so: session.resolve('3f', happened=True or False).",
-            "say so: `agent-checkpoint effects resolve 3f --happened`, or `--not`.",
-        ),
-        ("or use gc(ignore_clock=True); no", "or use `agent-checkpoint gc --ignore-clock`; no"),
-        ("verify() tells", "`agent-checkpoint verify` tells"),
-        ("Pass workspace=, the directory", "Pass --workspace, the directory"),
-    ],
-)
-def test_the_library_speaks_of_commands(said: str, told: str) -> None:
-    assert to_cli_terms(said) == told
 
 
 def draw(*rows: "tuple[int, int | None]") -> "list[str]":

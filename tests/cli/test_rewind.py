@@ -175,7 +175,7 @@ def test_a_checkpoint_from_elsewhere_names_no_paths_here(work: Scene) -> None:
     victim.write_text("changed since")
     shutil.rmtree(config)  # now that secret is somebody else's
     told = work.command("rewind", "claude-code/foreign", "--yes", status=2)
-    assert "not sealed with your secret" in told
+    assert "not signed with your secret" in told
     assert victim.read_text() == "changed since"
 
 
@@ -340,7 +340,7 @@ def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> N
         fcntl.flock(lock, fcntl.LOCK_EX)
         event = work.event("claude-code.post-tool-use", tool_use_id="toolu_5")
         work.hook("claude-code", event, AGENT_CHECKPOINT_HOOK_SECONDS="0.3")
-        wait_for(lambda: "is locked by" in work.log)
+        wait_for(lambda: "has been locked by" in work.log)
     assert len(work.history(CLAUDE)) == 3
     work.command("rewind", "@1", "--yes")
     assert now(work) == AT_2

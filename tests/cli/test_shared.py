@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint.seal import make_seal, secret_file
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from tests.cli.world import run
 
 
@@ -47,7 +47,7 @@ def test_what_others_put_there_is_listed_and_not_restored(repo: Path, store: Pat
     before = (repo / "app.py").read_text()
     found = run("--shared", "--store", store, "restore", f"{saved['key']}@2", "--yes", at=repo)
     assert found.status == 1
-    assert "is not sealed under your secret" in found.err
+    assert "has no valid signature under your secret" in found.err
     assert "agent-checkpoint --store" in found.err
     assert (repo / "app.py").read_text() == before
     listed = run("--shared", "--store", store, "log", saved["key"], "--json", at=repo)
@@ -73,7 +73,7 @@ def test_what_was_saved_before_is_taken_over_as_the_error_says(repo: Path, tmp_p
     named = ("--shared", "--store", store)
     found = run(*named, "show", key, at=repo)
     shown = f"agent-checkpoint --store 'sqlite://{store}?shared=1'"
-    assert f"export the key from the copy; then `{shown} delete` the key here" in found.err
+    assert f"exported from a copy of the store; then `{shown} delete` the key here" in found.err
     assert f"and `{shown} import` the archive" in found.err
     assert run("--store", copy, "export", key, archive, at=repo).status == 0
     assert run(*named, "delete", key, "--yes", at=repo).status == 0
@@ -97,7 +97,7 @@ def test_doctor_tells(repo: Path, store: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "pass --shared" in str(refused["detail"])
     found = checks("--store", store, "--shared")
     assert found["store"]["works"]
-    assert "only checkpoints sealed with your secret" in str(found["shared store"]["detail"])
+    assert "only checkpoints signed with your secret" in str(found["shared store"]["detail"])
     assert "shared store" not in checks()
     assert found["secret"]["works"]
     monkeypatch.delenv("AGENT_CHECKPOINT_SECRET", raising=False)

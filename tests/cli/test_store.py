@@ -290,6 +290,6 @@ def test_a_path_of_readable_files_is_told_by_its_url_and_left_alone(tmp_path: Pa
     for command in ("keys", "save"):
         found = run("--store", store, command, at=tmp_path)
         assert (found.status, found.out) == (2, "")
-        assert f"is a store of readable files: pass --store file://{store}" in found.err
+        assert f"is a file store. Pass --store file://{store}" in found.err
     assert not (store / "store.db").exists()
     assert run("--store", f"file://{store}", "keys", "--json").data[0]["key"] == "session"

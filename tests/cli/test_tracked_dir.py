@@ -75,7 +75,9 @@ def test_a_restore_that_leaves_something_ends_with_what_is_there(repo: Path) -> 
     assert run("diff", "--exit-code", at=repo).status == 0
 
 
-def test_a_restore_saves_first_and_last(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_cannot_be_saved_changes_nothing(
+    repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (repo / "app.py").write_text("broken\n")
     written = []
     write = Store.write
@@ -89,12 +91,11 @@ def test_a_restore_saves_first_and_last(repo: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(Store, "write", failing)
         failed = run("restore", "@1", "--yes", at=repo)
-    assert written == [("safety", "broken\n"), ("rollback", "print('hello')\n")]
+    assert written == [("safety", "broken\n"), ("rollback", "broken\n")]
     assert failed.status == 1
-    assert "The files were restored" in failed.err
-    words = failed.err.partition("`agent-checkpoint ")[2].partition("`")[0].split()
-    assert run(*words, "--yes", at=repo).status == 0
+    assert "The disk is full" in failed.err
     assert (repo / "app.py").read_text() == "broken\n"
+    assert not list(repo.glob(".agent-checkpoint-restore*"))
 
 
 def test_a_restore_elsewhere_adds_nothing(repo: Path, tmp_path: Path) -> None:

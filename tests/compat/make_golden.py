@@ -2,8 +2,8 @@
 
     .venv/bin/python -m tests.compat.make_golden
 
-writes tests/compat/v1 anew. Only before the format is released: afterwards the files there stay as
-they are for ever. Times and random numbers are fixed, so the same program makes the same content.
+wrote tests/compat/v1, whose files stay as they are for ever. For a new format, change the directory
+first. Times and random numbers are fixed, so the same program makes the same content.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def fixed() -> Iterator[None]:
         patch.object(secrets, "token_hex", lambda size: noise.randbytes(size).hex()),
         patch.object(compression, "zstd", None),
         patch.object(sqlite, "LOOSE_FROM", subjects.LOOSE_BYTES),
-        patch.object(chunking, "_is_installed", lambda: False),
+        patch.object(chunking, "is_installed", lambda: False),
         patch.object(Workspace, "key", "workspace:/golden"),
     ):
         yield

@@ -2,7 +2,7 @@
 
     .venv/bin/python -m tests.compat.session_subject
 
-writes tests/compat/v1/session.ckpt anew. Only before the format is released.
+wrote tests/compat/v1/session.ckpt, which stays as it is for ever.
 """
 
 from pathlib import Path

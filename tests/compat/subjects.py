@@ -30,7 +30,7 @@ from agent_checkpoint import (
     register_type,
 )
 from agent_checkpoint.records import Draft
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.import_journal import IMPORT_STREAM
 from tests.compat import directories
 

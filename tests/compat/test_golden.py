@@ -8,7 +8,7 @@ from zoneinfo import available_timezones
 import pytest
 
 from agent_checkpoint import CheckpointManager, Log, NotFoundError
-from agent_checkpoint.core.codec.decode import _TAGS
+from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.encode import encode, encode_as_pickle
 from agent_checkpoint.core.codec.scalars import DECODERS
 from agent_checkpoint.store.objects.object_format import STATE_KINDS
@@ -156,5 +156,7 @@ def test_the_golden_stores_have_every_tag_and_every_kind_of_object() -> None:
     objects = [reader.get(medium, name) for name in medium.objects]
     assert {item.kind for item in objects} == {*STATE_KINDS, b"d", b"w", b"c", b"r"}
     text = entries + b"".join(item.payload for item in objects)
-    assert [tag for tag in (*_TAGS, *DECODERS, *TAGS) if f'{{"{tag}":'.encode() not in text] == []
+    assert [
+        tag for tag in (*TAG_HANDLERS, *DECODERS, *TAGS) if f'{{"{tag}":'.encode() not in text
+    ] == []
     assert {stored[:1] for stored in medium.objects.values()} == {b"r", b"z"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, FormatError
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from tests.compat import reader
 from tests.compat.conftest import V1, Open
 
@@ -81,9 +81,9 @@ def test_a_newer_schema_of_the_database_is_refused(open_golden: Open) -> None:
     db.execute("PRAGMA user_version=2")
     db.close()
     with CheckpointManager(backend="sqlite", path=path) as manager:
-        with pytest.raises(FormatError, match="schema 2"):
+        with pytest.raises(FormatError, match="schema version 2"):
             manager.state_dict("plain")
-        with pytest.raises(FormatError, match="schema 2"):
+        with pytest.raises(FormatError, match="schema version 2"):
             manager.save("plain", {})
 
 

@@ -104,7 +104,7 @@ def test_the_same_files_have_the_same_ids_today(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunking, "_is_installed", lambda: False)
+    monkeypatch.setattr(chunking, "is_installed", lambda: False)
     directories.make(tmp_path / "place", files)
     store = CheckpointManager().store
     with Workspace(tmp_path / "place", store, ignore=IGNORE, watch=watch) as workspace:
@@ -118,7 +118,7 @@ def test_the_same_files_have_the_same_ids_today(
 def test_the_id_does_not_depend_on_how_files_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chunking, "_is_installed", lambda: False)
+    monkeypatch.setattr(chunking, "is_installed", lambda: False)
     monkeypatch.setattr(chunking, "_CHUNK", 100_000)
     directories.make(tmp_path / "place", FIRST)
     workspace = Workspace(tmp_path / "place", CheckpointManager().store, ignore=IGNORE)

@@ -255,6 +255,13 @@ def test_the_reference_has_every_function_as_it_is(function: str) -> None:
     assert f"`{bare_signature(call, function)}`" in reference()
 
 
+@pytest.mark.parametrize("public", agent_checkpoint.transcripts.__all__)
+def test_the_reference_has_every_name_of_transcripts(public: str) -> None:
+    value = getattr(agent_checkpoint.transcripts, public)
+    shown = bare_signature(value, f"transcripts.{public}") if inspect.isfunction(value) else public
+    assert f"`{shown}" in reference()
+
+
 def test_the_reference_says_which_errors_are_also_built_in_ones() -> None:
     for public in agent_checkpoint.__all__:
         error = getattr(agent_checkpoint, public)
@@ -267,4 +274,4 @@ def test_the_reference_says_which_errors_are_also_built_in_ones() -> None:
 def test_the_format_page_has_every_tag() -> None:
     page = (ROOT / "docs" / "format-file-store.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"^\| `(\$\w+)", page, flags=re.M))
-    assert shown == {*decode._TAGS, *scalars.DECODERS, "$type"}
+    assert shown == {*decode.TAG_HANDLERS, *scalars.DECODERS, "$type"}

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 )
 
 from agent_checkpoint import ConflictError, Session, tool
+from agent_checkpoint.session.current_session import as_current
 from tests.agents import Agent
 from tests.unit.session.places import files_of
 
@@ -97,7 +98,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(name=NAMES, text=TEXTS)
     def call_a_tool(self, name, text):
-        with self.session._as_current():
+        with as_current(self.session._tools):
             call(self.session.agent, self.place, name, text)
         self.note_new_checkpoints()
 

@@ -1,6 +1,7 @@
 """The secret under which pickles are sealed: made once, private, outside every store."""
 
 import os
+import re
 import stat
 import threading
 from pathlib import Path
@@ -136,18 +137,19 @@ class TestRefusedFiles:
             make_seal(DATA)
 
     def test_a_directory_in_its_place_is_refused(self, config: Path) -> None:
-        (config / "agent-checkpoint" / "secret").mkdir(parents=True, mode=0o700)
-        with pytest.raises(StateError, match="cannot be used"):
+        path = config / "agent-checkpoint" / "secret"
+        path.mkdir(parents=True, mode=0o700)
+        with pytest.raises(StateError, match=f"{re.escape(str(path))} is not a regular file"):
             make_seal(DATA)
 
     def test_a_config_home_that_is_no_directory_is_reported(self, config: Path) -> None:
         config.write_text("a file")
-        with pytest.raises(StateError, match=r"cannot be used.*Set AGENT_CHECKPOINT_SECRET"):
+        with pytest.raises(StateError, match=r"cannot be used.*set AGENT_CHECKPOINT_SECRET"):
             make_seal(DATA)
 
     def test_the_path_of_the_value_is_named(self, config: Path) -> None:
         place(config, mode=0o644)
-        with pytest.raises(StateError, match=r"^agent\.a\[0\] needs a sealed pickle"):
+        with pytest.raises(StateError, match=r"^agent\.a\[0\] needs your secret for its signature"):
             encode_state({"a": [range(3)]}, "agent")
 
     def test_without_a_home_there_is_a_clear_error(self, monkeypatch: Any) -> None:

@@ -161,7 +161,7 @@ def test_a_person_says_what_became_of_an_unknown_effect(
     if happened == "yes":
         form["result"] = '{"sent": true}'
     assert acting.post("/resolve", form).status_code == 303
-    found = ledger(acting).effects[effect.id]
+    found = ledger(acting).state.effects[effect.id]
     assert (found.status, found.note) == (status, "I looked.")
     assert acting.post("/resolve", form).status_code == 422
     assert "It happened" not in acting.text("/effects", key=KEY)

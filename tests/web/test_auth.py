@@ -195,7 +195,7 @@ def test_a_form_needs_the_token_of_the_page(visitor: Visitor, page: str, csrf: A
     pairs = [*form.items(), *([] if csrf is None else [("csrf", csrf)])]
     answer = visitor.send(page, pairs)
     assert answer.status_code == 403
-    assert "not from this page" in answer.text
+    assert "not from this server" in answer.text
     assert visitor.manager.list_keys() == ["key"]
 
 

@@ -116,7 +116,7 @@ def test_files_that_nobody_saved_are_left_alone_if_that_is_wanted(
     place = previewed(acting, {"id": f"{KEY}@8", "key": KEY, "keep_unseen": "yes"})
     text = plain(acting.text(place))
     assert "write 2 README.md app/auth.py" in text
-    assert "mine/new.txt: no checkpoint holds it yet" in text
+    assert "mine/new.txt: not in a checkpoint yet" in text
     assert "delete" not in text
     answer = confirm(acting, place, effects="warn")
     assert answer.status_code == 303, plain(answer.text)

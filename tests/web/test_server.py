@@ -219,7 +219,7 @@ def test_a_server_in_front_is_let_through(tmp_path: Path) -> None:
             )
             answer = connection.getresponse()
             assert answer.status == status
-            is_through = b"This form is not from this page" in answer.read()
+            is_through = b"This form is not from this server" in answer.read()
             assert is_through == (origin == "https://timeline.example.org")
     finally:
         connection.close()
@@ -275,6 +275,8 @@ def test_a_port_that_is_taken_is_told() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(StorageError, match="--port"):
             listen(CheckpointManager(), host="127.0.0.1", port=port)
+    with pytest.raises(StorageError, match=r"on 192\.0\.2\.1: .* Choose another --host\.$"):
+        listen(CheckpointManager(), host="192.0.2.1", token="x" * 20)
     with pytest.raises(InvalidInputError, match="65535"):
         listen(CheckpointManager(), port=70_000)
     with pytest.raises(InvalidInputError, match="Cannot resolve"):

@@ -31,7 +31,8 @@ def test_older_times_have_a_date() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "said"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (3e15, "3e+03 TB")]
+    ("number", "said"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_999, "1 MB"), (3e15, "3e+03 TB")],
 )
 def test_sizes(number: float, said: str) -> None:
     assert page_text.format_size(number) == said

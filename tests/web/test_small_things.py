@@ -137,7 +137,7 @@ def test_forks_that_share_a_line_are_told() -> None:
     for number in range(30):
         manager.save(f"fork-{number}", {"n": number})
     text = plain(Visitor(manager).text("/timeline", key="main"))
-    assert "7 forks without a lane of their own" in text
+    assert "7 forks drawn in the rightmost lane" in text
 
 
 @pytest.mark.parametrize(

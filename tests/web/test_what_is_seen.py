@@ -51,7 +51,7 @@ def test_a_long_argument_is_approved_only_where_all_of_it_is_shown(visitor: Visi
     for seen in ("", "0" * 64):
         answer = visitor.post("/approve", {"approval": name, "seen": seen})
         assert answer.status_code == 409
-        assert "did not show all of this call" in answer.text
+        assert "did not show this call in full" in answer.text
     html = visitor.text("/request", id=name)
     assert "pay bob instead" in html
     assert buttons(html) == 1

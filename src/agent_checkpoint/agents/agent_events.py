@@ -18,7 +18,7 @@ CLAUDE, CODEX, GEMINI = "claude-code", "codex", "gemini"
 AGENTS = (CLAUDE, CODEX, GEMINI)
 
 BEFORE, AFTER, BATCH, TURN = "before", "after", "batch", "turn"
-"""When an event occurs: before a tool call, after one, after several, or between turns."""
+"""Phases: before a tool call, after a tool call, after a batch of calls, or between turns."""
 
 _MOMENTS = {
     "PreToolUse": BEFORE,
@@ -79,12 +79,12 @@ class Event(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """When the event occurs."""
+        """The phase of the event: before or after a tool call, after a batch, or a turn."""
         return _MOMENTS.get(self.name, TURN)
 
     @property
     def key(self) -> str:
-        """The key of the session's checkpoints."""
+        """The key under which the session's checkpoints are saved."""
         return f"{self.agent}/{self.session}"
 
     @property
@@ -114,24 +114,24 @@ def read_event(agent: str, text: bytes) -> Event:
     """Parse an event.
 
     Args:
-        agent: the name of the agent; detected from the event if it is not a known name.
+        agent: the name of the agent; an unknown name is replaced by detection from the event.
         text: the JSON that the agent sent.
 
     Raises:
-        InvalidInputError: the text is not a valid event.
+        InvalidInputError: `text` is not a valid event.
     """
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(f"The hook event is not JSON ({error}).") from None
     if not isinstance(data, dict):
-        raise InvalidInputError(f"The hook event is not a JSON object but {type(data).__name__}.")
+        raise InvalidInputError(f"The hook event must be a JSON object, not {type(data).__name__}.")
     name = _text(data, "hook_event_name")
     transcript = data.get("transcript_path")
     cwd = _text(data, "cwd")
     if not os.path.isabs(cwd) or "\0" in cwd:
         raise InvalidInputError(
-            f"The cwd of the hook event is not an absolute path: {short_repr(cwd)}."
+            f"The cwd of the hook event must be an absolute path, not {short_repr(cwd)}."
         )
     prompt = data.get("prompt")
     return Event(
@@ -166,7 +166,7 @@ def _calls(data: dict[str, Any]) -> list[Call]:
 
 
 def _words(tool: str, given: Any, cwd: str) -> str:
-    """Return a tool call as one line: the tool and its most telling argument."""
+    """Return a tool call as one line: the tool and its most informative argument."""
     found: Any = given
     if isinstance(given, dict):
         named = [given[name] for name in _TELLING if isinstance(given.get(name), (str, list))]
@@ -189,7 +189,7 @@ def _short(text: str) -> str:
 def _text(data: dict[str, Any], name: str) -> str:
     value = data.get(name)
     if not isinstance(value, str) or not value or len(value.encode("utf-8", "replace")) > 4096:
-        raise InvalidInputError(f"The hook event has no valid {name}.")
+        raise InvalidInputError(f"The hook event has a missing or invalid {name}.")
     return value
 
 

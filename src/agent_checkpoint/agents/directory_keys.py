@@ -1,8 +1,8 @@
-"""The keys that belong to a directory. Owns the lookup and its trust rules; opens nothing.
+"""Finds the keys that belong to a directory. Owns the trust rules; does not open workspaces.
 
-`save` writes a directory to its own key; each checkpoint carries a claim of the directory, sealed
-by this user. Sessions and coding agents record their directory under the same seal. A key that
-names a directory without a valid seal is unverified.
+`save` writes a directory to its own key. Each checkpoint contains a claim: a record that binds the
+key to the directory, signed with an HMAC under this user's secret. Sessions and coding agents sign
+their directory in the same way. A key whose claim has no valid HMAC is unverified.
 """
 
 from __future__ import annotations
@@ -17,21 +17,20 @@ from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.formatting import one_line, shell_quote
-from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.session.session_record import is_foreign as is_foreign_session
-from agent_checkpoint.store.claims import (
+from agent_checkpoint.store.directory_claims import (
     is_owned_by_directory,
     newest_readable,
     path_text,
     why_not_owned,
 )
-from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.tree_names import WORKSPACE, key_of, natural_key, own_key
+from agent_checkpoint.workspace.directory_key import WORKSPACE, key_of, natural_key, own_key
 
 _FORK = "fork"
-"""The agent in the notes of forks that version 0.1 wrote."""
+"""The agent name in notes of forks written by version 0.1."""
 RESTORED = "restored "
 """The label prefix of the checkpoint that a restore writes."""
 
@@ -85,7 +84,7 @@ def find_directory_keys(store: Store, directories: list[Path]) -> dict[Path, lis
 
 
 class UnverifiedKey(NamedTuple):
-    """A key that claims a directory without a valid seal of this user."""
+    """A key that claims a directory without a valid HMAC of this user."""
 
     ts_ns: int
     key: str
@@ -93,7 +92,7 @@ class UnverifiedKey(NamedTuple):
 
 
 def unverified_keys(store: Store, directory: Path) -> list[UnverifiedKey]:
-    """Return the unverified keys that claim a directory, latest first.
+    """Return the unverified keys that claim a directory, most recently saved first.
 
     Raises:
         StateError: the secret cannot be read.
@@ -112,7 +111,7 @@ def unverified_keys(store: Store, directory: Path) -> list[UnverifiedKey]:
                 continue
         except UNUSABLE:
             continue  # `verify` reports it
-        why = why_not_owned(store, head) or "it was sealed under another secret"
+        why = why_not_owned(store, head) or "it was signed with another secret"
         found.append(UnverifiedKey(head.ts_ns, key, why))
     return sorted(found, reverse=True)
 
@@ -145,7 +144,7 @@ class _ClaimedDirectories:
 
 
 def nearest_tracked_dir(store: Store, here: Path) -> tuple[Path, str]:
-    """Return the nearest directory, upwards from one, that `save` has saved, and its key.
+    """Return the nearest directory saved by `save`, from `here` upwards, and its key.
 
     Raises:
         StorageError: the medium failed.
@@ -167,7 +166,7 @@ def directory_key(store: Store, directory: Path) -> str:
 
 
 def is_directory_key(store: Store, head: Checkpoint, directory: Path) -> bool:
-    """Tell whether a key is a directory's own key, from the newest checkpoint of the key.
+    """Return whether a key is a directory's own key, from the newest checkpoint of the key.
 
     Raises:
         IntegrityError: its note is damaged.
@@ -184,7 +183,10 @@ def is_directory_key(store: Store, head: Checkpoint, directory: Path) -> bool:
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint may come from another user. Raises as `is_directory_key` does."""
+    """Return whether a checkpoint may come from another user.
+
+    Raises the same errors as `is_directory_key`.
+    """
     if checkpoint.token is None and checkpoint.claim is not None:
         return why_not_owned(store, checkpoint) is not None
     note = read_note(store, checkpoint)
@@ -197,7 +199,7 @@ def _own_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
     if note is None:
         return None
     own = f"{note.agent}/{note.session}" if note.agent in AGENTS else note.session
-    # A fork made by the API repeats the note of its origin.
+    # A fork created by the API contains a copy of the note of its origin.
     return note if own == checkpoint.key else None
 
 
@@ -210,7 +212,7 @@ def _last_saved(store: Store, head: Checkpoint) -> int:
 
 
 def _is_restore(checkpoint: Checkpoint) -> bool:
-    return checkpoint.kind == SAFETY or (
+    return checkpoint.kind == Kind.SAFETY or (
         checkpoint.kind in ROLLBACK_KINDS and (checkpoint.label or "").startswith(RESTORED)
     )
 
@@ -223,7 +225,7 @@ def session_directory(store: Store, head: Checkpoint) -> str | None:
     if SESSION_PART not in head.parts:
         return None
     meta = read_session_record(store, head)
-    # A fork that was never opened repeats the record of its origin.
+    # A fork that was never opened contains a copy of the record of its origin.
     if meta is None or meta.workspace is None or meta.key != head.key or not meta.is_bound:
         return None
     return os.path.realpath(meta.workspace)
@@ -243,15 +245,15 @@ def claimed_directory(store: Store, head: Checkpoint) -> str | None:
 
 
 def tracked_directory(store: Store, head: Checkpoint) -> str | None:
-    """Return the directory whose own key this is, if verified; from its newest checkpoint.
+    """Return the directory whose own key this is, if verified, given its newest checkpoint.
 
-    Raises as `is_directory_key` does.
+    Raises the same errors as `is_directory_key`.
     """
     return _claimed_path(head) if why_not_owned(store, head) is None else None
 
 
 def _claimed_path(head: Checkpoint) -> str | None:
-    """Return the directory that a key claims by its claim or by its name."""
+    """Return the directory of a key, from its claim or from its name."""
     if head.claim is not None:
         return head.claim.path
     natural = natural_key(head.key)
@@ -262,9 +264,9 @@ def _claimed_path(head: Checkpoint) -> str | None:
 def directory_of_files(store: Store, checkpoint: Checkpoint, here: Path) -> Path | None:
     """Return the directory that the files of a checkpoint belong to; None if unknown.
 
-    Only a seal of this user is trusted: a checkpoint from elsewhere must not choose the directory
-    to write to. A checkpoint sealed with another secret is accepted if it names the current
-    directory, and the preview says so; an imported one is never accepted.
+    Only an HMAC of this user is trusted: an untrusted checkpoint must not choose the directory to
+    write to. A checkpoint signed with another secret is accepted if its directory is the current
+    one, and the preview reports this. An imported checkpoint is never accepted.
     """
     is_imported = checkpoint.token is not None
     if HOOK in checkpoint.parts:

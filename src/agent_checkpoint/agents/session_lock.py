@@ -1,4 +1,4 @@
-"""The lock of a session: one process at a time. The kernel releases it with the process."""
+"""The lock of a session, held by one process at a time. The kernel releases it on exit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from agent_checkpoint.agents.hook.client import open_state_dir
-from agent_checkpoint.backends.disk.lock_wait import describe_holders, lock_holders
+from agent_checkpoint.agents.state_dir import open_state_dir
+from agent_checkpoint.backends.os_support.lock_wait import describe_holders, lock_holders
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import short_repr
 
@@ -27,7 +27,7 @@ def hold_session_lock(key: str, timeout: float = LOCK_TIMEOUT) -> Iterator[None]
         timeout: seconds to wait for another process.
 
     Raises:
-        ConflictError: another process still holds the lock after that time.
+        ConflictError: another process still holds the lock after the timeout.
     """
     directory = open_state_dir()
     if directory is None:  # without a state directory, save without a lock
@@ -62,7 +62,7 @@ def try_lock(directory: int, name: str) -> int | None:
             return None
         if os.fstat(lock).st_nlink:
             return lock
-        os.close(lock)  # its previous holder has just unlinked it
+        os.close(lock)  # the previous holder has just unlinked the file
 
 
 def _wait_for(directory: int, name: str, key: str, timeout: float) -> int:
@@ -76,8 +76,8 @@ def _wait_for(directory: int, name: str, key: str, timeout: float) -> int:
             with suppress(FileNotFoundError):
                 files.append(os.stat(name, dir_fd=directory))
             raise ConflictError(
-                f"The session {short_repr(key)} is locked by "
-                f"{describe_holders(lock_holders(*files))} for more "
-                f"than {timeout:g} s. Nothing was changed. Wait for that process, then retry."
+                f"The session {short_repr(key)} has been locked by "
+                f"{describe_holders(lock_holders(*files))} for more than {timeout:g} s. "
+                "Nothing was changed. Wait for that process, then retry."
             )
         time.sleep(_POLL_SECONDS)

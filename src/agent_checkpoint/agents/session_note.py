@@ -1,4 +1,4 @@
-"""The note that the hook writes to each checkpoint: agent, session and paths. Owns that part."""
+"""The hook metadata of a checkpoint: agent, session, paths and tool calls. Owns that part."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_checkpoint.core.state_codec import decode_part
 from agent_checkpoint.errors import IntegrityError, StateError
 from agent_checkpoint.records import Checkpoint, JsonValue, short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
-from agent_checkpoint.store.claims import host_of
+from agent_checkpoint.store.directory_claims import host_of
 from agent_checkpoint.store.store import Store
 
 PART = "hook"
@@ -21,7 +21,7 @@ TRANSCRIPT = "transcript"
 
 
 class SessionNote(NamedTuple):
-    """The agent, session and directory of a checkpoint."""
+    """Metadata that the hook adds to a checkpoint."""
 
     agent: str
     session: str
@@ -31,15 +31,18 @@ class SessionNote(NamedTuple):
     calls: tuple[Call, ...] = ()
     transcript: dict[str, Any] | None = None
     trouble: str | None = None
-    """Why the conversation could not be saved, if it could not."""
+    """The reason why the conversation could not be saved; None if it was."""
     rewind: dict[str, Any] | None = None
-    """The intended rewind, in the safety checkpoint before it."""
+    """The intended rewind; set in the safety checkpoint before a rewind."""
     seal: str | None = None
-    """Proves that this user's hook named the paths: anybody can write a note."""
+    """HMAC under this user's secret, which proves that this user's hook wrote the paths."""
     host: str = ""
-    """The host of the paths. Sealed but not stored: the seal of another host does not match."""
+    """The host of the paths. Signed but not stored, so an HMAC of another host does not match."""
     is_imported: bool = False
-    """Whether the checkpoint was imported: then even a valid seal proves nothing."""
+    """Whether the checkpoint was imported.
+
+    An imported note is not trusted, even with a valid HMAC.
+    """
 
     @classmethod
     def from_event(
@@ -56,7 +59,7 @@ class SessionNote(NamedTuple):
         return cls(*names, event.calls, transcript, host=host, **more).sealed()
 
     def sealed(self) -> SessionNote:
-        """Return the note with this user's seal; nothing is written to paths of unsealed notes."""
+        """Return the note with this user's HMAC. Paths of unsigned notes are never written to."""
         return self._replace(seal=seal_claim(self._sealed_bytes()))
 
     @property
@@ -81,7 +84,7 @@ class SessionNote(NamedTuple):
 
 
 def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
-    """Return the note of a checkpoint; None if the hook did not write it.
+    """Return the note of a checkpoint; None if the checkpoint was not written by the hook.
 
     Raises:
         IntegrityError: the part is damaged.
@@ -111,7 +114,7 @@ def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
         )
     except (StateError, KeyError, TypeError, ValueError) as error:
         where = short_repr(checkpoint.id, 120)
-        raise IntegrityError(f"The checkpoint {where} has a damaged hook note.") from error
+        raise IntegrityError(f"The hook metadata of the checkpoint {where} is damaged.") from error
 
 
 def _transcript(found: Any) -> dict[str, Any] | None:

@@ -1,91 +1,126 @@
-"""A directory with its own key. Owns the checkpoints that `save` and `restore` write.
+"""Directories saved under a given key. Owns the checkpoints that `save` and `restore` write.
 
-The key is derived from the path; a directory that a fork was written to has the key of the fork.
-Each checkpoint carries this user's claim that the key is that of the directory.
+The key is derived from the path. A directory created from a fork uses the key of the fork. Each
+checkpoint contains a claim, a signed record that binds the key to the directory.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
-from agent_checkpoint.errors import CheckpointError, WorkspaceError
+from agent_checkpoint.errors import CheckpointError, RestoreIncompleteError
 from agent_checkpoint.formatting import format_paths
-from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.records import Checkpoint, Draft, Kind
+from agent_checkpoint.store.directory_claims import make_claim
+from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
+from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import relative_path
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.workspace import Workspace
 
-_ROLLBACK, _PARTIAL = "rollback", "restore"
-"""Checkpoint kinds of complete and partial restores, the same as those of sessions."""
+if TYPE_CHECKING:
+    from agent_checkpoint.workspace.restore.plan import Plan
+    from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 
 
-class TrackedDir(Workspace):
-    """A workspace whose checkpoints go to a given key."""
+def open_tracked(directory: Path, store: Store, key: str, **options: Any) -> Workspace:
+    """Open a directory as a workspace whose checkpoints go to a given key.
 
-    def __init__(self, directory: Path, store: Store, key: str, **options: Any) -> None:
-        """Open the directory.
+    Args:
+        directory: the directory to capture.
+        store: where its checkpoints are saved.
+        key: the key of its checkpoints.
+        options: options of `Workspace`; `watch` is off by default, since most commands are short.
 
-        Args:
-            directory: the directory.
-            store: the store.
-            key: the key of the directory.
-            options: those of `Workspace`; by default it is not watched, since most commands are
-                short.
+    Raises the same errors as `Workspace`.
+    """
+    workspace = Workspace(directory, store, **{"watch": False, **options})
+    workspace.key = key
+    return workspace
 
-        Raises as `Workspace` does.
-        """
-        self._directory_key = key  # set first: opening finishes an interrupted restore
-        super().__init__(directory, store, **{"watch": False, **options})
 
-    def _key_in(self, store: Store) -> str:
-        return self._directory_key
+def fill(workspace: Workspace, tree: Tree, first: str) -> Plan:
+    """Write the files of a tree to an empty directory.
 
-    def fill(self, tree: Tree, first: str) -> Plan:
-        """Write the files of the first checkpoint to an empty directory.
+    Needs no safety checkpoint. Raises the same errors as `restore`.
+    """
+    from agent_checkpoint.workspace.restore.transition import SafetySnapshot  # slow to load
 
-        Needs no safety checkpoint. Raises as `restore` does.
-        """
-        from agent_checkpoint.workspace.restore.operation import SafetySnapshot  # slow to load
+    return workspace.restore_held(tree, SafetySnapshot(tree, first))
 
-        return self.restore_held(tree, SafetySnapshot(tree, first))
 
-    def restore_and_save(
-        self, target: Checkpoint, tree: Tree, selected: list[str] | None, **options: Any
-    ) -> Plan:
-        """Restore, then save the result: the head of a key always matches the directory.
+def restore_and_save(
+    workspace: Workspace,
+    target: Checkpoint,
+    tree: Tree,
+    selected: list[str] | None,
+    *,
+    only_if: Plan | None = None,
+    **options: Any,
+) -> Plan:
+    """Restore, with a checkpoint of the result: the head of a key always matches the directory.
 
-        Args:
-            target: a checkpoint of the key.
-            tree: the files of the target.
-            selected: the paths to restore, for the label; None for all.
-            options: those of `restore`, with the same paths.
+    Args:
+        workspace: the directory, opened with its key.
+        target: a checkpoint of the key.
+        tree: the files of the target.
+        selected: the paths to restore; None for all.
+        only_if: as for `restore`.
+        options: `exclude` and `keep_unseen` of `restore`.
 
-        Raises as `restore` and `snapshot` do.
-        """
-        done = self.restore(tree, **options)
+    Raises the same errors as `restore`.
+    """
+    from agent_checkpoint.workspace.restore.journal import Decision  # slow to load
+
+    store, transition = workspace.store, workspace.transition
+    with transition.locked():
+        safety = transition.save(store)
+        # The whole tree counts as the target also if some paths were kept: later steps count from
+        # there.
+        parents = (target.id,) if selected is None else (safety.checkpoint_id, target.id)
+        append = partial(_append_result, workspace, target, selected, safety, parents)
+        paths = None if selected is None else [relative_path(workspace.path, p) for p in selected]
         try:
-            self._save_restored(target, selected, done.safety_id)
-        except CheckpointError as error:
-            raise WorkspaceError(
-                f"The files were restored, but saving the result failed ({error}). To undo, "
-                f"restore the safety checkpoint {done.safety_id}."
-            ) from error
-        return done
-
-    def _save_restored(
-        self, target: Checkpoint, selected: list[str] | None, safety_id: str | None
-    ) -> None:
-        name = f"@{target.seq}"
-        label = f"to {name}" if selected is None else f"{format_paths(selected)} from {name}"
-        label = f"{RESTORED}{label}".encode("utf-8", "replace").decode()
-        before = () if safety_id is None else (safety_id,)
-        is_whole = selected is None  # also if some paths were kept: later steps count from there
-        with self._ready():
-            draft = self._capture(full=True).draft(
-                self.key, self.store, kind=_ROLLBACK if is_whole else _PARTIAL, label=label
+            plan = workspace.restore_held(
+                tree,
+                safety,
+                paths=paths,
+                only_if=only_if,
+                decision=Decision(parents, append),
+                **options,
             )
-            parents = (target.id,) if is_whole else (*before, target.id)
-            self.store.write(draft, parents=parents)
+        except RestoreIncompleteError:
+            with suppress(CheckpointError):  # the head still matches the directory
+                transition.save(store, Kind.RESTORE, f"{RESTORED}incompletely to @{target.seq}")
+            raise
+        prune_safety_checkpoints(store, workspace.key)  # last: the target may be one
+        return plan
+
+
+def _append_result(
+    workspace: Workspace,
+    target: Checkpoint,
+    selected: list[str] | None,
+    safety: SafetySnapshot,
+    parents: tuple[str, ...],
+    plan: Plan,
+) -> Checkpoint:
+    from agent_checkpoint.workspace.restore.transition import tree_after  # slow to load
+
+    store, key, name = workspace.store, workspace.key, f"@{target.seq}"
+    label = f"to {name}" if selected is None else f"{format_paths(selected)} from {name}"
+    files: Any = CapturedState(tree_after(plan, safety.tree), store.writer)
+    draft = Draft(
+        key,
+        {FILES: files},
+        kind=Kind.ROLLBACK if selected is None else Kind.RESTORE,
+        label=f"{RESTORED}{label}".encode("utf-8", "replace").decode(),
+        claim=make_claim(store.backend, key, workspace.path),
+    )
+    return store.write(draft, parents=parents)

@@ -1,6 +1,6 @@
 """The transcript file of a coding agent. Owns reading it incrementally and replacing it.
 
-A transcript is a file of lines; their contents are not interpreted.
+A transcript is a text file; the contents of its lines are not interpreted.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ class Transcript:
 
     @property
     def size(self) -> int:
-        """The number of bytes read."""
+        """The number of bytes read so far."""
         return self._at
 
     def read(self, *, full: bool = False) -> bool:
         """Read appended lines; return whether the file exists.
 
-        A last line without a newline is being written, and skipped, unless it is complete JSON.
+        A last line without a newline is assumed to be incomplete and is skipped, unless it is
+        complete JSON.
 
         Args:
-            full: read the whole file, even if it seems to be only appended to.
+            full: read the whole file, even if it seems to have only grown.
 
         Raises:
             StorageError: the file cannot be read, or is too large.
@@ -127,10 +128,10 @@ def join_lines(lines: Sequence[str], *, is_ended: bool) -> bytes:
 
 
 def replaceable_path(path: str) -> str:
-    """Return the real path of a transcript that may be replaced; it need not exist.
+    """Return the real path of a transcript that may be replaced. The file need not exist.
 
     Raises:
-        StorageError: it is a link or not a regular file: a link may lead to any file.
+        StorageError: the path is a link, which could lead to any file, or not a regular file.
     """
     folder, name = os.path.split(path)
     try:
@@ -160,10 +161,10 @@ class Replacement:
     """A new transcript, written and synced next to the old one, to be renamed over it."""
 
     def __init__(self, path: str, text: bytes) -> None:
-        """Write the temporary file. Its name is fixed: only one may exist at a time.
+        """Write the temporary file. Its name is fixed, so only one exists at a time.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: the file cannot be written.
         """
         self._path = replaceable_path(path)
         self._fresh = _temporary_path(self._path)
@@ -185,10 +186,10 @@ class Replacement:
     def put(self) -> str | None:
         """Replace the transcript atomically; return the path of the previous one.
 
-        The previous one keeps its inode: appends of a process that has it open are not lost.
+        The previous file keeps its inode, so a process that has it open continues to append to it.
 
         Raises:
-            StorageError: it failed; the transcript is unchanged.
+            StorageError: the file cannot be replaced; the transcript is unchanged.
         """
         kept = None
         try:
@@ -214,14 +215,14 @@ class Replacement:
 
 
 def _temporary_path(path: str) -> str:
-    """Return the path of the temporary file: fixed, so that crash recovery finds it."""
+    """Return the path of the temporary file. It is fixed, so that crash recovery finds it."""
     folder, name = os.path.split(path)
     digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:16]
     return os.path.join(folder, f".rewind-{digest}")
 
 
 def _keep_previous(path: str) -> str | None:
-    """Link a file to an unused name; return it, or None if there is no file."""
+    """Link a file to an unused name; return that name, or None if the file does not exist."""
     number, found = 1, f"{path}.before-rewind"
     while True:
         try:

@@ -4,43 +4,99 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 
-from agent_checkpoint.errors import ConflictError, InvalidInputError
+from agent_checkpoint.errors import ConflictError, StorageError
+from agent_checkpoint.options import Compression, Durability, check_option
 from agent_checkpoint.records import Entry, ObjectInfo, short_repr
 
 NO_OBJECTS: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Backend(ABC):
-    """Stores objects and streams. Wrappers around a backend add retries, caches and the like.
+class BackendProperties(NamedTuple):
+    """What callers know of a backend besides its methods. Fixed while the backend is open."""
 
-    Objects are immutable bytes under an id of 64 lower-case hex digits, chosen by the caller (their
-    hash). Streams are append-only, numbered sequences of small entries, named `key/…`, `fx/…` or
-    `meta/…`. Names are validated on writes; on reads a malformed name does not exist. Every method
-    may be called from any thread.
-    `agent_checkpoint.testing.BackendTests` is the contract in executable form.
+    readable: bool = False
+    """Whether stored entries are meant for people: indented JSON that contains the whole state."""
+    shared: bool = False
+    """Whether other users can write the medium. Entries are then signed, unsigned ones rejected."""
+    url: str | None = None
+    """The URL that opens the same store in another process; None if there is none."""
+    path: Path | None = None
+    """The local directory of the store; None if there is none."""
+    marker: Path | None = None
+    """The local file or directory that exists as soon as the store does; None if unknown."""
+    is_local: bool = False
+    """Whether only this host can open the store, so that paths in it are paths here."""
+    durability: Durability | None = None
+    """`full`: saves survive a power failure; `fast`: only a process crash. None if unknown."""
+    compression: Compression | None = None
+    """`zlib` or `zstd`. None: the compression of an existing store, zlib for a new store."""
+    can_scrub: bool = False
+    """Whether the medium may retain deleted bytes, which `scrub` erases."""
+    can_repack: bool = False
+    """Whether `find_objects` and `replace_objects` work."""
+
+
+class ObjectScan(NamedTuple):
+    """The result of `Backend.find_objects`."""
+
+    ids: list[str]
+    """The ids of objects that begin with the byte."""
+    total: int
+    """The number of scanned objects."""
+    position: Any
+    """The position from which the next scan can continue; a JSON value."""
+
+
+class Backend(ABC):
+    """Stores objects and streams. All methods are thread-safe.
+
+    Objects are immutable bytes with an id of 64 lower-case hex digits, which the caller computes as
+    a hash. Streams are append-only sequences of numbered entries, named `key/…`, `fx/…` or
+    `meta/…`. A malformed name or id raises InvalidInputError on writes and is treated as missing
+    on reads. The ten abstract methods are the contract, which
+    `agent_checkpoint.testing.BackendTests` tests; the other methods have defaults. Callers rely on
+    `properties`, never on the class of a backend.
+
+    Durable order: an object is durable before any object or entry that refers to it. A backend does
+    not know the references. Callers pass objects in that order, and a backend keeps it, whenever
+    the process or the machine stops: it stores objects in one transaction, or each object durably
+    before the next one appears. Deletions keep the reverse order in the same way.
     """
 
+    # The defaults of `properties`; each is described there.
     readable: ClassVar[bool] = False
-    """Whether people read the files directly: entries are then indented, with inline states."""
-
     shared: bool = False
-    """Whether other users can write the medium: entries are then sealed, unsealed ones refused."""
-
     url: str | None = None
-    """The URL that opens the same store in another process, if there is one."""
+    path: Path | None = None
+    durability: Durability | None = None
+    compression: Compression | None = None
 
-    compression: str | None = None
-    """The compression of a new store, `zlib` or `zstd`. None: as in the store, else zlib."""
-
-    repacks: SupportsRepack | None = None
-    """Finds objects by their first byte and replaces them, if the medium supports it."""
+    @property
+    def properties(self) -> BackendProperties:
+        """By default the attributes above, and whether the optional methods are overridden."""
+        path = None if self.path is None else Path(self.path)  # may be a str in other packages
+        return BackendProperties(
+            readable=self.readable,
+            shared=self.shared,
+            url=self.url,
+            path=path,
+            marker=path,
+            is_local=path is not None,
+            durability=self.durability,
+            compression=self.compression,
+            can_scrub=type(self).scrub is not Backend.scrub,
+            can_repack=type(self).find_objects is not Backend.find_objects,
+        )
 
     @abstractmethod
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Make the objects durable. An object that exists is not changed.
+        """Store objects durably, in the order of the mapping. An existing object is not changed.
+
+        An interrupted call leaves all objects, none, or the first ones of the mapping.
 
         Raises:
             InvalidInputError: an id is not 64 lower-case hex digits.
@@ -65,7 +121,7 @@ class Backend(ABC):
 
     @abstractmethod
     def list_objects(self) -> Iterator[ObjectInfo]:
-        """Iterate over all objects, in any order; objects may be deleted meanwhile.
+        """Iterate over all objects, in any order. Objects may be deleted during the iteration.
 
         Raises:
             StorageError: the medium failed.
@@ -75,11 +131,11 @@ class Backend(ABC):
     def delete_objects(self, ids: Iterable[str]) -> None:
         """Delete the objects; ids that are not stored are ignored.
 
-        `ids` may be a generator. It is consumed completely, before any deletion, while no `append`
-        or `put_objects` of any process can commit. The generator may call the reading methods of
-        the same backend (read, streams, list_objects, get_objects, missing_objects) on the same
-        thread; they see everything committed, so that gc can mark what was saved since its first
-        pass. An empty store need not consume it. If it raises, nothing is deleted.
+        `ids` may be a generator. It is consumed completely before the first deletion, while
+        `append` and `put_objects` of all processes are blocked. The generator may call the reading
+        methods of the same backend (read, streams, list_objects, get_objects, missing_objects) in
+        the same thread; they return all committed data, so that gc can mark objects saved since
+        its first pass. An empty store need not consume it. If it raises, nothing is deleted.
 
         Objects are deleted in one transaction or in the given order, so that callers can delete an
         object before the objects that it references.
@@ -98,15 +154,15 @@ class Backend(ABC):
         objects: Mapping[str, bytes] = NO_OBJECTS,
         requires: Collection[str] = (),
     ) -> int:
-        """Commit: make the objects durable, then the entry; return its sequence number.
+        """Commit: store the objects durably, then the entry; return its sequence number.
 
-        Numbers count up from 1 and are never reused, even after entries were removed.
+        Numbers start at 1, increase, and are never reused, even if entries are removed.
 
         Args:
             stream: the name of the stream; the first entry creates it.
             entry: the bytes of the entry.
             after: the expected number of the newest entry (0: the stream is empty).
-            objects: new objects that the entry references.
+            objects: new objects that the entry references, in order as for `put_objects`.
             requires: referenced objects that must exist; checked atomically with the append, so
                 that gc cannot delete them in between.
 
@@ -148,7 +204,7 @@ class Backend(ABC):
     def streams(self, prefix: str = "") -> Iterator[str]:
         """Iterate over the names of streams that have entries, in any order.
 
-        Streams may be appended to and removed from meanwhile.
+        Streams may be changed during the iteration.
 
         Raises:
             StorageError: the medium failed.
@@ -158,43 +214,28 @@ class Backend(ABC):
     def close(self) -> None:
         """Close files and connections; closing twice does nothing."""
 
+    def scrub(self) -> None:  # noqa: B027 - most media have nothing to erase
+        """Erase deleted bytes from every file of the medium, if `properties.can_scrub`.
 
-def check_newest(stream: str, newest: int, after: int) -> None:
-    """Compare the newest entry of a stream with the expected one. Raises ConflictError."""
-    if after != newest:
-        raise ConflictError(
-            f"The stream {short_repr(stream)} is at entry {newest}, not at {after}."
-        )
+        May rewrite the whole store. Blocks saves, but not reads.
 
+        Raises:
+            StorageError: the medium is in use (then retryable) or failed; deleted bytes may still
+                be readable.
+        """
 
-def check_compression(compression: str | None) -> str | None:
-    """Return a valid compression, or None for that of the store. Raises InvalidInputError."""
-    if compression not in (None, "zlib", "zstd"):
-        raise InvalidInputError(
-            f"compression must be 'zlib' or 'zstd', not {short_repr(compression)}."
-        )
-    return compression
+    def is_replaced(self) -> bool:
+        """Return whether the open store is no longer at its path.
 
+        If so, all other methods raise StorageError until the store is reopened.
 
-class ObjectScan(NamedTuple):
-    """The result of `SupportsRepack.find_objects`."""
-
-    ids: list[str]
-    """The ids of objects that begin with the byte."""
-    total: int
-    """The number of scanned objects."""
-    position: Any
-    """Plain JSON: where the next scan may start."""
-
-
-class SupportsRepack(Protocol):
-    """A medium that finds objects by their first byte, and replaces their stored form.
-
-    The id is the hash of the uncompressed object, so several stored forms have the same id.
-    """
+        Raises:
+            StorageError: the medium failed.
+        """
+        return False
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
-        """Find the objects whose stored bytes begin with the byte.
+        """Find the objects whose stored bytes begin with a byte, if `properties.can_repack`.
 
         Args:
             first: the byte.
@@ -202,41 +243,32 @@ class SupportsRepack(Protocol):
                 position is treated as None: scan all objects.
 
         Raises:
-            StorageError: the medium failed.
+            StorageError: the medium failed, or cannot do it.
         """
+        raise StorageError(f"{self!r} cannot find objects by their first byte.")
 
     def replace_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Replace the stored bytes of objects, each atomically; deleted objects stay deleted.
+        """Replace the stored bytes of objects, each atomically, if `properties.can_repack`.
+
+        The id is the hash of the uncompressed object, so it does not depend on the stored form.
+        Deleted objects stay deleted.
 
         Raises:
-            StorageError: the medium failed; some objects may be replaced.
+            StorageError: the medium failed, or cannot do it; some objects may be replaced.
         """
+        raise StorageError(f"{self!r} cannot replace objects.")
 
 
-@runtime_checkable
-class SupportsScrub(Protocol):
-    """A backend whose medium may retain deleted bytes, and can erase them."""
-
-    def scrub(self) -> None:
-        """Erase deleted bytes from every file of the medium.
-
-        May rewrite the whole store. Saves wait meanwhile, reads do not.
-
-        Raises:
-            StorageError: the medium is in use (then retryable) or failed; deleted bytes may still
-                be readable.
-        """
+def check_newest(stream: str, newest: int, after: int) -> None:
+    """Check that the newest entry of a stream is the expected one. Raises ConflictError."""
+    if after != newest:
+        raise ConflictError(
+            f"The newest entry of the stream {short_repr(stream)} is {newest}, expected {after}."
+        )
 
 
-@runtime_checkable
-class SupportsReplacementCheck(Protocol):
-    """A backend at a path that detects whether its store was replaced or removed."""
-
-    def is_replaced(self) -> bool:
-        """Return whether the open store is no longer at its path: reopen it.
-
-        Until then every method raises StorageError.
-
-        Raises:
-            StorageError: the medium failed.
-        """
+def check_compression(compression: Compression | None) -> Compression | None:
+    """Validate a `compression=` argument, and return it. Raises InvalidInputError."""
+    if compression is not None:
+        check_option("compression", compression, Compression)
+    return compression

@@ -1,7 +1,7 @@
-"""Default paths: the store and the data directory of the user. Creates nothing.
+"""Default paths: the default store and the data directory of the user. Creates no files.
 
-`seal.py` locates the secret in the same way, but in the config directory: a copy of the data must
-not contain the secret.
+The secret is in the config directory (see `seal.py`), so that a copy of the data directory does
+not contain it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import os
 import sys
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import check_path, wrap_os_errors
+from agent_checkpoint.backends.os_support.posix import check_path, wrap_os_errors
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.file_ownership import check_own
+from agent_checkpoint.file_trust import check_own
 from agent_checkpoint.records import short_repr
 
 ENVIRONMENT = "AGENT_CHECKPOINT_HOME"
@@ -21,11 +21,12 @@ ENVIRONMENT = "AGENT_CHECKPOINT_HOME"
 def default_store() -> Path:
     """Return the directory of the default store.
 
-    It is `store` below `AGENT_CHECKPOINT_HOME`, else below `agent-checkpoint` in the user's data
-    directory: `$XDG_DATA_HOME`, `~/Library/Application Support` on macOS, or `~/.local/share`.
+    It is `$AGENT_CHECKPOINT_HOME/store` if that variable is set. Otherwise it is
+    `agent-checkpoint/store` in `$XDG_DATA_HOME`, in `~/Library/Application Support` on macOS, or
+    in `~/.local/share`.
 
     Raises:
-        InvalidInputError: the environment names a relative path, or the user has no home directory.
+        InvalidInputError: the variable is a relative path, or the user has no home directory.
     """
     given = os.environ.get(ENVIRONMENT)
     if given:
@@ -40,10 +41,10 @@ def default_store() -> Path:
 
 
 def data_home() -> Path:
-    """Return the data directory, which holds indexes and forks beside the store; it may be missing.
+    """Return the data directory: the default store, indexes and forks. It may not exist.
 
     Raises:
-        InvalidInputError: other users own or can write it, or as for `default_store`.
+        InvalidInputError: other users own or can write it; or an error of `default_store`.
         StorageError: the file system failed.
     """
     home = default_store().parent

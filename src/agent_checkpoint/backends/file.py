@@ -5,7 +5,7 @@
     <path>/.tmp/…                temporary files; linked into place when durable
     <path>/.lock, .gate          locks: shared by writers, exclusive for deletions
 
-A store may be untrusted: below its root no link is followed and only regular files are read.
+A store may be untrusted: below its root, links are not followed and only regular files are read.
 """
 
 from __future__ import annotations
@@ -25,9 +25,15 @@ from agent_checkpoint.backends.base import (
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT
-from agent_checkpoint.backends.disk.pin import Pin
-from agent_checkpoint.backends.disk.posix import (
+from agent_checkpoint.backends.file_names import directory_name, is_shortened, stream_name
+from agent_checkpoint.backends.file_sequence import (
+    entry_file,
+    entry_numbers,
+    newest_and_next,
+    record_number,
+)
+from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT
+from agent_checkpoint.backends.os_support.posix import (
     FileIdentity,
     check_lock_file,
     check_lock_timeout,
@@ -46,17 +52,13 @@ from agent_checkpoint.backends.disk.posix import (
     sync_directory,
     wrap_os_errors,
     write_new,
+    wrong_backend,
 )
-from agent_checkpoint.backends.disk.space_limits import SpaceLimits, is_small_record
-from agent_checkpoint.backends.file_names import directory_name, is_shortened, stream_name
-from agent_checkpoint.backends.file_sequence import (
-    entry_file,
-    entry_numbers,
-    newest_and_next,
-    record_number,
-)
+from agent_checkpoint.backends.os_support.space_limits import SpaceLimits, is_small_record
+from agent_checkpoint.backends.os_support.store_identity import Pin
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError
-from agent_checkpoint.file_ownership import check_own, check_writers
+from agent_checkpoint.file_trust import check_own, check_writers
+from agent_checkpoint.options import Compression
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -75,6 +77,7 @@ _CLOCK_TICK_NS = 2 * 10**9
 class FileBackend(Backend):
     """Objects and streams as files in a private directory; acknowledged writes are durable."""
 
+    path: Path
     readable: ClassVar[bool] = True
 
     def __init__(
@@ -83,7 +86,7 @@ class FileBackend(Backend):
         *,
         min_free: int | None = None,
         max_bytes: int | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         shared: bool = False,
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
@@ -91,11 +94,11 @@ class FileBackend(Backend):
 
         Args:
             path: the directory of the store.
-            min_free: as for `SpaceLimits`.
-            max_bytes: as for `SpaceLimits`.
-            compression: of a new store; as for `Backend`.
+            min_free: see `SpaceLimits`.
+            max_bytes: see `SpaceLimits`.
+            compression: see `Backend.compression`.
             shared: accept a directory that other users own or can write.
-            lock_timeout: seconds to wait for a lock; as for the SQLite backend.
+            lock_timeout: seconds to wait for a lock; see `SQLiteBackend`.
 
         Raises:
             InvalidInputError: the path is not a directory, other users own or can write it, or an
@@ -111,10 +114,8 @@ class FileBackend(Backend):
             if not shared:
                 check_own(self.path)
         if (self.path / "store.db").exists():
-            raise InvalidInputError(
-                f'{self.path} is an SQLite store: pass backend="sqlite", or '
-                f"{store_url('sqlite', self.path, shared=shared)}."
-            )
+            raise wrong_backend(self.path, "an SQLite", "sqlite", shared=shared)
+        self.url = store_url("file", self.path, shared=shared)
         self.compression = check_compression(compression)
         self._limits = SpaceLimits(self.path, min_free=min_free, max_bytes=max_bytes)
         self._lock_file = self.path / ".lock"
@@ -122,16 +123,6 @@ class FileBackend(Backend):
         self._tmp = self.path / ".tmp"
         self._objects = self.path / "objects"
         self._pin = Pin(self._objects)  # created with the store, and never removed
-
-    @property
-    def url(self) -> str:  # type: ignore[override]
-        """The URL that opens the same store in another process."""
-        return store_url("file", self.path, shared=self.shared)
-
-    @property
-    def repacks(self) -> FileBackend:  # type: ignore[override]
-        """This backend: it can find and replace objects."""
-        return self
 
     def __repr__(self) -> str:
         return f"FileBackend({str(self.path)!r})"
@@ -205,7 +196,10 @@ class FileBackend(Backend):
                     self._object_file(name).unlink(missing_ok=True)
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
-        """Find objects by their first byte, in changed folders. Raises StorageError."""
+        """Find objects whose stored bytes begin with `first`.
+
+        Scans only the object directories modified since `position`. Raises StorageError.
+        """
         known = position if isinstance(position, dict) else {}
         result = ObjectScan([], 0, {})
         self._pin.exists()
@@ -220,7 +214,7 @@ class FileBackend(Backend):
                 result.position[folder.name] = min(changed, time.time_ns() - _CLOCK_TICK_NS)
                 before = known.get(folder.name)
                 if before != changed:
-                    # After a clock step backwards the time does not tell what is newer.
+                    # If the clock was set back, the mtime does not show which files are newer.
                     is_later = isinstance(before, int) and before < changed
                     since = int(before or 0) - _CLOCK_TICK_NS if is_later else 0
                     result = _scan_folder(Path(folder.path), first, since, result)
@@ -251,7 +245,7 @@ class FileBackend(Backend):
         objects: Mapping[str, bytes] = NO_OBJECTS,
         requires: Collection[str] = (),
     ) -> int:
-        """Commit by linking a durable file under the next number.
+        """Write a durable temporary file, and commit by linking it under the next number.
 
         Raises ConflictError, MissingObjectsError and StorageError.
         """
@@ -366,7 +360,7 @@ class FileBackend(Backend):
         return self._pin.is_replaced()
 
     def close(self) -> None:
-        """Do nothing: no file stays open between calls."""
+        """Do nothing. No file stays open between calls."""
 
     # -- the layout ------------------------------------------------------------------------------
 
@@ -385,7 +379,7 @@ class FileBackend(Backend):
         return store_lock(self._lock_file, exclusive=exclusive, seconds=self._lock_timeout)
 
     def _check_still_locked(self, lock: FileIdentity) -> None:
-        """Check that the store at the path is still this one, and locked. Raises StorageError."""
+        """Check that the store was not replaced and is still locked. Raises StorageError."""
         self._pin.exists()
         check_lock_file(self._lock_file, lock)
 
@@ -431,14 +425,16 @@ class FileBackend(Backend):
         sync_directory(self.path)
 
     def _write_objects(self, objects: Mapping[str, bytes]) -> None:
-        parents = set()
+        # Each name is durable before the next one appears: later objects refer to earlier ones.
+        # The sync comes after the content of the next file is synced, which makes it cheap.
+        last: Path | None = None
         for name, data in objects.items():
             target = self._object_file(name)
             make_store_directory(target.parent)
-            parents.add(target.parent)
-            link_new(self._tmp, data, target)
-        for parent in parents:
-            sync_directory(parent)
+            link_new(self._tmp, data, target, after=last)
+            last = target.parent
+        if last is not None:
+            sync_directory(last)
 
     def _link_next(self, stream: str, folder: Path, written: Path, after: int | None) -> int:
         while True:
@@ -453,7 +449,7 @@ class FileBackend(Backend):
 
 
 def _scan_folder(folder: Path, first: bytes, since: int, result: ObjectScan) -> ObjectScan:
-    """Scan the objects in a folder that were linked there since a time in nanoseconds."""
+    """Scan the objects of a directory that were linked since a time in nanoseconds."""
     ids, total, position = result
     for item in scan_directory(folder):
         with suppress(FileNotFoundError):

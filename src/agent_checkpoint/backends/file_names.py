@@ -1,9 +1,9 @@
-"""Stream names as directory names: escaping and shortening. Touches no file.
+"""Converts stream names to directory names. Does not access the file system.
 
-`key/session_1` becomes `session_1`, other streams begin with a dot (`.fx%2fsession_1`). Unsafe
-bytes are escaped, as `%2f`. A name that is long, has capitals (keys that differ only in case must
-not collide on a case-insensitive file system) or is reserved is shortened and ends in `~` and a
-hash; such a directory holds the name of its stream in the file `name`.
+`key/session_1` becomes `session_1`; names of other streams begin with a dot (`.fx%2fsession_1`).
+Unsafe bytes are escaped, as in `%2f`. A name that is long, is reserved, or has capital letters
+(keys that differ only in case must not collide on a case-insensitive file system) is shortened and
+ends in `~` and a hash; the file `name` in such a directory contains the name of the stream.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CUT = 60
 
 
 def directory_name(stream: str) -> str:
-    """Return the directory name of a stream; two streams never share one."""
+    """Return the directory name of a stream. It is unique."""
     plain = _escape(stream)
     if len(plain) <= LONGEST and plain == plain.lower() and plain not in RESERVED:
         return plain

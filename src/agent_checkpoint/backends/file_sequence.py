@@ -1,8 +1,8 @@
-"""The sequence numbers of a stream in the file backend: present entries and used numbers.
+"""The sequence numbers of a stream in the file backend: existing entries and used numbers.
 
 17.json     entry 17
-last        the highest number that was removed when it was the newest
-17.gone     the same, as an emptied file: entry 17, removed when the disk was full
+last        the highest number whose entry was removed while it was the newest
+17.gone     the same for entry 17, removed while the disk was full: its emptied, renamed file
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import re
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import (
+from agent_checkpoint.backends.os_support.posix import (
     is_disk_full,
     open_single_link,
     read_regular,
@@ -33,7 +33,7 @@ def entry_file(folder: Path, seq: int) -> Path:
 
 
 def entry_numbers(folder: Path) -> set[int]:
-    """Return the numbers of the present entries.
+    """Return the numbers of the existing entries.
 
     Raises:
         OSError: the file system failed.
@@ -42,7 +42,7 @@ def entry_numbers(folder: Path) -> set[int]:
 
 
 def newest_and_next(folder: Path) -> tuple[int, int]:
-    """Return the number of the newest present entry, 0 if there is none, and the next free one.
+    """Return the number of the newest entry, 0 if there is none, and the next free number.
 
     Raises:
         OSError: the file system failed, or a number is out of range.
@@ -51,12 +51,12 @@ def newest_and_next(folder: Path) -> tuple[int, int]:
     newest = max((seq for seq in found if found[seq]), default=0)
     free = max(_read_last(folder), *found, 0) + 1
     if free >= NUMBERS_END:
-        raise OSError(f"{folder} holds a sequence number out of range")
+        raise OSError(f"{folder} contains a sequence number that is out of range")
     return newest, free
 
 
 def record_number(folder: Path, tmp: Path, seq: int) -> None:
-    """Durably record that a number was used; on a full disk this removes its entry.
+    """Record durably that a number was used. If the disk is full, this also removes its entry.
 
     Raises:
         OSError: the file system failed.

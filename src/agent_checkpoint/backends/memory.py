@@ -1,4 +1,4 @@
-"""The in-memory backend."""
+"""The in-memory backend. Its data is lost when the process ends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import time
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from agent_checkpoint.backends.base import NO_OBJECTS, Backend, check_newest
+from agent_checkpoint.backends.base import NO_OBJECTS, Backend, BackendProperties, check_newest
 from agent_checkpoint.errors import MissingObjectsError
 from agent_checkpoint.records import Entry, ObjectInfo, check_object_id, check_stream
 
 
 class MemoryBackend(Backend):
-    """Objects and streams in dicts, under one lock; lost when the process ends."""
+    """Objects and streams in dicts, protected by one lock."""
+
+    _properties: BackendProperties | None = None
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -23,8 +25,15 @@ class MemoryBackend(Backend):
         self._last: dict[str, int] = {}
         _backends.add(self)
 
+    @property
+    def properties(self) -> BackendProperties:
+        """Built once: every save reads it several times."""
+        if self._properties is None:
+            self._properties = super().properties._replace(is_local=True)
+        return self._properties
+
     def put_objects(self, objects: Mapping[str, bytes]) -> None:
-        """Keep the objects. Raises InvalidInputError for a bad id."""
+        """Store the objects. Raises InvalidInputError for a malformed id."""
         now = time.time()
         checked = {check_object_id(name): bytes(data) for name, data in objects.items()}
         with self._lock:
@@ -110,7 +119,7 @@ class MemoryBackend(Backend):
                 self._streams.pop(stream, None)
 
     def streams(self, prefix: str = "") -> Iterator[str]:
-        """Iterate over a snapshot of the names."""
+        """Iterate over a snapshot of the stream names."""
         with self._lock:
             # A process forked during an append or a removal may have an empty stream.
             return iter(
@@ -118,7 +127,7 @@ class MemoryBackend(Backend):
             )
 
     def close(self) -> None:
-        """Do nothing: garbage collection frees the memory."""
+        """Do nothing. The memory is freed with the backend object."""
 
 
 _backends: weakref.WeakSet[MemoryBackend] = weakref.WeakSet()

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.options import BackendName, Compression, Durability
 from agent_checkpoint.records import short_repr
 
 ENTRY_POINTS = "agent_checkpoint.backends"
@@ -17,20 +18,20 @@ ENTRY_POINTS = "agent_checkpoint.backends"
 
 def open_store(
     store: str | Backend | None,
-    backend: str | Backend | None,
+    backend: BackendName | str | Backend | None,
     path: str | os.PathLike[str] | None,
     **options: Any,
 ) -> Backend:
-    """Open the backend that the arguments name; without arguments, one in memory.
+    """Open the backend that the arguments select; without arguments, an in-memory backend.
 
     Args:
         store: a store URL or a Backend.
         backend: a short name, a store URL or a Backend, instead of `store`.
         path: the directory, with a short name.
-        options: those of `open_backend`, with a short name.
+        options: the options of `open_backend`, with a short name.
 
     Raises:
-        InvalidInputError: they name no backend or contradict each other.
+        InvalidInputError: the arguments select no backend, or conflict.
     """
     given = list(_given(**options))
     if store is not None and (backend is not None or path is not None):
@@ -40,14 +41,19 @@ def open_store(
         if path is not None:
             raise InvalidInputError("path= cannot be combined with a Backend instance.")
         if given:
-            raise InvalidInputError(f"Set {', '.join(given)} on the Backend instance itself.")
+            raise InvalidInputError(
+                f"{', '.join(given)} cannot be combined with a Backend instance: pass the option "
+                "to its constructor."
+            )
         return chosen
     if chosen is None and path is not None:
-        raise InvalidInputError('path= needs a backend: backend="file", path=….')
+        raise InvalidInputError('path= needs a backend: backend="sqlite" or backend="file".')
     if chosen is None:
         return open_backend("memory", **options)
     if isinstance(chosen, os.PathLike):
-        raise InvalidInputError('For a directory pass backend="file", path=….')
+        raise InvalidInputError(
+            'Pass a directory as path=, with backend="sqlite" or backend="file".'
+        )
     if not isinstance(chosen, str):
         raise InvalidInputError(
             f"{short_repr(chosen)} is not a backend name, a store URL or a Backend."
@@ -64,11 +70,11 @@ def open_named(
 ) -> Backend:
     """Open a store by path, URL or Backend.
 
-    A path means an SQLite store; None means the default store. `shared` is as for `open_backend`
-    and ignored for a Backend.
+    A path is the directory of an SQLite store; None is the default store. `shared` is the option
+    of `open_backend`; it is ignored for a Backend.
 
     Raises:
-        InvalidInputError: it is none of these.
+        InvalidInputError: `store` is of another type, or is not valid.
     """
     if store is None or isinstance(store, os.PathLike):
         return open_backend("sqlite", store, shared=shared)
@@ -80,10 +86,10 @@ def open_named(
 
 
 def as_shared(store: str) -> str:
-    """Return the URL that opens a store, given by path or URL, as a shared one."""
+    """Return the URL that opens a store, given by path or URL, as a shared store."""
     if "://" not in store:
         with block_forks():
-            from agent_checkpoint.backends.disk.posix import check_path, store_url
+            from agent_checkpoint.backends.os_support.posix import check_path, store_url
 
         return store_url("sqlite", check_path(store).absolute(), shared=True)
     if store.partition("?")[2].split("&").count("shared=1"):
@@ -95,23 +101,23 @@ def open_backend(
     name: str,
     path: str | os.PathLike[str] | None = None,
     *,
-    durability: str | None = None,
+    durability: Durability | None = None,
     min_free: int | None = None,
     max_bytes: int | None = None,
-    compression: str | None = None,
+    compression: Compression | None = None,
     shared: bool | None = None,
 ) -> Backend:
     """Open a backend of this package by its short name: `memory`, `file` or `sqlite`.
 
     Args:
         name: the name of the backend.
-        path: the directory of a file or SQLite store; `default_store()` if SQLite gets none.
-        durability: `full` or `fast`, of an SQLite store.
-        min_free: bytes to leave free on the file system; as for `SpaceLimits`.
+        path: the directory of a file or SQLite store; for SQLite it defaults to `default_store()`.
+        durability: `full` or `fast`, for an SQLite store.
+        min_free: bytes to leave free on the file system; see `SpaceLimits`.
         max_bytes: the maximum total size of the store; unlimited by default.
-        compression: of a new file or SQLite store, `zlib` or `zstd`.
-        shared: accept a directory that other users own or can write. Entries are sealed under the
-            secret of the user, and entries without that seal are refused.
+        compression: `zlib` or `zstd`, used when a file or SQLite store is created.
+        shared: accept a directory that other users own or can write. Entries are signed with an
+            HMAC under the user's secret, and entries without a valid HMAC are rejected.
 
     Raises:
         InvalidInputError: the name is unknown, a path is missing or not allowed, the backend has
@@ -144,24 +150,24 @@ def open_backend(
 
 
 def open_url(url: str) -> Backend:
-    """Open the backend that a store URL names, such as `file:///var/checkpoints`.
+    """Open the backend for a store URL, such as `file:///var/checkpoints`.
 
     Options of `open_backend` follow a question mark: `sqlite:///var/store?durability=fast`.
 
     Raises:
-        InvalidInputError: the text is not a URL, or no installed package knows its scheme.
+        InvalidInputError: `url` is not a URL, or no backend is registered for its scheme.
     """
     scheme, separator, _ = url.partition("://")
     if not separator:
         raise InvalidInputError(
             f"{short_repr(url)} is not a store URL such as file:///path. "
-            'For a directory pass backend="file", path=….'
+            'Pass a directory as path=, with backend="sqlite" or backend="file".'
         )
     opener = _BUILT_IN.get(scheme) or _registered(scheme)
     if opener is None:
         raise InvalidInputError(
-            f"No backend is registered for {scheme}:// URLs. Built in are memory://, "
-            "file:// and sqlite://; install the package of the other backend."
+            f"No backend is registered for {scheme}:// URLs. Built-in schemes are memory://, "
+            "file:// and sqlite://. For other schemes, install the package of the backend."
         )
     return opener(url)
 
@@ -196,8 +202,8 @@ def _options(query: str) -> dict[str, Any]:
         option, _, value = item.partition("=")
         if option not in _OPTIONS or option in options:
             raise InvalidInputError(
-                f"{short_repr(item)} is not an option of a store URL, or is repeated. There "
-                f"are {', '.join(_OPTIONS)}; write a ? in the path as %3f."
+                f"{short_repr(item)} is not an option of a store URL, or is repeated. Valid "
+                f"options: {', '.join(_OPTIONS)}. Write a ? in the path as %3f."
             )
         try:
             options[option] = _OPTIONS[option](value)
@@ -233,7 +239,7 @@ _BUILT_IN: dict[str, Callable[[str], Backend]] = {
 
 def _registered(scheme: str) -> Callable[[str], Backend] | None:
     with block_forks():
-        from importlib.metadata import entry_points  # slow, and needed for foreign schemes only
+        from importlib.metadata import entry_points  # slow, and needed for other schemes only
 
     points = entry_points()
     if hasattr(points, "select"):

@@ -1,7 +1,7 @@
 """The SQLite backend: one database, and loose files for large objects.
 
 <path>/store.db              streams, and objects up to LOOSE_FROM bytes (WAL mode)
-<path>/objects/ab/ab12…      larger objects, durable before the commit that names them
+<path>/objects/ab/ab12…      larger objects, durable before the commit that references them
 <path>/.tmp/…                temporary files
 <path>/.lock, .gate          locks: exclusive for each writer
 <path>/.reserve              reserved space for deletions on a full disk
@@ -21,13 +21,15 @@ from typing import Any
 from agent_checkpoint.backends.base import (
     NO_OBJECTS,
     Backend,
+    BackendProperties,
     ObjectScan,
     check_compression,
     check_newest,
 )
-from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT
-from agent_checkpoint.backends.disk.mounts import network_file_system
-from agent_checkpoint.backends.disk.posix import (
+from agent_checkpoint.backends.file_names import FORMAT_FOLDER
+from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT
+from agent_checkpoint.backends.os_support.mounts import network_file_system
+from agent_checkpoint.backends.os_support.posix import (
     check_lock_timeout,
     check_path,
     link_new,
@@ -41,11 +43,11 @@ from agent_checkpoint.backends.disk.posix import (
     sync_parents,
     wrap_os_errors,
     write_new,
+    wrong_backend,
 )
-from agent_checkpoint.backends.disk.reserve import Reserve
-from agent_checkpoint.backends.disk.space_limits import SpaceLimits, is_small_record
-from agent_checkpoint.backends.file_names import FORMAT_FOLDER
-from agent_checkpoint.backends.sqlite_connections import DURABILITY, Connections
+from agent_checkpoint.backends.os_support.reserve import Reserve
+from agent_checkpoint.backends.os_support.space_limits import SpaceLimits, is_small_record
+from agent_checkpoint.backends.sqlite_connections import Connections
 from agent_checkpoint.backends.sqlite_rows import (
     MAX_SEQ,
     PAGE_ROWS,
@@ -62,7 +64,8 @@ from agent_checkpoint.backends.sqlite_rows import (
 )
 from agent_checkpoint.backends.sqlite_space import SpaceManager
 from agent_checkpoint.errors import InvalidInputError, MissingObjectsError, StorageError
-from agent_checkpoint.file_ownership import check_own
+from agent_checkpoint.file_trust import check_own
+from agent_checkpoint.options import Compression, Durability, check_option
 from agent_checkpoint.records import (
     Entry,
     ObjectInfo,
@@ -70,7 +73,6 @@ from agent_checkpoint.records import (
     check_stream,
     is_object_id,
     is_stream,
-    short_repr,
 )
 
 _LIMIT_WAL_EVERY = 256 << 10
@@ -79,16 +81,19 @@ LOOSE_FROM = 100_000
 
 
 class SQLiteBackend(Backend):
-    """Objects and streams in a directory; safe for many threads and processes."""
+    """Objects and streams in an SQLite database; safe for concurrent threads and processes."""
+
+    path: Path
+    _properties: BackendProperties | None = None
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        durability: str = "full",
+        durability: Durability = "full",
         min_free: int | None = None,
         max_bytes: int | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         shared: bool = False,
         lock_timeout: float = LOCK_TIMEOUT,
     ) -> None:
@@ -97,13 +102,13 @@ class SQLiteBackend(Backend):
         Args:
             path: the directory of the store.
             durability: `full`: acknowledged saves survive a power failure. `fast`: they survive a
-                crash of the process; a power failure may lose the last saves.
-            min_free: as for `SpaceLimits`.
-            max_bytes: as for `SpaceLimits`.
-            compression: of a new store; as for `Backend`.
+                crash of the process, but a power failure may lose the most recent saves.
+            min_free: see `SpaceLimits`.
+            max_bytes: see `SpaceLimits`.
+            compression: see `Backend.compression`.
             shared: accept a directory that other users own or can write.
-            lock_timeout: seconds to wait for another writer; ten times as long while it is
-                running, for gc may take long.
+            lock_timeout: seconds to wait for another writer. The wait is up to ten times as long
+                while that process is running, because gc may take long.
 
         Raises:
             InvalidInputError: the path is not a directory, is a file store, is on a network file
@@ -117,26 +122,25 @@ class SQLiteBackend(Backend):
         self._check_own = (
             partial(_refuse_linked_database, own[1]) if shared else partial(check_own, *own)
         )
-        if durability not in DURABILITY:
-            raise InvalidInputError(
-                f"durability must be 'full' or 'fast', not {short_repr(durability)}."
-            )
-        with wrap_os_errors(f"look at {self.path}"):
+        check_option("durability", durability, Durability)
+        with wrap_os_errors(f"check {self.path}"):
             if self.path.exists() and not self.path.is_dir():
-                raise InvalidInputError(f"{self.path} is not a directory: choose another path.")
+                raise InvalidInputError(
+                    f"{self.path} is a file, but an SQLite store is a directory. Choose another."
+                )
             self._check_own()
             # With a database in it, the file store could not be opened any more.
             if not (self.path / "store.db").exists() and (self.path / FORMAT_FOLDER).is_dir():
-                raise InvalidInputError(
-                    f'{self.path} is a store of readable files: pass backend="file", or '
-                    f"{store_url('file', self.path, shared=shared)}."
-                )
+                raise wrong_backend(self.path, "a file", "file", shared=shared)
         network = network_file_system(self.path)
         if network is not None:
             raise InvalidInputError(
-                f"{self.path} is on a network file system ({network}), where SQLite cannot lock. "
-                "Use a local directory, a PostgreSQL or object store, or the file backend."
+                f"{self.path} is on a network file system ({network}), where the file locking of "
+                "SQLite is unreliable. Use a local directory, the file backend, or a backend for "
+                "a database or object store."
             )
+        self.durability = durability
+        self.url = store_url("sqlite", self.path, shared=shared)
         self.compression = check_compression(compression)
         reserve = Reserve(self.path / ".reserve")
         self._limits = SpaceLimits(
@@ -156,19 +160,11 @@ class SQLiteBackend(Backend):
         self._since_wal_limit = _LIMIT_WAL_EVERY
 
     @property
-    def url(self) -> str:  # type: ignore[override]
-        """The URL that opens the same store in another process."""
-        return store_url("sqlite", self.path, shared=self.shared)
-
-    @property
-    def repacks(self) -> SQLiteBackend:  # type: ignore[override]
-        """This backend: it can find and replace objects."""
-        return self
-
-    @property
-    def durability(self) -> str:
-        """`full`: saves survive a power failure; `fast`: a crash of the process only."""
-        return self._connections.durability
+    def properties(self) -> BackendProperties:
+        """Built once: every save reads it several times."""
+        if self._properties is None:
+            self._properties = super().properties._replace(marker=self.path / "store.db")
+        return self._properties
 
     def __repr__(self) -> str:
         return f"SQLiteBackend({str(self.path)!r})"
@@ -228,7 +224,10 @@ class SQLiteBackend(Backend):
             self._space.shrink()
 
     def find_objects(self, first: bytes, position: Any = None) -> ObjectScan:
-        """Find objects by their first byte, among those added since. Raises StorageError."""
+        """Find objects whose stored bytes begin with `first`.
+
+        Scans only the objects added since `position`. Raises StorageError.
+        """
         found: list[str] = []
         total = 0
         while True:
@@ -310,7 +309,7 @@ class SQLiteBackend(Backend):
         limit: int | None = None,
         newest_first: bool = False,
     ) -> list[Entry]:
-        """Return the selected entries; a damaged one has no data. Raises StorageError."""
+        """Return the selected entries; a damaged entry has empty data. Raises StorageError."""
         if not is_stream(stream):
             return []
         with self._connections.read_connection() as db:
@@ -321,7 +320,7 @@ class SQLiteBackend(Backend):
             )
 
     def remove(self, stream: str, seqs: Iterable[int]) -> None:
-        """Remove entries; the last number of the stream is kept. Raises StorageError."""
+        """Remove entries; their numbers are not reused. Raises StorageError."""
         if not is_stream(stream):
             return
         if not self._connections.exists():
@@ -343,7 +342,7 @@ class SQLiteBackend(Backend):
             return iter([] if db is None else stream_names(db, prefix))
 
     def scrub(self) -> None:
-        """Rewrite the database without deleted content, and sweep files. Raises StorageError."""
+        """Rewrite the database without deleted data; remove unused files. Raises StorageError."""
         if not self._connections.exists():
             return
         with self._exclusive():

@@ -14,10 +14,9 @@ from threading import get_ident
 from typing import NamedTuple
 from weakref import finalize
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks, close_before_fork
-from agent_checkpoint.backends.disk.lock_wait import describe_holders, lock_holders
-from agent_checkpoint.backends.disk.pin import Pin
-from agent_checkpoint.backends.disk.posix import (
+from agent_checkpoint.backends.os_support.lock_wait import describe_holders, lock_holders
+from agent_checkpoint.backends.os_support.os_fork import block_forks, close_before_fork
+from agent_checkpoint.backends.os_support.posix import (
     FileIdentity,
     check_lock_file,
     exclusive_lock,
@@ -29,7 +28,8 @@ from agent_checkpoint.backends.disk.posix import (
     sync_directory,
     wrap_os_errors,
 )
-from agent_checkpoint.backends.disk.reserve import Reserve
+from agent_checkpoint.backends.os_support.reserve import Reserve
+from agent_checkpoint.backends.os_support.store_identity import Pin
 from agent_checkpoint.backends.sqlite_files import (
     APPLICATION_ID,
     database_open_lock,
@@ -37,6 +37,7 @@ from agent_checkpoint.backends.sqlite_files import (
     unregister,
 )
 from agent_checkpoint.errors import FormatError, IntegrityError, StorageError
+from agent_checkpoint.options import Durability
 
 SCHEMA_VERSION = 1
 SCHEMA = (
@@ -48,7 +49,7 @@ SCHEMA = (
     "size INTEGER NOT NULL, ts REAL NOT NULL, data BLOB)",
 )
 _NO_OP_WRITE = "DELETE FROM streams WHERE 0"  # fails on a read-only database
-DURABILITY = {"full": "FULL", "fast": "NORMAL"}
+_SYNCHRONOUS = {"full": "FULL", "fast": "NORMAL"}
 
 PAGE_BYTES = 8192
 WAL_BYTES = 1 << 20
@@ -72,7 +73,7 @@ class _Connection(sqlite3.Connection):
 class _PooledConnection(NamedTuple):
     """A connection, with the identities of its WAL and shared memory files.
 
-    None without shared memory: then the store lock replaces it.
+    `companions` is None for a connection without shared memory, which relies on the store lock.
     """
 
     db: sqlite3.Connection
@@ -86,12 +87,12 @@ class Connections:
         self,
         database: Path,
         lock_file: Path,
-        durability: str,
+        durability: Durability,
         reserve: Reserve,
         check_own: Callable[[], None],
         lock_timeout: float,
     ) -> None:
-        """Open nothing yet; `check_own` refuses a database that others can write."""
+        """Create an empty pool. `check_own` raises if other users can write the database."""
         self.database = database
         self._check_own = check_own
         self.lock_timeout = lock_timeout
@@ -119,7 +120,10 @@ class Connections:
 
     @contextmanager
     def read_connection(self) -> Iterator[sqlite3.Connection | None]:
-        """Yield a connection; None if there is no database. Raises as `wrap_sqlite_errors` does."""
+        """Yield a connection; None if there is no database.
+
+        Raises the same errors as `wrap_sqlite_errors`.
+        """
         if not self.exists():
             yield None
             return
@@ -134,8 +138,8 @@ class Connections:
         """
         if self._is_log_lost:
             raise StorageError(
-                f"The log of {self.database} was removed while it was in use, and the last saves "
-                "are gone with it. Nothing was read or written: reopen the store."
+                f"The write-ahead log of {self.database} was removed while it was in use, and the "
+                "most recent saves were lost. Nothing was read or written. Reopen the store."
             )
         return self._pin.exists()
 
@@ -173,17 +177,17 @@ class Connections:
                 self.reserve.refill()
 
     @contextmanager
-    def transaction(self, durability: str | None = None) -> Iterator[sqlite3.Connection]:
-        """Yield a connection in a transaction that commits durably at the end of the block.
+    def transaction(self, durability: Durability | None = None) -> Iterator[sqlite3.Connection]:
+        """Yield a connection in a transaction that is committed at the end of the block.
 
-        Requires `write_lock`.
+        The caller must hold `write_lock`.
 
         Args:
-            durability: overrides the durability of the store.
+            durability: overrides the durability of these connections.
 
         Raises:
             StorageError: the medium failed or the store was removed; nothing was committed.
-            IntegrityError: the database is damaged or foreign.
+            IntegrityError: the database is damaged, or is not a store.
         """
         with ExitStack() as stack:
             try:
@@ -197,7 +201,7 @@ class Connections:
             yield db
 
     @contextmanager
-    def _begin_transaction(self, durability: str) -> Iterator[sqlite3.Connection]:
+    def _begin_transaction(self, durability: Durability) -> Iterator[sqlite3.Connection]:
         with self._checkout() as pooled, _durability(pooled.db, durability, self.durability):
             db = pooled.db
             _begin(db, self.lock_timeout)
@@ -224,7 +228,7 @@ class Connections:
                 check_lock_file(self.lock_file, self._lock)
 
     def sync_directory_once(self) -> None:
-        """Sync the directory of a new WAL; SQLite does so too, but ignores failures.
+        """Sync the directory of a new WAL. SQLite also does this, but ignores failures.
 
         Called after each commit; only the first call has an effect.
 
@@ -246,7 +250,7 @@ class Connections:
     def connection(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection outside a transaction; call `exists` first or hold `write_lock`.
 
-        Raises as `wrap_sqlite_errors` does.
+        Raises the same errors as `wrap_sqlite_errors`.
         """
         with self._checkout() as pooled:
             yield pooled.db
@@ -285,8 +289,8 @@ class Connections:
         self.check_write_lock()
         if self._is_stale(pooled):
             raise StorageError(
-                f"The log of {self.database} was removed or replaced during a write, so nothing "
-                "was written. Try again.",
+                f"The write-ahead log of {self.database} was removed or replaced during a write, "
+                "so nothing was written. Try again.",
                 retryable=True,
             )
 
@@ -297,10 +301,10 @@ class Connections:
     def _reconnect(self, stale: _PooledConnection, locks: ExitStack) -> _PooledConnection:
         """Replace a connection whose WAL was removed or replaced.
 
-        Code in this process that opens and closes the database file itself, to copy it, drops the
-        locks of SQLite. Another process that ends may then assume it is the last user, checkpoint
-        the WAL and remove it: nothing is lost. But the WAL may have been removed by hand. Closing
-        the connection checkpoints it, if no other process uses it.
+        Code in this process that opens and closes the database file, for example to copy it,
+        releases the locks of SQLite. Another process may then assume that it is the last user,
+        checkpoint the WAL and remove it; no data is lost. But if the WAL was removed by hand, saves
+        may be lost. Closing the connection checkpoints the WAL if no other process uses it.
 
         Raises:
             StorageError: acknowledged saves were lost with the WAL.
@@ -347,7 +351,7 @@ class Connections:
             self._pid = os.getpid()
 
     def _open(self, locks: ExitStack) -> _PooledConnection:
-        """Open the database; locks that its use needs are added to `locks`.
+        """Open the database; add the locks that are required for its use to `locks`.
 
         Even to read, SQLite creates the WAL and shared memory files. If that fails, on a full disk
         or without write permission, the store lock replaces the shared memory.
@@ -377,9 +381,9 @@ class Connections:
             if error.errno not in _PERMISSION_ERRNOS:
                 raise
             raise StorageError(
-                f"Cannot read {self.database}: a dead process left a WAL, "
-                f"{self.database.name}-wal, which cannot be read without write permission "
-                f"({error.strerror}). Copy the directory to where you can write, and open the copy."
+                f"Cannot read {self.database}: there is a write-ahead log, "
+                f"{self.database.name}-wal, which cannot be replayed without write permission "
+                f"({error.strerror}). Copy the directory to a writable location, and open the copy."
             ) from error
         locks.callback(self.reserve.refill)  # closing removes the WAL and frees its blocks
         return self._open_exclusive()
@@ -428,7 +432,7 @@ class Connections:
             if self._suspect:
                 _check_pages(db, self.database)
                 self._suspect = False
-            db.execute(f"PRAGMA synchronous={DURABILITY[self.durability]}")
+            db.execute(f"PRAGMA synchronous={_SYNCHRONOUS[self.durability]}")
             db.execute(f"PRAGMA wal_autocheckpoint={WAL_BYTES // PAGE_BYTES}")
             db.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
             # FAST overwrites deleted content where that is free. ON, the default of some builds,
@@ -483,13 +487,13 @@ class Connections:
 
 
 @contextmanager
-def _durability(db: sqlite3.Connection, how: str, usual: str) -> Iterator[None]:
+def _durability(db: sqlite3.Connection, how: Durability, usual: Durability) -> Iterator[None]:
     if how == usual:
         yield
         return
-    db.execute(f"PRAGMA synchronous={DURABILITY[how]}")
+    db.execute(f"PRAGMA synchronous={_SYNCHRONOUS[how]}")
     yield
-    db.execute(f"PRAGMA synchronous={DURABILITY[usual]}")
+    db.execute(f"PRAGMA synchronous={_SYNCHRONOUS[usual]}")
 
 
 def _uri(database: Path, how: str) -> str:
@@ -499,7 +503,7 @@ def _uri(database: Path, how: str) -> str:
 
 
 def _close_all(idle: list[_PooledConnection], pid: int) -> None:
-    """Close the connections that process `pid` opened; a child only forgets them."""
+    """Close the connections that process `pid` opened. A child process keeps them open, unused."""
     with suppress(IndexError):  # until none is left
         while True:
             db = idle.pop().db
@@ -515,7 +519,7 @@ def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Itera
 
     Raises:
         StorageError: the medium failed; retryable if the database stayed busy.
-        IntegrityError: the database is damaged or foreign.
+        IntegrityError: the database is damaged, or is not an SQLite database.
     """
     try:
         yield
@@ -523,7 +527,7 @@ def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Itera
         text = str(error)
         if any(sign in text for sign in ("malformed", "not a database", "corrupt")):
             raise IntegrityError(
-                f"The database {database} is damaged ({text}). Restore it from a copy."
+                f"The database {database} is damaged ({text}). Restore it from a backup."
             ) from error
         if "I/O" in text:
             on_io_error()
@@ -532,11 +536,11 @@ def wrap_sqlite_errors(database: Path, on_io_error: Callable[[], None]) -> Itera
         advice = ""
         if no_room:
             text = text if "full" in text else f"{text}, the disk is full"
-            advice = "Free some space; what was saved before is intact."
+            advice = "Free some space. Existing checkpoints are intact."
         if busy:
             advice = (
-                f"It is in use by {_database_users(database)}. Let that end or go on, then try "
-                "again."
+                f"It is in use by {_database_users(database)}. Retry when that process has "
+                "finished; resume it if it is stopped."
             )
         raise StorageError(
             f"Cannot use {database}: {text}. {advice}".strip(), retryable=busy, no_room=no_room
@@ -574,21 +578,21 @@ def _begin(db: sqlite3.Connection, seconds: float) -> None:
 
 
 def _check_schema(db: sqlite3.Connection, database: Path) -> None:
-    """Refuse a database with anything but the expected tables: it may be crafted."""
+    """Check that a database has exactly the expected tables; a crafted one may have others."""
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
         raise IntegrityError(f"{database} is not a store of agent-checkpoint.")
     if version > SCHEMA_VERSION:
         raise FormatError(
-            f"{database} has schema {version}; this version knows {SCHEMA_VERSION}. "
-            "Install a newer agent-checkpoint."
+            f"{database} has schema version {version}; this version supports schema versions up "
+            f"to {SCHEMA_VERSION}. Install a newer agent-checkpoint."
         )
     found = {sql for (sql,) in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
     if found != set(SCHEMA):
         raise IntegrityError(
-            f"{database} has tables, triggers or views that are not ours, or lacks some. "
-            "Do not use it: restore it from a copy."
+            f"{database} does not have the expected schema: tables, triggers or views were added "
+            "or are missing. Do not use it; restore it from a backup."
         )
 
 
@@ -601,4 +605,6 @@ def _progress(db: sqlite3.Connection) -> int:
 def _check_pages(db: sqlite3.Connection, database: Path) -> None:
     (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
-        raise IntegrityError(f"The database {database} is damaged ({verdict}).")
+        raise IntegrityError(
+            f"The database {database} is damaged ({verdict}). Restore it from a backup."
+        )

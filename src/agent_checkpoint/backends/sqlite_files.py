@@ -1,9 +1,9 @@
-"""Database files of stores: which ones this process has open, and how to recognise others.
+"""Registers the databases that this process has open, and detects database files of stores.
 
 A process loses all POSIX locks on a file when it closes any descriptor of that file. Closing a
-second descriptor of a database would drop the locks of SQLite, and another process could then
-delete the WAL that SQLite writes here. So open databases are registered by inode and never opened
-a second time. Does not import sqlite3, which is slow.
+second descriptor of a database would release the locks of SQLite, and another process could then
+delete a WAL that is in use. Open databases are therefore registered by inode, and this module does
+not open them again. Does not import sqlite3, which is slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _open: dict[int, tuple[int, int]] = {}
 
 @contextmanager
 def database_open_lock() -> Iterator[None]:
-    """Keep other threads from reading databases while the block opens and registers one."""
+    """Block `is_store_database` in other threads while the block opens and registers a database."""
     with _lock:
         yield
 
@@ -39,7 +39,7 @@ def register(connection: object, path: str | os.PathLike[str]) -> None:
     try:
         found = os.stat(path)
     except OSError:
-        return  # it was removed: no path leads to it
+        return  # the file was removed, so no path leads to it
     _open[id(connection)] = found.st_dev, found.st_ino
 
 

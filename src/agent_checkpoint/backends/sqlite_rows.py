@@ -39,7 +39,7 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
         number, last = row
         if type(last) is not int or not 0 < last < MAX_SEQ - 1:
             raise IntegrityError(
-                f"The stream {short_repr(stream)} is damaged: its last number is lost."
+                f"The stream {short_repr(stream)} is damaged: its last sequence number is invalid."
             )
         seq = last + 1
         db.execute("UPDATE streams SET last = ? WHERE id = ?", (seq, number))
@@ -51,7 +51,7 @@ def add_entry(db: sqlite3.Connection, stream: str, data: bytes) -> int:
 
 
 def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, Any]]) -> None:
-    """Insert objects: id, size, time, and data or None for a file. Existing ones are kept."""
+    """Insert objects: id, size, time, and data or None for a file. Existing rows are kept."""
     # Many rows per statement: Python releases the GIL once per statement and waits to get it back.
     for start in range(0, len(rows), _ROWS):
         some = rows[start : start + _ROWS]
@@ -63,7 +63,7 @@ def add_objects(db: sqlite3.Connection, rows: Sequence[tuple[bytes, int, float, 
 
 
 def change_object(db: sqlite3.Connection, name: str, data: bytes, *, is_loose: bool) -> None:
-    """Replace the bytes of an object; of a loose file only its size."""
+    """Replace the stored bytes of an object; for a loose file, update only the size."""
     db.execute(
         "UPDATE objects SET size = ?, data = ? WHERE id = ?",
         (len(data), None if is_loose else data, bytes.fromhex(name)),
@@ -73,10 +73,10 @@ def change_object(db: sqlite3.Connection, name: str, data: bytes, *, is_loose: b
 def first_bytes(
     db: sqlite3.Connection, position: Any
 ) -> tuple[list[tuple[str, bytes | None]], list[Any] | None]:
-    """Return the next page of objects, each with its first byte, None if it is a file.
+    """Return the next page of objects, each with its first byte, or None if it is a loose file.
 
-    A position is the row number, id and time of the last object of a page. Row numbers rise while
-    that object exists; once it is deleted its number may be reused, and the scan starts over.
+    A position is the row number, id and time of the last object of a page. If that object was
+    deleted, its row number may have been reused, so the scan starts again from the first row.
 
     Returns:
         The page, and the position at its end.
@@ -120,7 +120,7 @@ def read_entries(
     limit: int | None,
     newest_first: bool,
 ) -> list[Entry]:
-    """Return the selected entries; one with a damaged row has no data."""
+    """Return the selected entries; the data of an entry with a wrong checksum is empty."""
     name = stream.encode()
     order = "DESC" if newest_first else "ASC"
     rows = db.execute(

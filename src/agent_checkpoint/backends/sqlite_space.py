@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from agent_checkpoint.backends.disk.posix import free_bytes
+from agent_checkpoint.backends.os_support.posix import free_bytes
 from agent_checkpoint.backends.sqlite_connections import PAGE_BYTES, WAL_BYTES, Connections
 from agent_checkpoint.errors import StorageError
 
@@ -37,10 +37,10 @@ class SpaceManager:
         self._wal_limit = _MAX_WAL_BYTES
 
     def delete(self, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Run a deleting statement for all rows, in one transaction.
+        """Run a DELETE statement for all rows, in one transaction.
 
-        A deletion needs space too. On a full disk the reserve is released, and the rows are deleted
-        in order, in as many transactions as the space allows.
+        A deletion needs disk space, too. If the disk is full, the reserve is released, and the rows
+        are deleted in order, in several smaller transactions.
 
         Raises:
             StorageError: the medium failed; the first rows may be deleted.
@@ -72,9 +72,9 @@ class SpaceManager:
                 done += size
 
     def shrink(self) -> None:
-        """Return free pages to the file system, for a few seconds at most.
+        """Return free pages to the file system, for at most a few seconds.
 
-        Pages that readers block are left for the next call.
+        If a reader blocks this, the remaining pages are left for the next call.
 
         Raises:
             IntegrityError: the database is damaged.
@@ -116,7 +116,7 @@ class SpaceManager:
                     self._wal_limit = _MAX_WAL_BYTES
 
     def scrub(self) -> None:
-        """Rewrite the database without deleted content, and truncate the WAL.
+        """Rewrite the database without deleted data, and truncate the WAL.
 
         Raises:
             StorageError: a reader is active, there is no space for a copy, or the medium failed.
@@ -130,14 +130,14 @@ class SpaceManager:
                 raise
             size = database.stat().st_size
             raise StorageError(
-                f"Cannot scrub {database}: that takes up to {2 * size:,} bytes, of which "
-                f"{free_bytes(database):,} are free, and {size:,} where temporary files are. "
-                "What was deleted may still be in its files: free some space, and do it again."
+                f"Cannot scrub {database}: this needs up to {2 * size:,} bytes on its file system, "
+                f"where {free_bytes(database):,} are free, and {size:,} in the directory for "
+                "temporary files. Deleted data may remain in its files. Free some space and retry."
             ) from error
         if not done:
             raise StorageError(
-                f"Cannot scrub {self._connections.database}: others read from it right now. Try "
-                "again when they are done.",
+                f"Cannot scrub {self._connections.database}: another connection is reading it. "
+                "Deleted data may remain in its files. Retry when the reader has finished.",
                 retryable=True,
             )
 
@@ -173,7 +173,10 @@ class SpaceManager:
 
 @contextmanager
 def _busy_timeout(db: sqlite3.Connection, seconds: float) -> Iterator[None]:
-    """Set the busy timeout within the block; after an error `db` is not used again."""
+    """Set the busy timeout for the duration of the block.
+
+    If the block raises, the timeout is not reset: the caller must discard `db`.
+    """
     (usual,) = db.execute("PRAGMA busy_timeout").fetchone()
     db.execute(f"PRAGMA busy_timeout={round(seconds * 1000)}")
     yield

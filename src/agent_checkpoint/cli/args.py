@@ -1,6 +1,6 @@
-"""Parse the command line. Owns the parsers, the help texts and the usage errors.
+"""Parses the command line. Owns the parsers, the help texts and the usage errors.
 
-The help has its own format: argparse formats help differently from one Python version to the next.
+The help has its own format, because the format of argparse differs between Python versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USAGE_ERROR = 2
 BEGIN = "Save, restore, roll back, fork and resume the files and state of an AI agent."
 END = (
     "ID is a checkpoint id; KEY for the latest checkpoint of a key; KEY~2 for two checkpoints "
-    "earlier; KEY@17 for number 17. In a saved directory the key can be left out: @~2, @17.\n\n"
+    "earlier; KEY@17 for number 17. In a saved directory the key can be omitted: @~2, @17.\n\n"
     f"Run {NAME} COMMAND --help for options and examples. Exit status: 0 success, 1 failure, "
     "2 usage error, 3 not found, 4 refused, 130 interrupted."
 )
@@ -29,20 +29,20 @@ _ELSEWHERE = {
     "version": f"use {NAME} --version",
     "undo": f"every restore saves a safety checkpoint first: find its number with {NAME} log, "
     f"then run {NAME} restore @NUMBER",
-    "list": f"use {NAME} keys to list keys, or {NAME} log for the history of one",
+    "list": f"use {NAME} keys to list keys, or {NAME} log for the history of a key",
     "status": f"use {NAME} diff --stat",
 }
-"""Hints for command names that other programs have."""
+"""Hints for command names of other programs."""
 _SHARED = (
-    "the store belongs to another user or is writable by others: trust only checkpoints sealed "
-    "with your secret"
+    "the store belongs to another user or is writable by others: trust only checkpoints "
+    "signed with your secret"
 )
 _LEFT = 26
 _NARROW, _WIDE = 50, 100
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors take two lines and suggest the nearest option."""
+    """A parser with two-line errors that suggest the nearest option."""
 
     examples = ""
     """Example lines for the end of the help."""
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
         return " ".join(words)
 
     def format_help(self, width: int | None = None) -> str:
-        """Return the whole help, wrapped to a width; that of the terminal if None."""
+        """Return the help, wrapped to a width; the width of the terminal if None."""
         room = width or min(max(shutil.get_terminal_size().columns, _NARROW), _WIDE)
         blocks = [_wrapped(f"usage: {self.usage_line()}", room, indent=11)]
         if self.description:
@@ -119,7 +119,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class Root(Parser):
-    """The parser of the options before the command."""
+    """The top-level parser: global options and the list of commands."""
 
     def format_help(self, width: int | None = None) -> str:
         """Return the help, with the commands in groups."""
@@ -139,7 +139,7 @@ class Root(Parser):
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is imported only then."""
+    """Prints the version; imports it on use."""
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> NoReturn:
         from agent_checkpoint import __version__
@@ -149,7 +149,7 @@ class _Version(argparse.Action):
 
 
 def parse(typed: Sequence[str]) -> argparse.Namespace:
-    """Return the parsed command line; `command` is None if none was given.
+    """Return the parsed command line; `command` is None if no command was given.
 
     Raises:
         SystemExit: a usage error, or help was requested.
@@ -172,13 +172,14 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
 
 
 def root_parser() -> Root:
-    """Return the parser of the options before the command."""
+    """Return the top-level parser."""
     parser = Root(prog=NAME, usage=f"{NAME} [--store PATH|URL] [--shared] COMMAND …")
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
     parser.add_argument(
         "--store",
         metavar="PATH|URL",
-        help="the store (default: $AGENT_CHECKPOINT_STORE, else the store in your home directory)",
+        help="the store (default: $AGENT_CHECKPOINT_STORE, or the default store in your home "
+        "directory)",
     )
     parser.add_argument("--shared", action="store_true", help=_SHARED)
     parser.set_defaults(command=None)
@@ -202,7 +203,7 @@ def complete(parser: Parser, command: CommandRow) -> None:
     module = command.load()
     module.arguments(parser)
     parser.examples = module.EXAMPLES
-    # Accepted after the command, too: users expect them there.
+    # Also accepted after the command, where users expect them.
     parser.add_argument("--store", metavar="PATH|URL", default=argparse.SUPPRESS, help="the store")
     parser.add_argument(
         "--shared",
@@ -213,7 +214,7 @@ def complete(parser: Parser, command: CommandRow) -> None:
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
-    """Return ": did you mean NAME?" for the closest name; empty if none is close."""
+    """Return ": did you mean NAME?" for the closest name, or "" if no name is close."""
     from difflib import get_close_matches  # slow to import
 
     close = get_close_matches(text, list(names), n=1)

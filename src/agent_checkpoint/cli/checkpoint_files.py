@@ -1,4 +1,4 @@
-"""List or print the files of a checkpoint without restoring them."""
+"""Lists or prints the files of a checkpoint without restoring them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, LINK, Item
 from agent_checkpoint.workspace.tree.tree_reader import find, pieces, walk
-from agent_checkpoint.workspace.tree_names import tree_in
 
 _SHOWN = 200
 _PROBE = 8000
@@ -26,10 +26,10 @@ _TYPES = {FOLDER: "directory", LINK: "link"}
 def show_files(
     args: Namespace, location: StoreLocation, store: Store, checkpoint: Checkpoint
 ) -> CommandResult:
-    """Return the list of a checkpoint's files, or print the contents of one.
+    """Return the list of a checkpoint's files, or print the contents of one file.
 
     Raises:
-        NotFoundError: the checkpoint has no files, or not this one.
+        NotFoundError: the checkpoint has no files, or no file at this path.
         InvalidInputError: a binary file would be printed to a terminal.
         IntegrityError: data of the checkpoint is missing or damaged.
     """
@@ -87,10 +87,10 @@ def _content(tree: Tree, item: Item, typed: str, out: Output) -> CommandResult:
         begin = next(data, b"")
         if b"\0" in begin[:_PROBE]:
             raise InvalidInputError(
-                f"{short_repr(typed, 200)} is a binary file ({format_size(item.size)}): redirect "
-                "it with > FILE."
+                f"{short_repr(typed, 200)} is a binary file ({format_size(item.size)}). "
+                "Redirect the output to a file: > FILE"
             )
         text = b"".join([begin, *data]).decode("utf-8", "replace")
         return CommandResult(None, lambda out: out.line(text.removesuffix("\n")))
-    out.write(data)  # streamed while the store is open: a file may exceed the memory
+    out.write(data)  # streamed while the store is open, because a file may not fit in memory
     return CommandResult(None, lambda out: None)

@@ -1,4 +1,4 @@
-"""Run a command and capture its output. Owns the child process and its pseudo-terminal.
+"""Runs a command and captures its output. Owns the child process and its pseudo-terminal.
 
 The output is passed through unchanged. On a terminal the child gets a pseudo-terminal, so that
 interactive programs behave as usual.
@@ -55,8 +55,8 @@ class ChildProcess:
         """Run the command; return its exit status as a shell does (128 + signal number).
 
         Args:
-            on_start: called after the start; threads begin here, since forking a process with
-                threads is unsafe.
+            on_start: called after the start. It may start threads; starting them earlier would be
+                unsafe, because the process forks.
 
         Raises:
             CannotStartError: the command does not exist or is not executable.
@@ -70,7 +70,7 @@ class ChildProcess:
     def _with_pipes(self, on_start: Callable[[], object]) -> int:
         process = self._start(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         on_start()
-        # On a terminal the kernel sends Ctrl-C to the child, too.
+        # On a terminal the kernel also sends Ctrl-C to the child.
         numbers = (
             _FORWARDED_SIGNALS
             if os.isatty(0)
@@ -122,7 +122,7 @@ class ChildProcess:
                 is_in_use = self._relay(ours, process)
                 status = process.wait()
         finally:
-            with suppress(termios.error):  # the terminal may be gone
+            with suppress(termios.error):  # the terminal may be closed
                 termios.tcsetattr(0, termios.TCSADRAIN, before)
             signal.signal(signal.SIGWINCH, resized)
         if is_in_use:
@@ -131,12 +131,12 @@ class ChildProcess:
         return status if status >= 0 else 128 - status
 
     def _relay(self, ours: int, process: subprocess.Popen[bytes]) -> bool:
-        """Relay input and output; return whether some process still has the terminal open."""
+        """Relay input and output; return whether a process still has the terminal open."""
         typed = b""  # input the child has not read yet
         os.set_blocking(ours, False)
         with selectors.DefaultSelector() as selector:
             selector.register(ours, selectors.EVENT_READ)
-            with suppress(PermissionError):  # epoll does not take regular files
+            with suppress(PermissionError):  # epoll does not support regular files
                 selector.register(0, selectors.EVENT_READ)
             for found in _readable(selector, process):
                 if found.fd == ours:
@@ -178,7 +178,7 @@ def _readable(
 ) -> Iterator[selectors.SelectorKey]:
     """Iterate over readable descriptors until all are closed or the process has exited.
 
-    Background children may keep the output open: the exit of the process itself counts.
+    Background children may keep the output open, so the exit of the process ends the iteration.
     """
     until = None
     while selector.get_map():
@@ -192,13 +192,13 @@ def _readable(
 
 
 def _forward_in_background(fd: int, target: int) -> None:
-    """Let a background `cat` forward output that arrives after this process exits."""
+    """Start a background `cat` that forwards output after this process exits."""
     with suppress(OSError):  # `cat` is missing
         subprocess.Popen(["cat"], stdin=fd, stdout=target, start_new_session=True)  # noqa: S607 - as on PATH
 
 
 def _read_terminal(ours: int) -> bytes | None:
-    """Return the output; None if there is none yet, empty bytes at the end."""
+    """Return the available output; None if there is none yet, empty bytes at the end."""
     try:
         return os.read(ours, _CHUNK)
     except BlockingIOError:
@@ -210,7 +210,7 @@ def _read_terminal(ours: int) -> bytes | None:
 
 
 def _write_input(ours: int, data: bytes) -> bytes:
-    """Write input to the terminal of the child; return what it did not take."""
+    """Write input to the terminal of the child; return the bytes that were not written."""
     try:
         return data[os.write(ours, data) :] if data else b""
     except BlockingIOError:
@@ -225,7 +225,7 @@ def _write(fd: int, data: bytes) -> None:
             data = data[os.write(fd, data) :]
         except BlockingIOError:  # another process has set O_NONBLOCK
             select.select([], [fd], [], 1)
-        except OSError:  # the reader is gone; the command continues
+        except OSError:  # the reader has closed the pipe; the command continues
             return
 
 

@@ -1,8 +1,8 @@
-"""The table of commands, in the order of the help. Owns their names; imports none of them."""
+"""The table of commands, in the order of the help page. Does not import the commands."""
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing `typing` for it alone would cost 10 ms
+TYPE_CHECKING = False  # importing `typing` would cost 10 ms
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
@@ -30,7 +30,7 @@ class CommandRow:
         self.help = help
         self.group = group
         self.makes_store = makes_store
-        """Whether a missing store is created; otherwise naming one is an error."""
+        """Whether a missing store is created; otherwise a missing store is an error."""
 
     @property
     def module(self) -> str:
@@ -80,5 +80,5 @@ COMMANDS = (
 
 
 def find_command(name: str) -> CommandRow | None:
-    """Return the command with a name; None if there is none."""
+    """Return the command of a name, or None."""
     return next((command for command in COMMANDS if command.name == name), None)

@@ -1,4 +1,4 @@
-"""Effects and approval requests as text and JSON. Owns lookup by id prefix."""
+"""Formats effects and approval requests as text and JSON; finds them by id prefix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from agent_checkpoint.cli.output import format_time, one_line
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.store.ledger.ledger import Effect, Ledger, Request
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import Effect, Request
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
 
@@ -57,7 +58,7 @@ def request_json(request: Request) -> dict[str, Any]:
 
 
 def all_ledgers(store: Store) -> Iterator[Ledger]:
-    """Iterate over the readable ledgers of a store. Raises StorageError."""
+    """Iterate over the ledgers of a store; skip unusable ones. Raises StorageError."""
     for family in lineages(store):
         ledger = Ledger(store, family)
         try:
@@ -68,7 +69,7 @@ def all_ledgers(store: Store) -> Iterator[Ledger]:
 
 
 def match_id(text: str, names: Iterable[str], noun: str) -> str:
-    """Return the name that equals a text, or the only one that starts with it.
+    """Return the name that equals `text`, or the only name that starts with it.
 
     Raises:
         NotFoundError: no name matches.

@@ -1,54 +1,43 @@
-"""Turn API calls in library messages into commands, and print commands to copy.
-
-Messages of the library name calls and parameters. Users of the command get the equivalent
-commands and options, with the same --store, so that they act on the same store.
-"""
+"""Formats commands to copy, and the texts of errors: commands and options instead of API calls."""
 
 from __future__ import annotations
 
-import re
-
+from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.formatting import shell_quote
 
 _COMMAND = "agent-checkpoint"
-_WORDS: tuple[tuple[str, str], ...] = (
-    (r"list_keys\(\) lists all keys", rf"`{_COMMAND} keys` lists all keys"),
-    (
-        r"history\(('.*?'|\".*?\")\) lists its checkpoints",
-        rf"`{_COMMAND} log \1` lists its checkpoints",
-    ),
-    (
-        r"session\.resolve\('([\w-]+)', happened=[^)]*\)",
-        rf"`{_COMMAND} effects resolve \1 --happened`, or `--not`",
-    ),
-    (r"session\.undo\(\) returns to it", f"`{_COMMAND} rollback --to` with that id returns to it"),
-    (r'effects="(\w+)"', r"--effects \1"),
-    (r"gc\(ignore_clock=True\)", f"`{_COMMAND} gc --ignore-clock`"),
-    (r"Run prune and gc\b", f"Run `{_COMMAND} prune` and `{_COMMAND} gc`"),
-    (r"restore the safety checkpoint ([\w@%+=:,./-]+)\.$", rf"`{_COMMAND} restore \1`."),
-    (r"[Pp]ass workspace=", "Pass --workspace"),
-    (r"pass shared=True, which", "pass --shared, which"),
-    (
-        r"delete the key here and import the archive",
-        f"`{_COMMAND} delete` the key here and `{_COMMAND} import` the archive",
-    ),
-    (r'pass backend="\w+", or (\w+://\S+)\.$', r"pass --store \1"),
-    (
-        r"Pass rebind=True to continue with the files in it\.",
-        "Name an empty directory.",
-    ),
-    (r"pass force=True", "pass --force"),
-    (r"by ignore= or", "by --ignore or"),
-    (r", or set another limit=", ", or pass --limit"),
-    (r"in ignore=", "in --ignore"),
-    (r", with paths=,", ", by its path,"),
-    (r"delete it before importing (.*)\.", r"import \1 into another store, by --store."),
-    (r"verify\(\)", f"`{_COMMAND} verify`"),
-    (r" \(pass an id that save\(\) returned\)", ""),
-)
-
-
-_FORCE = ", or pass Workspace(path, force=True)"
+_LATER = "or choose a later checkpoint."
+_RESOLVE = "`{run} effects resolve {effect} --happened`, or `--not`."
+HINTS = {
+    "clock": "Set the clock, or use `{run} gc --ignore-clock`.",
+    "directory": "Pass --workspace to choose the directory.",
+    "effects": f"Pass --effects warn to roll back anyway, {_LATER}",
+    "effects_unknown": f"Pass --effects warn to roll back anyway, {_LATER} Record an unknown "
+    f"outcome with {_RESOLVE}",
+    "existing_directory": "Pass --workspace with an existing directory.",
+    "exists": "Import {path} into another store, by --store.",
+    "force": "Use the directory of one project, or pass --force.",
+    "head": "Retry, or fork.",
+    "history": "`{run} log {key}` lists its checkpoints.",
+    "import": "Otherwise ask its owner for an archive exported from a copy of the store; then "
+    "`{run} delete` the key here and `{run} import` the archive.",
+    "limit": "Exclude generated files with --ignore or .checkpointignore, or raise --limit.",
+    "list_keys": "`{run} keys` lists all keys.",
+    "missing_object": "Restore it from a backup; `{run} verify` lists the affected checkpoints.",
+    "new_directory": "Pass --workspace with a new directory to restore its files.",
+    "paths": "Restore one of them by its path, or restore to another file system.",
+    "rebind": "Choose an empty directory.",
+    "resolve": f"Check it, and record it with {_RESOLVE}",
+    "restore": "To go back: `{run} restore {checkpoint}`.",
+    "shared": "For a shared store pass --shared, which loads only checkpoints signed with your "
+    "secret; otherwise choose a directory that only you can write.",
+    "space": "Run `{run} prune` and `{run} gc`, or free some space; reading and deleting still "
+    "work.",
+    "store": "Pass --store {url}",
+    "unsearchable": "Repair or delete the affected checkpoints first; `{run} verify` lists them.",
+}
+"""The text of the command for each hint code, with the values of the hint."""
+_WITHOUT_FORCE = "Use the directory of one project."
 
 
 def command_line(command: str, store: str | None) -> str:
@@ -61,21 +50,23 @@ def command_line(command: str, store: str | None) -> str:
     return f"{_COMMAND} {command}" if store is None else f"{_begin(store)} {command}"
 
 
-def to_cli_terms(message: str, store: str | None = None, *, can_force: bool = False) -> str:
-    """Return a message of the library with commands and options instead of API calls.
+def error_text(error: Exception, store: str | None = None, *, can_force: bool = False) -> str:
+    """Return the text of an error, with the hint of the command.
 
     Args:
-        message: the message.
+        error: the error.
         store: the value of `--store`, if given.
         can_force: whether the command has `--force`.
     """
-    message = message.replace(_FORCE, ", or pass --force" if can_force else "")
-    for pattern, words in _WORDS:
-        message = re.sub(pattern, words, message)
-    if store is None:
-        return message
-    # Only commands inserted above have backquotes: user-supplied names are in single quotes.
-    return message.replace(f"`{_COMMAND} ", f"`{_begin(store)} ")
+    if not isinstance(error, CheckpointError):
+        return f"{type(error).__name__}: {error}"
+    hint = error.hint
+    if hint is None or hint.code not in HINTS:
+        return str(error)
+    text = _WITHOUT_FORCE if hint.code == "force" and not can_force else HINTS[hint.code]
+    values = {name: shell_quote(value) for name, value in hint.values.items()}
+    run = _COMMAND if store is None else _begin(store)
+    return error.with_hint(text.format(run=run, **values))
 
 
 def _begin(store: str) -> str:

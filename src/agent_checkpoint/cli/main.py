@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
 _ENCODING = "_AGENT_CHECKPOINT_ENCODING"
-"""The output encoding, passed to the process that replaces this one by exec."""
+"""Variable with the output encoding, for the process that replaces this one by exec."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,10 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _speak_utf8() -> None:
-    """Restart Python in UTF-8 mode if the locale has another encoding: stores use UTF-8 names.
+    """Restart Python in UTF-8 mode if the locale has another encoding, because names are UTF-8.
 
-    Python decodes arguments and file names once, at its start. The output stays in the encoding
-    of the locale, which is that of the terminal.
+    Python chooses the encoding of arguments and file names at its start. The output stays in the
+    encoding of the locale, which is that of the terminal.
     """
     encoding = os.environ.pop(_ENCODING, None)
     if encoding is not None:
@@ -64,7 +64,7 @@ def _speak_utf8() -> None:
         os.environ[_ENCODING] = str(getattr(sys.stdout, "encoding", None) or "ascii")
         command = [sys.executable, "-X", "utf8", "-m", "agent_checkpoint", *sys.argv[1:]]
         with suppress(OSError):  # continue in the encoding of the locale
-            os.execv(sys.executable, command)  # noqa: S606 - this very program
+            os.execv(sys.executable, command)  # noqa: S606 - this program
         del os.environ[_ENCODING]
 
 
@@ -75,7 +75,7 @@ def _open_all() -> None:
             os.fstat(fd)
         except OSError:  # closed by the parent process
             os.open(os.devnull, os.O_RDWR)
-    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - as long as the process
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - open until the process ends
     sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
@@ -99,21 +99,21 @@ def _run(chosen: argparse.Namespace) -> int:
             answer.show(out)
         out.flush()
     except CheckpointError as error:
-        _complain(chosen, str(error))
+        _complain(chosen, error)
         return status_of(error)
     except BrokenPipeError:
         raise
     except (OSError, RecursionError, MemoryError) as error:
-        _complain(chosen, f"{type(error).__name__}: {error}")
+        _complain(chosen, error)
         return FAILED
     return answer.status
 
 
-def _complain(chosen: argparse.Namespace, message: str) -> None:
-    from agent_checkpoint.cli.hints import to_cli_terms
+def _complain(chosen: argparse.Namespace, error: Exception) -> None:
+    from agent_checkpoint.cli.hints import error_text
     from agent_checkpoint.formatting import escape_text
 
-    message = to_cli_terms(message, chosen.store, can_force=hasattr(chosen, "force"))
+    message = error_text(error, chosen.store, can_force=hasattr(chosen, "force"))
     text = f"{NAME}: {escape_text(message)}\n"
     encoding = sys.stderr.encoding or "ascii"
     sys.stderr.write(text.encode(encoding, "backslashreplace").decode(encoding))

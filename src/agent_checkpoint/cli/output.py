@@ -1,6 +1,6 @@
-"""Output of the command. Owns tables, colors, prompts and progress; knows no checkpoints.
+"""Output of the CLI: tables, colors, prompts and progress. Does not depend on checkpoints.
 
-Plain text, untruncated, when stdout is not a terminal; colors need a terminal and the extra `cli`.
+If stdout is not a terminal, the output is plain, untruncated text. Colors need the extra `cli`.
 Control characters in stored data are escaped.
 """
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 ProgressCallback = Callable[[int, str], None]
-"""Called with the amount done and a description."""
+"""Called with the completed amount and a description."""
 
 
 class CommandResult(NamedTuple):
@@ -65,7 +65,7 @@ class Output:
         """Whether a prompt was shown."""
         self._stream = sys.stdout if stream is None else stream
         with suppress(AttributeError, ValueError, OSError):
-            # Names that are not UTF-8, and characters the terminal lacks, are escaped.
+            # Names that are not UTF-8, and characters that the terminal cannot show, are escaped.
             self._stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         self.is_terminal = _is_terminal(self._stream)
         self._console = _rich_console(self._stream) if self.is_terminal else None
@@ -73,7 +73,7 @@ class Output:
 
     @property
     def columns(self) -> int | None:
-        """The width of the terminal; None without one, when nothing is truncated."""
+        """The width of the terminal; None if stdout is not a terminal, and nothing is truncated."""
         if not self.is_terminal:
             return None
         if self._console is not None:
@@ -151,7 +151,7 @@ class Output:
         self._stream.write(json_text(data, ascii_only=not self.has_unicode) + "\n")
 
     def confirm(self, question: str) -> bool:
-        """Ask a yes/no question; without a terminal the answer is no."""
+        """Ask a yes/no question. Without a terminal, the answer is no."""
         if not (self.is_terminal and _is_terminal(sys.stdin)):
             return False
         self.has_prompted = True
@@ -167,7 +167,7 @@ class Output:
 
         Args:
             words: the current operation, shown at once.
-            total: returns the total amount; called after the first display, as it may be slow.
+            total: returns the total amount; called after the first display, because it may be slow.
         """
         if not (self.is_terminal and _is_terminal(sys.stderr)):
             yield lambda done, description: None

@@ -1,7 +1,8 @@
-"""File paths in arguments and output. Owns what they are relative to.
+"""File paths in arguments and output. Owns the choice of the base directory.
 
-Inside the directory they are relative to the current directory, as in `git status`, so that shown
-paths can be typed. Elsewhere, and with --into, they are relative to the root of the directory.
+If the current directory is inside the saved directory, paths are relative to the current directory,
+as in `git status`, so that displayed paths can be used as arguments. Otherwise, and with --into,
+they are relative to the root of the saved directory.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
+from agent_checkpoint.workspace.checkpoint_tree import relative_path
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_reader import find
-from agent_checkpoint.workspace.tree_names import relative_path
 
 _GIT = ".git"
 
@@ -27,14 +28,15 @@ class RelativePaths:
 
         Args:
             root: the root of the files; None if unknown.
-            here: the current directory; the base if it is inside the root, else the root is.
+            here: the current directory. It is the base if it is inside the root; otherwise the root
+                is.
         """
         self._root = Path("/") if root is None else root
         is_inside = root is not None and (root == here or root in here.parents)
         self._base = here if is_inside else self._root
 
     def resolve(self, typed: Sequence[str]) -> list[str] | None:
-        """Return typed paths relative to the root; None if one of them is the root itself.
+        """Return typed paths relative to the root; None if one of them is the root.
 
         Raises:
             InvalidInputError: a path is outside of the root.
@@ -48,7 +50,7 @@ class RelativePaths:
         return found
 
     def display(self, path: str) -> str:
-        """Return a path, relative to the root, as it is shown and typed."""
+        """Convert a path relative to the root to the form that is displayed and typed."""
         if self._base == self._root:
             return path
         end = "/" if path.endswith("/") else ""
@@ -61,7 +63,7 @@ class RelativePaths:
         hint = ""
         if tree is not None and self._base != self._root and holds(tree, os.path.normpath(typed)):
             fitting = short_repr(self.display(typed), 200)
-            hint = f" RelativePaths are relative to the current directory: did you mean {fitting}?"
+            hint = f" Paths are relative to the current directory: did you mean {fitting}?"
         name = f"{short_repr(checkpoint.id, 120)} (@{checkpoint.seq})"
         return NotFoundError(
             f"No such path in the checkpoint {name}: {short_repr(path, 200)}.{hint}"
@@ -69,7 +71,7 @@ class RelativePaths:
 
 
 def holds(tree: Tree, path: str) -> bool:
-    """Tell whether a tree has a path. Raises IntegrityError, StorageError."""
+    """Return whether a tree has a path. Raises IntegrityError, StorageError."""
     try:
         find(tree, path)
     except NotFoundError:
@@ -84,7 +86,7 @@ def below(paths: Sequence[str]) -> Callable[[str], bool]:
 
 
 def git_above(path: str) -> str | None:
-    """Return the .git directory that a path is in; None if it is in none."""
+    """Return the .git directory that contains a path, or None."""
     names = path.rstrip("/").split("/")
     if _GIT not in names[:-1]:
         return None

@@ -1,4 +1,4 @@
-"""Restore plans as text and JSON. Owns the output of a plan; makes no decisions."""
+"""Formats restore plans as text and JSON."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = 15
 
 
 def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool = False) -> None:
-    """Show which paths are written, deleted and kept, and why.
+    """Show the paths to write, to delete and to keep, with the reasons.
 
     Args:
         out: the output.
         plan: the plan.
         paths: how paths are displayed.
-        is_foreign: whether the files may come from another user. Then every executable, and every
-            file that git runs or reads settings from, is command without a limit.
+        is_foreign: whether the files may come from another user. If so, all executable files, and
+            all files that git runs or reads settings from, are listed without a limit.
     """
     shown = out.limit(_SHOWN)
     for words, changed, style in (
@@ -43,9 +43,10 @@ def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool
         out.line(f"  git: {one_line(line)}", style="yellow")
     unseen = len(plan.unseen)
     if unseen:
-        was, them = ("was", "it") if unseen == 1 else ("were", "them")
+        was, they_are = ("was", "it is") if unseen == 1 else ("were", "they are")
         out.line(
-            f"  {unseen:,} of these {was} never saved; the safety checkpoint has {them}.",
+            f"  {unseen:,} of these {was} never saved; {they_are} saved in a safety "
+            "checkpoint first.",
             style="yellow",
         )
 
@@ -67,7 +68,7 @@ def show_foreign(out: Output, plan: Plan, paths: RelativePaths) -> None:
 def show_plan_changes(
     out: Output, before: Plan | None, done: Plan | None, paths: RelativePaths
 ) -> None:
-    """Show where the result differs from the preview."""
+    """Show the differences between the applied plan and the preview."""
     if done is not None:
         shown = {} if before is None else before.leave
         fresh = {path: why for path, why in done.leave.items() if path not in shown}
@@ -95,7 +96,7 @@ def _show_kept(out: Output, plan: Plan, paths: RelativePaths) -> None:
         out.line(f"  keep {one_line(paths.display(path))}: {why}", style="yellow")
     if len(named) > shown:
         out.line(f"  keep {len(named) - shown:,} more", style="yellow")
-    # Directories that stay because of kept entries are not command.
+    # Directories that are kept because of their entries are not listed.
     holding = {str(above) for path in plan.leave for above in PurePosixPath(path).parents}
     inside = {path: why for path, why in plan.leave.items() if path not in holding}
     for why in dict.fromkeys(inside.values()):

@@ -1,4 +1,7 @@
-"""Confirmation before changes. Owns --yes, --json and the question; no terminal means no."""
+"""Confirmation before changes: --yes, --json and the question.
+
+Without a terminal, the answer is no.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def add_json(parser: ArgumentParser, *, needs_yes: bool = False) -> None:
 
 
 def confirmed(args: Namespace, preview: Callable[[Output], object], question: str) -> bool:
-    """Show the preview and ask; without a terminal, or with --json, the answer is no."""
+    """Show the preview and ask for confirmation.
+
+    Without a terminal or with --json, return False.
+    """
     if args.yes:
         return True
     if args.json:
@@ -36,7 +42,7 @@ def confirmed(args: Namespace, preview: Callable[[Output], object], question: st
 
 
 def show_plan_changed(args: Namespace, error: ConflictError) -> None:
-    """Print that the plan has changed since the confirmation; the caller asks again."""
+    """Print that the plan has changed since the preview. The caller then asks again."""
     args.out.line(one_line(str(error)), style="yellow")
 
 

@@ -1,4 +1,4 @@
-"""Generate `docs/cli.md` from the help of the commands. Owns the layout of that page.
+"""Generates `docs/cli.md` from the help of the commands.
 
 `python -m agent_checkpoint.cli.reference_page` writes it to stdout.
 """

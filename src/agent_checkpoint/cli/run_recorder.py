@@ -1,4 +1,4 @@
-"""Checkpoints of a directory and of a command's output. Owns the parts, and when one is due."""
+"""Saves checkpoints of a directory and of a command's output. Decides when a checkpoint is due."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ from agent_checkpoint.agents.agent_events import Event
 from agent_checkpoint.agents.session_note import PART, SessionNote
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.log import Log
-from agent_checkpoint.records import Checkpoint, Draft, check_key
-from agent_checkpoint.store.claims import make_claim
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
+from agent_checkpoint.records import Checkpoint, Draft, Kind, check_key
+from agent_checkpoint.store.directory_claims import make_claim
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import CapturedState
-from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.workspace import Workspace
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
 
 OUTPUT, RUN = "output", "run"
 """Names of the parts: captured output, and the command with its status."""
@@ -25,7 +23,7 @@ _MOST_BEGIN, _MOST_END = 512 << 10, 64 << 10
 
 
 class CapturedOutput:
-    """The output of a command: its beginning in an append-only log, and its end."""
+    """The output of a command: the beginning as an append-only log, and the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +33,7 @@ class CapturedOutput:
         self._dropped = 0
 
     def add(self, data: bytes) -> None:
-        """Append output; bytes between beginning and end are dropped and counted."""
+        """Append output. Bytes between the beginning and the end are dropped and counted."""
         with self._lock:
             if self._begun < _MOST_BEGIN:
                 head, data = data[: _MOST_BEGIN - self._begun], data[_MOST_BEGIN - self._begun :]
@@ -102,10 +100,10 @@ class RunRecorder:
         Raises:
             CheckpointError: nothing was saved.
         """
-        files = _Files(self._workspace, full)
+        files = WorkspaceFiles(self._workspace, full=full)
         captured: Any = CapturedState(files, self._store.writer)
         head = self._store.head(self._key)
-        is_same = head is not None and head.kind != SAFETY
+        is_same = head is not None and head.kind != Kind.SAFETY
         is_same = is_same and head is not None and head.parts.get(FILES) == {OBJECT: captured.name}
         if only_changes and is_same:
             files.writer.committed()
@@ -123,17 +121,3 @@ class RunRecorder:
         text = text.encode("utf-8", "replace").decode()
         draft = Draft(self._key, parts, label=" ".join(text.split()), claim=claim)
         return self._store.write(draft)
-
-
-class _Files:
-    """Captures a workspace, and remembers the writer."""
-
-    writer: Writer
-
-    def __init__(self, workspace: Workspace, full: bool) -> None:
-        self._workspace = workspace
-        self._full = full
-
-    def checkpoint_to(self, writer: Writer) -> str:
-        self.writer = writer
-        return self._workspace.checkpoint_to(writer, full=self._full)

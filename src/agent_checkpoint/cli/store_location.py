@@ -1,4 +1,4 @@
-"""The store and the directory of a command, and the keys and ids named there. Prints nothing."""
+"""The store and the directory of a command. Resolves keys and ids in them; prints nothing."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class StoreLocation:
         """Set the location; opens nothing.
 
         Args:
-            store: a path or URL; if None that of the environment, else the user's own store.
+            store: a path or URL; if None, $AGENT_CHECKPOINT_STORE, or the default store.
             directory: the working directory; the current one if None.
-            makes_store: whether a named store is created if it is missing.
+            makes_store: whether a store given by name is created if it is missing.
         """
         self._store = store or os.environ.get(STORE) or None
         self._given = directory
@@ -50,10 +50,11 @@ class StoreLocation:
         """Open the store for the duration of the block.
 
         Args:
-            must_exist: whether the user's own store must exist, too.
+            must_exist: whether the default store must also exist.
 
         Raises:
-            NotFoundError: a named store is missing; a typo would look like an empty store.
+            NotFoundError: the given store does not exist. It is not created, because a typo would
+                look like an empty store.
             CheckpointError: the store cannot be opened.
         """
         from agent_checkpoint.backends.registry import open_named
@@ -66,11 +67,11 @@ class StoreLocation:
             yield manager
 
     def key(self, manager: CheckpointManager, name: str | None, *, sessions: bool = False) -> str:
-        """Return a named key after a check, or the key of the directory.
+        """Return the given key if it exists, or the key of the directory.
 
         Args:
             manager: the manager of the store.
-            name: the key; if None, that of the directory or its nearest parent with one.
+            name: the key; if None, the key of the directory or of its nearest parent that has one.
             sessions: whether the key must be a session.
 
         Raises:
@@ -95,8 +96,8 @@ class StoreLocation:
                     return entry.key
         if sessions:
             raise NotFoundError(
-                f"{one_line(here)} has no session. Name one: `agent-checkpoint tasks --all` lists "
-                "them."
+                f"{one_line(here)} has no session. Pass the key of a session; "
+                "`agent-checkpoint tasks --all` lists them."
             )
         others = unverified_keys(manager.store, here)
         if others:
@@ -104,8 +105,8 @@ class StoreLocation:
                 f"{one_line(here)} has no verified checkpoints. {unverified_notice(others[0])}"
             )
         raise NotFoundError(
-            f"{one_line(here)} has no checkpoints yet. Run `agent-checkpoint save`, or name a key; "
-            "`agent-checkpoint keys` lists them."
+            f"{one_line(here)} has no checkpoints yet. Run `agent-checkpoint save`, or pass a "
+            "key; `agent-checkpoint keys` lists them."
         )
 
     def _named(self, manager: CheckpointManager, name: str, sessions: bool) -> str:
@@ -124,11 +125,11 @@ class StoreLocation:
         return name
 
     def checkpoint(self, manager: CheckpointManager, name: str | None) -> Checkpoint:
-        """Return the checkpoint with an id, a key, or `@~2` and `@17` of the directory.
+        """Return a checkpoint by id, by key, or by a short form such as `@~2` or `@17`.
 
         Raises:
             NotFoundError: there is no such checkpoint.
-            InvalidInputError: the text is not an id.
+            InvalidInputError: `name` is not a valid id.
         """
         from agent_checkpoint.store.lookup import find
 
@@ -138,7 +139,9 @@ class StoreLocation:
             return find(manager.store, self.id_of(manager, name, key), key=key)
         except NotFoundError as error:
             hint = _meant(name or "")
-            raise NotFoundError(f"{error} {hint}") if hint else error from None
+            if not hint:
+                raise
+            raise NotFoundError(error.with_hint(hint), hint=error.hint) from None
 
     def id_of(self, manager: CheckpointManager, name: str | None, key: str | None = None) -> str:
         """Return an id; short forms such as `@17` are completed with the key.
@@ -153,10 +156,10 @@ class StoreLocation:
 
 
 def shared_name(name: str | None) -> str:
-    """Return the URL that opens a store as shared: writable by others.
+    """Return the URL that opens a store as shared, that is, writable by other users.
 
     Raises:
-        InvalidInputError: it is not a path or URL of a store.
+        InvalidInputError: `name` is not a path or URL of a store.
     """
     from agent_checkpoint.backends.default_paths import default_store
     from agent_checkpoint.backends.registry import as_shared
@@ -165,16 +168,16 @@ def shared_name(name: str | None) -> str:
 
 
 def short_form(name: str) -> str | None:
-    """Return `~2` or `@17` if a text is that without a key; None otherwise.
+    """Return `~2` or `@17` if `name` is such a short form without a key; None otherwise.
 
-    `@~2` means `~2`, which some shells expand to a directory.
+    `@~2` is equivalent to `~2`, which some shells expand to a directory.
     """
     found = _SHORT.fullmatch(name)
     return None if found is None else f"{found[1] or '@'}{found[2]}"
 
 
 def _meant(name: str) -> str:
-    """Return a hint for a text that names no checkpoint; empty if there is none."""
+    """Return a hint for a name that is not a checkpoint; empty if there is none."""
     if name.isdecimal():
         return f"For checkpoint number {name} of this directory use @{name}."
     if name.startswith("/"):
@@ -184,18 +187,14 @@ def _meant(name: str) -> str:
 
 def _check_exists(backend: Backend) -> None:
     """Check that a local store exists. Raises NotFoundError."""
-    from agent_checkpoint.backends.sqlite import SQLiteBackend
-
-    path = getattr(backend, "path", None)
-    if path is None:
-        return  # remote or in memory: the backend reports it
-    mark = path / "store.db" if isinstance(backend, SQLiteBackend) else path
-    if not mark.exists():
-        raise NotFoundError(f"No store at {short_repr(str(path), 200)}.")
+    properties = backend.properties
+    # Without a marker the store is remote or in memory: the backend reports a missing one.
+    if properties.marker is not None and not properties.marker.exists():
+        raise NotFoundError(f"No store at {short_repr(str(properties.path), 200)}.")
 
 
 def existing_directory(text: str | None, base: Path) -> Path:
-    """Return the directory with a path, or the base if the path is empty.
+    """Return the directory at a path relative to `base`; the base if the path is empty.
 
     Raises:
         InvalidInputError: there is no such directory.

@@ -1,1 +1,4 @@
-"""Objects as states and states as JSON. Owns capture, loading, the codec, diffs and migrations."""
+"""Converts objects to states, and states to JSON.
+
+Owns capture, loading, the codec, diffs and migrations.
+"""

@@ -1,4 +1,4 @@
-"""Assignments to live objects, applied all or none, with undo."""
+"""Atomic assignments to live objects: if a step fails, the earlier steps are undone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Undo = Callable[[], object]
 
 
 class Assignments:
-    """Steps that are collected first, then applied in order, and undone if one fails."""
+    """Collects steps and applies them in order; undoes them if one fails."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], Undo]] = []
 
     def set(self, target: Any, name: str, value: Any, path: str) -> None:
-        """Plan to set an attribute; `path` names it in messages."""
+        """Plan to set an attribute. Messages contain `path`."""
         self._steps.append(lambda: _set(target, name, value, path))
 
     def delete(self, target: Any, name: str, path: str) -> None:
@@ -28,7 +28,7 @@ class Assignments:
         self._steps.append(lambda: _delete(target, name, path))
 
     def load(self, target: Any, load: Callable[[], object], path: str) -> None:
-        """Plan to call `load`, which changes a Stateful by its own method."""
+        """Plan to call `load`, which calls the target's own `load_state_dict()`."""
         self._steps.append(lambda: _load(target, load, path))
 
     def do(self, step: Callable[[], Undo]) -> None:
@@ -43,7 +43,7 @@ class Assignments:
         """Apply all steps.
 
         Raises:
-            StateError: one failed; the objects are unchanged.
+            StateError: a step failed; the earlier steps were undone.
         """
         undo: list[Undo] = []
         try:
@@ -65,7 +65,7 @@ def _set(target: Any, name: str, value: Any, path: str) -> Undo:
         setattr(target, name, value)
     except Exception as error:
         raise StateError(f"{path} cannot be assigned ({cause_text(error)}).") from error
-    if not had or (name in own and not was_own):  # it hides a default of the class
+    if not had or (name in own and not was_own):  # it shadows a class attribute
         return lambda: delattr(target, name)
     return lambda: setattr(target, name, before)
 

@@ -1,4 +1,4 @@
-"""Registries of class names and aliases, by which states refer to classes.
+"""Registries of the class names and aliases by which states refer to classes.
 
 Never imports a module for a name: only classes that the program has defined can be found.
 """
@@ -24,7 +24,7 @@ def register_alias(old: str, new: str) -> None:
     """Load states and values of the class `old` as those of `new`.
 
     Raises:
-        InvalidInputError: the alias would form a cycle.
+        InvalidInputError: a name is not a non-empty string, or the alias would form a cycle.
     """
     for name in (old, new):
         if not isinstance(name, str) or not name:
@@ -68,7 +68,7 @@ def find_class(name: str) -> Any:
     if not found:
         raise StateError(
             f"is of the class {short_repr(name)}, which is not defined here. Import the module "
-            "that defines it, or register_alias() its new name."
+            "that defines it, or call register_alias() if it was renamed."
         )
     if len(found) > 1:
         qualified = ", ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in found))
@@ -94,7 +94,7 @@ def name_of(cls: type) -> str:
 
 
 def ask_class(cls: type, method: str) -> Any:
-    """Call a hook without an instance, whether or not it is a class method."""
+    """Call a hook without an instance; an ordinary method gets the class as `self`."""
     bound = getattr(cls, method)
     static = inspect.getattr_static(cls, method)
     return bound() if isinstance(static, (classmethod, staticmethod)) else bound(cls)

@@ -6,12 +6,11 @@ import copy
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.core.checkpointable import Checkpointable, read_fields
+from agent_checkpoint.core.captured_fields import is_checkpointable, read_fields
 from agent_checkpoint.core.codec.encode import state_of
 from agent_checkpoint.core.codec.scalars import LEAVES
-from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.path_errors import (
     MAX_DEPTH,
     PathError,
@@ -23,12 +22,20 @@ from agent_checkpoint.core.path_errors import (
 from agent_checkpoint.core.stateful import StateDict, is_stateful_part, writes_own_objects
 from agent_checkpoint.store.objects.references import ObjectRef
 
-_SEQUENCES = frozenset({list, tuple, deque, Log})
+if TYPE_CHECKING:
+    from agent_checkpoint.core.checkpointable import Checkpointable
+
+SEQUENCES: dict[type, Callable[[Any, list[Any]], Any]] = {
+    list: lambda _, items: items,
+    tuple: lambda _, items: tuple(items),
+    deque: lambda value, items: deque(items, value.maxlen),
+}
+"""Builds a sequence like another one from copied items. `core.log` adds its own."""
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, StateDict})
 _ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 
 
-C = TypeVar("C", bound=Checkpointable)
+C = TypeVar("C", bound="Checkpointable")
 
 Descend = Callable[[Any, int, Any], Any]
 """Copies a nested value: the value, its depth, and the live object at the same position."""
@@ -40,9 +47,9 @@ def snapshot(value: Any, depth: int = 0, _: Any = None) -> Any:
     Raises:
         PathError: a value cannot be copied or is nested too deeply.
     """
-    if isinstance(value, Checkpointable):
+    if is_checkpointable(value):
         value = state_of(value)
-    elif writes_own_objects(value) and type(value) is not Log:
+    elif writes_own_objects(value) and type(value) not in SEQUENCES:
         return value.state_dict()
     return _copy(value, depth, snapshot)
 
@@ -53,8 +60,8 @@ def rebuild_nested(
     """Return a deep copy in which nested states are replaced by objects.
 
     Args:
-        value: a value that may hold states.
-        rebuild: makes an object from a state, and the live object at the same position.
+        value: a value that may contain states.
+        rebuild: creates an object from a state and the live object at the same position.
         live: the containers that the value was captured from, with their live objects.
 
     Raises:
@@ -72,7 +79,7 @@ def rebuild_nested(
 def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
     """Return a shallow copy of an object whose captured fields are deep copies.
 
-    Nested Checkpointables are cloned too; one that occurs twice becomes one clone.
+    Nested Checkpointables are cloned too; one that is referenced twice is cloned once.
 
     Raises:
         PathError: a field cannot be copied or assigned.
@@ -82,12 +89,7 @@ def cloned(value: C, memo: dict[int, Any] | None = None) -> C:
         twin: C = known[id(value)]
         return twin
     twin = known[id(value)] = copy.copy(value)
-
-    def descend(item: Any, depth: int, _: Any) -> Any:
-        if isinstance(item, Checkpointable):
-            return cloned(item, known)
-        return _copy(item, depth, descend)
-
+    descend = _cloner(known)
     for name, item in read_fields(value).items():
         try:
             setattr(twin, name, descend(item, 0, None))
@@ -106,24 +108,26 @@ def copied(value: Any) -> Any:
     Raises:
         PathError: a value cannot be copied or is nested too deeply.
     """
-    known: dict[int, Any] = {}
+    return _cloner({})(value, 0, None)
+
+
+def _cloner(known: dict[int, Any]) -> Descend:
+    """Return a function that copies values and clones the Checkpointables in them."""
 
     def descend(item: Any, depth: int, _: Any) -> Any:
-        if isinstance(item, Checkpointable):
-            return cloned(item, known)
-        return _copy(item, depth, descend)
+        return cloned(item, known) if is_checkpointable(item) else _copy(item, depth, descend)
 
-    return descend(value, 0, None)
+    return descend
 
 
 def live_outline(value: Any, keep: Callable[[Any], Any]) -> Any:
-    """Return the containers of a value, holding only `keep(object)` for each live object.
+    """Return the containers of a value, with `keep(object)` for live objects, None for the rest.
 
-    Live objects are Checkpointables and other Statefuls. None if there are none.
+    Live objects are Checkpointables and other Statefuls. Returns None if there are none.
     """
-    if isinstance(value, Checkpointable) or is_stateful_part(value):
+    if is_checkpointable(value) or is_stateful_part(value):
         return keep(value)
-    if type(value) in _SEQUENCES:  # a Log is a Stateful, handled above
+    if type(value) in SEQUENCES:  # a Log is a Stateful, handled above
         items = [live_outline(item, keep) for item in value]
         return items if any(item is not None for item in items) else None
     if type(value) in _MAPPINGS:
@@ -138,7 +142,7 @@ def _copy(value: Any, depth: int, descend: Descend, live: Any = None) -> Any:
         return value
     if depth > MAX_DEPTH:
         raise TooDeepError
-    if kind in _SEQUENCES:
+    if kind in SEQUENCES:
         return _sequence(value, depth, descend, live)
     if kind in _MAPPINGS:
         return _mapping(value, depth, descend, live)
@@ -158,14 +162,10 @@ def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     done: list[Any] = []
     try:
         for item, part in zip(value, live):
-            done.append(descend(item, depth + 1, part))
+            done.append(item if type(item) in _ATOMS else descend(item, depth + 1, part))
     except PathError as error:
         raise error.at(f"[{len(done)}]") from error.__cause__
-    if type(value) is list:
-        return done
-    if type(value) is Log:
-        return Log._of(done)
-    return tuple(done) if type(value) is tuple else deque(done, value.maxlen)
+    return SEQUENCES[type(value)](value, done)
 
 
 def _mapping(value: Any, depth: int, descend: Descend, live: Any) -> Any:
@@ -173,15 +173,15 @@ def _mapping(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     done: dict[Any, Any]
     if type(value) is StateDict:
         done = StateDict(types=value.types)
+        depth += depth > 0  # as in encode
     elif type(value) is defaultdict:
         done = defaultdict(value.default_factory)
     else:
         done = type(value)()
-    if type(value) is StateDict and depth:
-        depth += 1  # as in encode
     for key, item in value.items():
         try:
-            done[key] = descend(item, depth + 1, live.get(key))
+            is_atom = type(item) in _ATOMS
+            done[key] = item if is_atom else descend(item, depth + 1, live.get(key))
         except PathError as error:
             raise error.at(key_segment(key)) from error.__cause__
     return done

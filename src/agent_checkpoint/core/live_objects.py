@@ -1,7 +1,7 @@
 """The live objects that a state was captured from.
 
 A rollback in the same process loads each state into the object it was captured from, instead of
-making new objects. So attributes that are not captured (clients, caches) survive.
+creating new objects. So attributes that are not captured (clients, caches) are kept.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from agent_checkpoint.core.checkpointable import Checkpointable
+from agent_checkpoint.core.captured_fields import is_checkpointable
 from agent_checkpoint.core.copying import live_outline
 
 _NOTHING: Mapping[Any, Any] = {}
 
 
 class LiveObjects:
-    """For each captured object: the containers of its fields, holding only live objects."""
+    """Maps each captured object to the containers of its fields, reduced to live objects."""
 
     def __init__(self, subjects: Iterable[Any]) -> None:
         self._known: dict[int, tuple[Any, Mapping[Any, Any]]] = {}
@@ -31,9 +31,8 @@ class LiveObjects:
     def _keep(self, part: Any) -> Any:
         if id(part) in self._known:
             return part
-        if isinstance(part, Checkpointable):
-            names = part._checkpoint_fields()
-            fields = {name: getattr(part, name, None) for name in names}
+        if is_checkpointable(part):
+            fields = {name: getattr(part, name, None) for name in part._checkpoint_fields()}
         else:
             fields = part if isinstance(part, dict) else {}
         # Keep the part too, so that its id is not reused. Register it first: parts may form cycles.

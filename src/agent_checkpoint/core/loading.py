@@ -1,4 +1,4 @@
-"""Loads states into objects. Knows no JSON and no storage.
+"""Loads states into objects. Does not depend on JSON or storage.
 
 Class, version, fields and nested objects are checked first; nothing is assigned before all checks
 pass.
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from types import MemberDescriptorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.core.assignment import Assignments
-from agent_checkpoint.core.checkpointable import (
-    Checkpointable,
-    class_name,
+from agent_checkpoint.core.captured_fields import (
+    is_checkpointable,
+    is_checkpointable_class,
     overrides,
     version_of,
 )
@@ -23,7 +23,7 @@ from agent_checkpoint.core.codec.decode import Decoded
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import rebuild_nested, snapshot
 from agent_checkpoint.core.live_objects import LiveObjects
-from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.log import Log, log_of, replace_items
 from agent_checkpoint.core.migrations import migrate
 from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text, key_segment
 from agent_checkpoint.core.stateful import (
@@ -39,9 +39,15 @@ from agent_checkpoint.errors import StateError, StateMismatchError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.references import ObjectRef
 
+if TYPE_CHECKING:
+    from agent_checkpoint.core.checkpointable import Checkpointable
+
 
 def load(target: Checkpointable, state: dict[str, Any], *, strict: bool) -> LoadResult:
-    """Load a state into an object, atomically. Raises as `Checkpointable.load_state_dict` does."""
+    """Load a state into an object atomically.
+
+    Raises the same errors as `Checkpointable.load_state_dict`.
+    """
     plan = _Plan()
     result = plan.root(target, state, "agent")
     if strict:
@@ -56,26 +62,26 @@ def load_parts(
     strict: bool,
     live_objects: LiveObjects | None = None,
 ) -> dict[str, Any]:
-    """Load several states, each into its target, all or none.
+    """Load several states into their targets atomically.
 
     Args:
-        parts: by name, the target, a Stateful or a dict to fill, and its state, which the
-            target then owns.
+        parts: maps each name to a target and its state. The target is a Stateful or a dict to
+            fill; it takes ownership of the state.
         strict: refuse states that lack fields or have unexpected ones.
-        live_objects: the objects that the states were captured from: they are loaded in place, and
-            attributes added since are removed.
+        live_objects: the objects that the states were captured from. They are loaded in place, and
+            attributes added after the capture are removed.
 
     Returns:
         The result of each load, by name.
 
     Raises:
-        StateError: as for `Checkpointable.load_state_dict`; the path begins with the name.
+        StateError: as for `Checkpointable.load_state_dict`; the path starts with the name.
     """
     plan = _Plan(live_objects, owns_states=True)
     results: dict[str, Any] = {}
     for name, (target, decoded) in parts.items():
         state = decoded.value
-        if isinstance(target, Checkpointable) and not overrides(target, "load_state_dict"):
+        if is_checkpointable(target) and not overrides(target, "load_state_dict"):
             results[name] = plan.root(target, state, name)
         elif isinstance(target, Log) and isinstance(state, Log):
             results[name] = plan.log(target, decoded, name)
@@ -104,22 +110,22 @@ def rebuild_state(state: StateDict, types: Mapping[str, type] | None = None) -> 
         types: the classes in the type hints of the class being loaded.
 
     Raises:
-        PathError: its class is not defined, or rejects the state.
+        PathError: the class is not defined, or rejects the state.
     """
     name = state.get(CLASS)
     if not isinstance(name, str):
         raise PathError(
-            "is the state of an object that cannot be rebuilt. Set the attribute to such an object "
-            "before loading."
+            "is a state without a class name, so its object cannot be rebuilt. Assign an object to "
+            "the attribute before loading."
         )
     try:
         cls = class_of_state(name, types or {})
     except StateError as error:
         raise PathError(str(error)) from None
-    present = migrate(state, class_name=name_of(cls), version=version_of(cls))
-    present = StateDict({**present, CLASS: name_of(cls)}, types=hinted_types(cls))
+    current = migrate(state, class_name=name_of(cls), version=version_of(cls))
+    current = StateDict({**current, CLASS: name_of(cls)}, types=hinted_types(cls))
     try:
-        return cls._checkpoint_new(present)
+        return cls._checkpoint_new(current)
     except StateError as error:
         raise PathError(f"cannot be rebuilt: {error}", type(error)) from error
     except Exception as error:
@@ -132,16 +138,16 @@ def class_of_state(name: str, types: Mapping[str, type]) -> type[Checkpointable]
     Raises:
         StateError: no class of that name is defined, or several are.
     """
-    hinted = [cls for cls in types.values() if issubclass(cls, Checkpointable)]
-    called_so = [cls for cls in hinted if name_of(cls) == canonical(name)]
-    found: type[Checkpointable] = called_so[0] if len(called_so) == 1 else find_class(name)
+    hinted = [cls for cls in types.values() if is_checkpointable_class(cls)]
+    matching = [cls for cls in hinted if name_of(cls) == canonical(name)]
+    found: type[Checkpointable] = matching[0] if len(matching) == 1 else find_class(name)
     return found
 
 
 def _call(
     target: Any, state: Any, strict: bool, results: dict[str, Any], name: str
 ) -> Callable[[], None]:
-    """Return a call of a Stateful's own `load_state_dict` that stores its result."""
+    """Return a function that calls the target's own `load_state_dict` and stores the result."""
     options = {"strict": True} if strict else {}
 
     def call() -> None:
@@ -173,14 +179,14 @@ class _Plan:
         self.steps = Assignments()
 
     def root(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
-        """Plan to load a state into an object; `path` names it in messages."""
+        """Plan to load a state into an object. Messages contain `path`."""
         with as_state_error(path, state):
             return self._object(target, state, path)
 
     def fill(
         self, target: dict[str, Any], state: dict[str, Any], fresh: Container[str], path: str
     ) -> LoadResult:
-        """Plan to replace the content of a plain dict; objects in it are loaded in place."""
+        """Plan to replace the content of a plain dict. Objects in it are loaded in place."""
         members: dict[str, Any] = {}
         with as_state_error(path, state):
             for name, value in state.items():
@@ -207,16 +213,17 @@ class _Plan:
 
     def _object(self, target: Checkpointable, state: Any, path: str) -> LoadResult:
         fields = migrate(
-            _checked(target, state), class_name=class_name(target), version=version_of(target)
+            _checked(target, state), class_name=name_of(type(target)), version=version_of(target)
         )
         fresh: Container[str] = ()
         if self.owns_states and isinstance(state, StateDict) and fields is state:
             fresh = state.fresh
-        present = list(dict.fromkeys(target._checkpoint_fields()))
-        # A captured state may hold attributes that this instance has not set yet; they belong to
-        # it unless the class pins its fields. Unknown names in a hand-made state are reported only.
+        current = list(dict.fromkeys(target._checkpoint_fields()))
+        # A captured state may have attributes that this instance has not set yet. They are loaded,
+        # unless the class defines its fields. In a state that was not captured, unknown names
+        # are only reported.
         open_ended = CLASS in state and not overrides(target, "_checkpoint_fields")
-        result = LoadResult([name for name in present if name not in fields], [])
+        result = LoadResult([name for name in current if name not in fields], [])
         if self.live_objects is not None and open_ended:
             for name in result.missing_keys:
                 self.steps.delete(target, name, f"{path}.{name}")
@@ -224,8 +231,8 @@ class _Plan:
             if name in META:
                 continue
             if not isinstance(name, str):
-                raise PathError(f"has a field whose name is no text: {short_repr(name)}.")
-            if name not in present:
+                raise PathError(f"has a field name that is not a string: {short_repr(name)}.")
+            if name not in current:
                 result.unexpected_keys.append(name)
                 if not open_ended or not _may_be_captured(target, name):
                     continue
@@ -240,9 +247,9 @@ class _Plan:
     def _field(
         self, target: Checkpointable, name: str, value: Any, path: str, is_fresh: bool
     ) -> LoadResult:
-        present = getattr(target, name, None)
-        live = self._live(target, name, present)
-        if isinstance(value, StateDict) and live is present and _takes(live, value):
+        current = getattr(target, name, None)
+        live = self._live(target, name, current)
+        if isinstance(value, StateDict) and live is current and _takes(live, value):
             return self._in_place(live, value, path)
         if isinstance(value, ObjectRef) and writes_own_objects(live):
             self.steps.do(_restore(live, value, {}, name))
@@ -250,20 +257,20 @@ class _Plan:
         if not is_fresh:
             value = self._value(value, live, hinted_types(type(target)), path)
         if isinstance(live, Log) and type(value) is list:
-            value = Log._of(value)  # the attribute was a list when it was saved
+            value = log_of(value)  # the attribute was a list when it was saved
         if isinstance(value, Log) and isinstance(live, Log):
             value = self._refill(live, value)
         self.steps.set(target, name, value, path)
         return LoadResult([], [])
 
     def _refill(self, live: Log[Any], value: Log[Any]) -> Log[Any]:
-        """Plan to replace the items of a log in place, because others may reference it."""
-        self.steps.do(lambda: live._become(value))
+        """Plan to replace the items of a log in place, because other objects may reference it."""
+        self.steps.do(lambda: replace_items(live, value))
         return live
 
-    def _live(self, owner: Any, name: Any, present: Any) -> Any:
+    def _live(self, owner: Any, name: Any, current: Any) -> Any:
         if self.live_objects is None:
-            return present if is_stateful_part(present) else None
+            return current if is_stateful_part(current) else None
         return self.live_objects.of(owner).get(name)
 
     def _value(self, value: Any, live: Any, types: Mapping[str, type], path: str) -> Any:
@@ -281,7 +288,7 @@ class _Plan:
         return rebuild_nested(value, rebuild, live)
 
     def _in_place(self, part: Any, value: StateDict, path: str) -> LoadResult:
-        if isinstance(part, Checkpointable) and not overrides(part, "load_state_dict"):
+        if is_checkpointable(part) and not overrides(part, "load_state_dict"):
             return self._object(part, value, path)
         state = snapshot(value)
         self.steps.load(part, lambda: part.load_state_dict(_plain(state)), path)
@@ -298,7 +305,7 @@ def _may_be_captured(target: Checkpointable, name: str) -> bool:
 
 
 def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
-    name = class_name(target)
+    name = name_of(type(target))
     if not isinstance(state, dict):
         raise PathError(
             f"needs a dict as its state, not {type(state).__name__}.", StateMismatchError
@@ -316,13 +323,13 @@ def _checked(target: Checkpointable, state: Any) -> dict[str, Any]:
 
 def _takes(part: Any, state: StateDict) -> bool:
     """Return whether a state can be loaded into an existing attribute in place."""
-    if isinstance(part, Checkpointable):
-        return canonical(str(state.get(CLASS))) == class_name(part)
+    if is_checkpointable(part):
+        return canonical(str(state.get(CLASS))) == name_of(type(part))
     return is_stateful_part(part) and CLASS not in state
 
 
 def _plain(state: Any) -> Any:
-    """Return the state of a foreign Stateful as the dict that it returned."""
+    """Return the state of a Stateful that is not a Checkpointable as a plain dict."""
     return dict(state) if type(state) is StateDict and CLASS not in state else state
 
 

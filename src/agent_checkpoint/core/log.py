@@ -1,13 +1,16 @@
-"""Log: an append-only list; a save writes only the new items. Knows no JSON tags."""
+"""Log: an append-only list; a save writes only the new items. Owns its JSON tag."""
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 from weakref import WeakSet
 
+from agent_checkpoint.core.codec.decode import TAG_HANDLERS
+from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
+from agent_checkpoint.core.copying import SEQUENCES, copied
 from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
@@ -16,17 +19,14 @@ from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, Stored
 from agent_checkpoint.store.objects.splitting import IN_ENTRY, OutOfLineValue, add_item, put_list
 from agent_checkpoint.store.objects.writer import Writer
 
-if TYPE_CHECKING:
-    from agent_checkpoint.core.codec.encode import ItemEncoder
-
 T = TypeVar("T")
 
 
 class Log(Sequence[T]):
     """An append-only list for conversations and tool calls; a Stateful.
 
-    Items are copied in and must not be changed in place. The last one may be replaced
-    (`log[-1] = item`), for streaming; `truncate(n)` drops items at the end.
+    Items are copied when they are added and must not be changed in place. The last item can be
+    replaced (`log[-1] = item`), for streaming; `truncate(n)` removes items at the end.
     """
 
     def __init__(self, items: Iterable[T] = ()) -> None:
@@ -45,24 +45,24 @@ class Log(Sequence[T]):
         """Append a copy of an item.
 
         Raises:
-            StateError: the item cannot be copied; the message names the path.
+            StateError: the item cannot be copied; the message contains the path.
         """
         self._items.append(self._copied(item, len(self._items)))
 
     def extend(self, items: Iterable[T]) -> None:
-        """Append copies of items, all or none. Raises StateError."""
+        """Append copies of items. Raises StateError, with no item appended."""
         start = len(self._items)
         self._items += [self._copied(item, start + index) for index, item in enumerate(items)]
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` items.
+        """Remove all items but the first `n`.
 
         Raises:
             InvalidInputError: `n` is not a number from 0 to the number of items.
         """
         if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n <= len(self._items):
             raise InvalidInputError(
-                f"A log of {len(self._items)} items cannot be truncated to {short_repr(n)}."
+                f"truncate() takes a number from 0 to {len(self._items)}, not {short_repr(n)}."
             )
         if n < len(self._items):
             self._cut(n)
@@ -72,8 +72,8 @@ class Log(Sequence[T]):
         last = len(self._items) - 1
         if isinstance(index, slice) or not self._items or index not in (-1, last):
             raise InvalidInputError(
-                f"Only the last item of a log can be replaced, not {short_repr(index)}: "
-                "use truncate(n) and append."
+                f"Only the last item of a Log can be replaced, not index {short_repr(index)}. "
+                "Use truncate(n) and append()."
             )
         fresh = self._copied(item, last)
         self._cut(last)
@@ -115,15 +115,15 @@ class Log(Sequence[T]):
         """Replace the items by those of a state, another log or a list.
 
         Raises:
-            StateMismatchError: the state is none of these.
+            StateMismatchError: the state is of another type.
             StateError: an item cannot be copied.
         """
         items = state.get("items") if isinstance(state, dict) else state
         if not isinstance(items, (list, Log)):
             raise StateMismatchError(
-                f"The state of a Log must hold a list of items, not {type(state).__name__}."
+                f"The state of a Log must contain a list of items, not {type(state).__name__}."
             )
-        self._become(Log(items))
+        replace_items(self, Log(items))
         return LoadResult([], [])
 
     def checkpoint_to(self, writer: Writer) -> str:
@@ -132,25 +132,16 @@ class Log(Sequence[T]):
         Raises:
             StateError: an item cannot be captured.
         """
-        from agent_checkpoint.core.codec.encode import ItemEncoder
-
         refs: list[str] = []
         self.frozen(ItemEncoder({}, 0)).put(writer, refs)
         return refs[-1]
 
     def frozen(self, encode: ItemEncoder) -> LogItems:
-        """Return a view of the current items, to be written later, without copying them."""
+        """Return the current items, to be written later, without copying them."""
         items = LogItems(self, encode)
         views: WeakSet[LogItems] = vars(self).get("_views") or WeakSet()
         vars(self).setdefault("_views", views).add(items)  # atomic: may be called from any thread
         return items
-
-    def _become(self, other: Log[T]) -> Callable[[], None]:
-        """Take the items of a log that is not used elsewhere; return an undo function."""
-        before = dict(vars(self))
-        self._items = other._items
-        self._reset()
-        return lambda: vars(self).update(before)
 
     def _reset(self) -> None:
         self._identity = _Identity()
@@ -172,21 +163,32 @@ class Log(Sequence[T]):
         self._cuts.append((self._generation, index))
 
     def _unchanged_since(self, generation: int) -> int | None:
-        """Return how many leading items are unchanged since then; None if all are."""
+        """Return how many leading items are unchanged since `generation`; None if all are."""
         later = bisect_right(self._cuts, (generation, sys.maxsize))
         return self._cuts[later][1] if later < len(self._cuts) else None
 
     @staticmethod
     def _copied(item: T, index: int) -> T:
-        from agent_checkpoint.core.copying import copied
-
         with as_state_error(f"log[{index}]", item):
             fresh: T = copied(item)
             return fresh
 
 
+def log_of(items: list[T]) -> Log[T]:
+    """Return a log that takes ownership of a list of items."""
+    return Log._of(items)
+
+
+def replace_items(log: Log[T], other: Log[T]) -> Callable[[], None]:
+    """Replace the items by those of a log that is discarded; return an undo function."""
+    before = dict(vars(log))
+    log._items = other._items
+    log._reset()
+    return lambda: vars(log).update(before)
+
+
 class LogItems(OutOfLineValue):
-    """The items of a log at one moment, to be written to a store."""
+    """The items of a log at the time of a capture, to be written to a store."""
 
     def __init__(self, log: Log[Any], encode: ItemEncoder) -> None:
         self._log = log
@@ -234,7 +236,7 @@ class LogItems(OutOfLineValue):
         if found is None or not writer.trust_cache or found.types != self._encode.types:
             return StoredList()
         same = self._log._unchanged_since(found.generation)
-        # A log that was cut or loaded since no longer knows its earlier cuts.
+        # A log that was cut or loaded after this capture has discarded its earlier cuts.
         if self._log._identity is not self._identity or self._log._generation != self._generation:
             return StoredList()
         most = self._count if same is None else min(same, self._count)
@@ -257,3 +259,8 @@ class _Known(NamedTuple):
     generation: int
     types: Mapping[str, type]
     stored: StoredList
+
+
+ENCODERS[Log] = lambda encoder, log, depth: {"$log": log.frozen(ItemEncoder(encoder.types, depth))}
+TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload))
+SEQUENCES[Log] = lambda _, items: log_of(items)

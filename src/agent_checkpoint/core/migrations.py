@@ -1,4 +1,4 @@
-"""Migrations: registered steps that bring old states to the current version of a class."""
+"""Migrations: registered steps that convert old states to the current version of a class."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
     """Return the state at the current version; the argument is not changed.
 
     Args:
-        state: a state of any version; one without a version counts as current.
+        state: a state of any version. Without a version it is assumed to be current.
         class_name: the current name of the class.
         version: the current version of the class.
 
@@ -89,34 +89,34 @@ def migration_steps(saved: object, *, class_name: str, version: str) -> list[tup
     """
     if saved == version:
         return []
-    present, goal = _version(saved, class_name), _version(version, class_name)
-    if present > goal:
+    current, goal = _version(saved, class_name), _version(version, class_name)
+    if current > goal:
         raise PathError(
-            f"is a state of {class_name} {saved}, newer than the code ({version}). "
-            "Update the code.",
+            f"has state version {saved} of {class_name}, newer than version {version} of the "
+            "class. Update the code.",
             MigrationError,
         )
     steps = _chain_of(class_name)
     route = []
-    while present < goal:
-        step = steps.get(present)
+    while current < goal:
+        step = steps.get(current)
         if step is None:
             known = ", ".join(f"from {steps[start].start}" for start in sorted(steps)) or "none"
             raise PathError(
-                f"is a state of {class_name} {_text(present)}, but no migration leads from "
-                f"{_text(present)} to {version} (registered: {known}). Call register_migration("
-                f"{class_name!r}, from_version={_text(present)!r}, fn=…).",
+                f"has state version {_text(current)} of {class_name}, but no migration leads from "
+                f"{_text(current)} to {version} (registered: {known}). Call register_migration("
+                f"{class_name!r}, from_version={_text(current)!r}, fn=…).",
                 MigrationError,
             )
-        end = _end(step, present, goal, steps)
+        end = _end(step, current, goal, steps)
         if end > goal:
             raise PathError(
-                f"is a state of {class_name} {_text(present)}, whose migration leads to "
-                f"{_text(end)}, past the code's version {version}.",
+                f"has state version {_text(current)} of {class_name}. Its migration leads to "
+                f"{_text(end)}, but the class has version {version}.",
                 MigrationError,
             )
         route.append((step, _text(end)))
-        present = end
+        current = end
     return route
 
 
@@ -127,7 +127,7 @@ def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
         raise
     except Exception as error:
         raise PathError(
-            f"is a state of {class_name} that cannot be copied for migration "
+            f"could not be migrated: the state of {class_name} cannot be copied "
             f"({cause_text(error)}).",
             MigrationError,
         ) from error
@@ -139,15 +139,15 @@ def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[
         result = step.run(state)
     except Exception as error:
         raise PathError(
-            f"was not migrated: the step of {class_name} from {step.start} failed "
-            f"({cause_text(error)}).",
+            f"could not be migrated: the migration of {class_name} from version {step.start} "
+            f"failed ({cause_text(error)}).",
             MigrationError,
         ) from error
     result = state if result is None else result
     if not isinstance(result, dict):
         raise PathError(
-            f"was not migrated: the step of {class_name} from {step.start} returned "
-            f"{type(result).__name__}, not a dict.",
+            f"could not be migrated: the migration of {class_name} from version {step.start} "
+            f"returned {type(result).__name__}, expected a dict.",
             MigrationError,
         )
     if not isinstance(result, StateDict):
@@ -166,23 +166,25 @@ def _chain_of(class_name: str) -> dict[Version, _Step]:
         return steps
 
 
-def _end(step: _Step, present: Version, goal: Version, steps: dict[Version, _Step]) -> Version:
+def _end(step: _Step, current: Version, goal: Version, steps: dict[Version, _Step]) -> Version:
     if step.end is not None:
         return _parse(step.end)
-    return min((start for start in steps if present < start < goal), default=goal)
+    return min((start for start in steps if current < start < goal), default=goal)
 
 
 def _version(text: object, class_name: str) -> Version:
     try:
         return _parse(text)
     except InvalidInputError as error:
-        raise PathError(f"is a state of {class_name}: {error}", MigrationError) from None
+        raise PathError(
+            f"has an invalid state version of {class_name}: {error}", MigrationError
+        ) from None
 
 
 def _parse(text: object) -> Version:
     if not isinstance(text, str) or VERSION_FORM.fullmatch(text) is None:
         raise InvalidInputError(
-            f"{short_repr(text)} is not a version: dotted numbers such as '2.0'."
+            f"{short_repr(text)} is not a version. Use dotted numbers such as '2.0'."
         )
     numbers = [int(part) for part in text.split(".")]
     while len(numbers) > 1 and numbers[-1] == 0:

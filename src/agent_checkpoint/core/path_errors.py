@@ -1,7 +1,7 @@
-"""Errors that name the path of a value, such as `agent.memory[3].client`.
+"""Errors that contain the path of a value, such as `agent.memory[3].client`.
 
-A walk over a value raises `PathError` at the bottom. Each level on the way up adds its segment of
-the path, so that the normal case pays nothing for it. Knows no codec.
+A recursive function raises `PathError` at the value that failed. Each level on the way up adds its
+segment of the path, so paths cost nothing unless an error occurs. Does not depend on the codec.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from agent_checkpoint.records import safe_repr
 MAX_DEPTH = 100
 """The nesting limit; a nested object counts twice.
 
-Loading such a value takes less than two thirds of the default Python stack. So what can be saved
-can be loaded, unless the caller has used up the rest.
+Loading a value of this depth uses less than two thirds of Python's default recursion limit. So a
+value that was saved can be loaded, unless the caller has used up the rest.
 """
 
 _SHOWN_SEGMENTS = 12
 
 
 class PathError(Exception):
-    """A value cannot be handled; collects the segments of its path, innermost first."""
+    """A value cannot be captured or loaded. Collects the segments of its path, innermost first."""
 
     def __init__(self, reason: str, error_type: type[CheckpointError] = StateError) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class PathError(Exception):
         return self
 
     def path(self, root: str) -> str:
-        """Return the path as text, shortened in the middle if it is very long."""
+        """Return the path as a string, shortened in the middle if it is very long."""
         segments = self.segments[::-1]
         if len(segments) > 2 * _SHOWN_SEGMENTS:
             segments = [*segments[:_SHOWN_SEGMENTS], " … ", *segments[-_SHOWN_SEGMENTS:]]
@@ -51,14 +51,13 @@ class TooDeepError(PathError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"is nested deeper than {MAX_DEPTH} levels (an object in another counts twice). "
-            "Flatten it."
+            f"is nested deeper than {MAX_DEPTH} levels (a nested object counts twice). Flatten it."
         )
 
 
 @contextmanager
 def as_state_error(root: str, value: Any = None) -> Iterator[None]:
-    """Convert a PathError in the block into a StateError that names the path below `root`.
+    """Convert a PathError in the block into a StateError whose message contains the whole path.
 
     Raises:
         StateError: instead of PathError and RecursionError, with the original cause.
@@ -156,8 +155,9 @@ def children(value: Any) -> Iterator[tuple[str, Any]] | None:
 
 
 def cause_text(error: BaseException) -> str:
-    """Return the description of a cause for a message: only the type of a foreign error.
+    """Return the text of a CheckpointError for a message; the type name of any other exception.
 
-    The text of a foreign error may contain values of the state. It stays in the chained exception.
+    The text of another exception may contain values of the state. It stays in the chained
+    exception.
     """
     return str(error) if isinstance(error, CheckpointError) else type(error).__name__

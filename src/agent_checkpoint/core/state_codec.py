@@ -1,12 +1,12 @@
-"""Encodes whole states to JSON and decodes them; decides which type hints apply to a state."""
+"""Encodes states to JSON and decodes them. Decides which type hints apply to a state."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from agent_checkpoint.core.checkpointable import Checkpointable, class_name
-from agent_checkpoint.core.class_names import canonical
+from agent_checkpoint.core.captured_fields import is_checkpointable
+from agent_checkpoint.core.class_names import canonical, name_of
 from agent_checkpoint.core.codec.decode import Decoded, decode
 from agent_checkpoint.core.codec.encode import NewWriter, encode, encode_as_pickle
 from agent_checkpoint.core.codec.type_hints import hinted_types
@@ -15,31 +15,24 @@ from agent_checkpoint.core.loading import class_of_state, rebuild_state
 from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.path_errors import as_state_error, cause_text
 from agent_checkpoint.core.stateful import StateDict, writes_own_objects
-from agent_checkpoint.errors import InvalidInputError, StateError
-from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.errors import StateError
+from agent_checkpoint.options import StateFormat
+from agent_checkpoint.records import JsonValue
 from agent_checkpoint.store.objects.reader import Reader
 
-FORMATS = ("json", "pickle")
 _TRIES = 5
 
 
-def check_format(fmt: str) -> str:
-    """Return a valid state format. Raises InvalidInputError."""
-    if fmt not in FORMATS:
-        raise InvalidInputError(f"Unknown fmt {short_repr(fmt)}: use 'json' or 'pickle'.")
-    return fmt
-
-
 def encode_state(
-    subject: Any, path: str, fmt: str = "json", new_writer: NewWriter | None = None
+    subject: Any, path: str, fmt: StateFormat = "json", new_writer: NewWriter | None = None
 ) -> JsonValue:
-    """Return the state of a Stateful, or of a plain dict, as JSON.
+    """Return the state of a Stateful, or of a plain dict, as a JSON value.
 
     Args:
         subject: a Stateful or a dict.
-        path: its name in messages.
-        fmt: `json`, or `pickle` for one sealed pickle.
-        new_writer: makes writers for parts that write their own objects.
+        path: how messages refer to it.
+        fmt: `json`, or `pickle` for one signed pickle.
+        new_writer: creates writers for parts that write their own objects.
 
     Raises:
         StateError: a value cannot be captured.
@@ -68,18 +61,18 @@ def decode_part(
         tree: a result of `encode_state`.
         path: its name in messages.
         target: the object to load into; its type hints allow types to be decoded.
-        trust_pickle: load pickles without checking their seal.
+        trust_pickle: load pickles without verifying their signature.
         reader: reads the objects that the tree refers to, if it comes from a store.
 
     Raises:
         StateError: the state cannot be decoded.
-        UntrustedDataError: it holds a pickle that this user did not seal.
+        UntrustedDataError: a pickle has no valid signature under this user's secret.
     """
 
     def scope(name: object, outer: Mapping[str, type]) -> Mapping[str, type]:
         if not isinstance(name, str):
             return {}
-        if isinstance(target, Checkpointable) and canonical(name) == class_name(target):
+        if is_checkpointable(target) and canonical(name) == name_of(type(target)):
             return hinted_types(type(target))
         try:
             return hinted_types(class_of_state(name, outer))
@@ -94,10 +87,10 @@ def decode_part(
     )
 
 
-def _encode(subject: Any, path: str, fmt: str, new_writer: NewWriter | None) -> JsonValue:
+def _encode(subject: Any, path: str, fmt: StateFormat, new_writer: NewWriter | None) -> JsonValue:
     if writes_own_objects(subject) and not isinstance(subject, Log):
         return encode(subject, path, new_writer)  # its objects are never pickled
-    if fmt == "json" and isinstance(subject, (Checkpointable, Log)):
+    if fmt == "json" and (is_checkpointable(subject) or isinstance(subject, Log)):
         return encode(subject, path, new_writer)  # from the live object, without a copy
     if isinstance(subject, dict):
         is_json = fmt == "json"

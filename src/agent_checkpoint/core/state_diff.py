@@ -1,4 +1,4 @@
-"""Differences between two states: exact comparison of values, and the paths of changes."""
+"""Compares two states exactly and reports the paths of the changes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def diff_states(old: Any, new: Any, *, deep: bool = False) -> Changes:
     Args:
         old: the state before.
         new: the state after.
-        deep: name paths inside values (`memory[2].role`) instead of whole fields.
+        deep: report paths inside values (`memory[2].role`) instead of whole fields.
 
     Raises:
-        StateError: they are nested too deeply.
+        StateError: the states are nested too deeply.
     """
     changes: Changes = {"added": {}, "removed": {}, "changed": {}}
     try:
@@ -92,7 +92,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _content(value: Any) -> list[Any] | None:
-    """Return the content of a pickle of the value, one level deep; None if only == can compare.
+    """Return what pickle would store for a value, one level deep; None to compare with `==`.
 
     The `==` of many classes treats 1 as True and NaN as unequal, or compares identities. The bytes
     of two pickles depend on sharing inside the values, so they cannot be compared either.
@@ -116,12 +116,12 @@ def _content(value: Any) -> list[Any] | None:
         return None
     empty = args in ((), (kind,)) and state is None and not listed and not paired
     if empty and kind.__eq__ is not object.__eq__:
-        return None  # no content, but a comparison of its own
+        return None  # no content, but the class defines a comparison
     return [make, args, state, listed, paired if isinstance(value, OrderedDict) else dict(paired)]
 
 
 def _partners(old: Iterable[Any], new: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Pair identical keys; `_ABSENT` is the partner of a key without one.
+    """Pair identical keys; a key without a counterpart is paired with `_ABSENT`.
 
     A dict lookup would treat 1 as True, and would not find NaN.
     """

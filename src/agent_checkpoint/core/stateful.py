@@ -1,4 +1,4 @@
-"""The Stateful protocol and the types of states. Knows no codec."""
+"""The Stateful protocol and the types of states. Does not depend on the codec."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Stateful(Protocol):
 
 
 class StateDict(dict[str, Any]):
-    """The state of an object, as opposed to a plain dict of the user.
+    """The state of an object; a distinct type, so that it is not confused with a user's dict.
 
     `types` are the classes in the type hints of the object's class: their values are encoded field
-    by field without registration. `fresh` are fields with newly decoded values and no nested
-    states: a load that owns the state may use them without a copy.
+    by field without registration. `fresh` lists the fields whose values were newly decoded and
+    contain no states; a load that owns the state can assign them without copying.
     """
 
     __slots__ = ("fresh", "types")
@@ -61,7 +61,7 @@ class LoadResult(NamedTuple):
 
 
 def is_stateful(value: Any) -> bool:
-    """Return whether an object (not a class) is a Stateful, also through `__getattr__`."""
+    """Return whether an object (not a class) is a Stateful, including through `__getattr__`."""
     # Since Python 3.12 isinstance(value, Stateful) ignores __getattr__.
     if isinstance(value, type):
         return False
@@ -72,12 +72,12 @@ def is_stateful(value: Any) -> bool:
 
 
 def writes_own_objects(value: Any) -> bool:
-    """Return whether a Stateful writes its own objects, by `checkpoint_to(writer)`."""
+    """Return whether a value is a Stateful that writes its own objects (`checkpoint_to`)."""
     return callable(getattr(type(value), "checkpoint_to", None)) and is_stateful_part(value)
 
 
 def is_stateful_part(value: Any) -> bool:
-    """Return whether the class of a value is Stateful: a mock instance has every attribute."""
+    """Return whether the class of a value is a Stateful. A mock instance has every attribute."""
     kind = type(value)
     return callable(getattr(kind, "state_dict", None)) and callable(
         getattr(kind, "load_state_dict", None)

@@ -1,1 +1,1 @@
-"""The demo: a scripted coding agent. Imports public names only, as a user does."""
+"""The demo: a scripted coding agent. Imports public names only, as a user program does."""

@@ -27,7 +27,7 @@ WAYS = {
 
 
 WORLD: dict[str, Path] = {}
-"""External state, outside of every checkpoint."""
+"""External state, which checkpoints do not contain."""
 
 
 class Coder(Checkpointable):
@@ -82,7 +82,7 @@ def think(session: Session, thought: str) -> None:
 
 
 def work(home: Path, *, stumbles: bool) -> None:
-    """Run the remaining tasks; with `stumbles`, stop in the middle of one to be killed."""
+    """Run the remaining tasks; with `stumbles`, wait in the middle of a task to be killed."""
     with open_session(home) as session:
         coder: Any = session.agent
         place = Path(str(session.workspace.path)) if session.workspace else home
@@ -95,7 +95,9 @@ def work(home: Path, *, stumbles: bool) -> None:
                 if task.id == TASKS[0]:
                     source = read_file(str(place / "invoice.py"))
                     coder.findings.append("the discount is not divided by 100")
-                    think(session, f"{len(source.splitlines())} lines; per cent need a / 100.")
+                    think(
+                        session, f"{len(source.splitlines())} lines. Divide the percentage by 100."
+                    )
                 elif task.id == TASKS[1]:
                     text = FIRST_PATCH[: len(FIRST_PATCH) // 2] if stumbles else FIRST_PATCH
                     write_file(str(place / "invoice.py"), text)
@@ -103,11 +105,11 @@ def work(home: Path, *, stumbles: bool) -> None:
                     if stumbles:
                         print("half of invoice.py is written", flush=True)
                         input()
-                    think(session, "Per cent are divided by 100 now.")
+                    think(session, "The percentage is now divided by 100.")
                 else:
                     passed, of = test(str(place))
                     task.result = f"{passed} of {of}"
-                    think(session, f"{passed} of {of} tests pass: cents are not whole yet.")
+                    think(session, f"{passed} of {of} tests pass. The total is not an integer yet.")
                     print(f"{passed} of {of} tests pass", flush=True)
 
 
@@ -117,5 +119,5 @@ def try_way(branch: Session, way: str) -> dict[str, float]:
     patched = FIRST_PATCH.replace("whole - whole * discount / 100", WAYS[way])
     write_file(str(place / "invoice.py"), patched.replace("    whole = sum(prices)\n", ""))
     passed, of = test(str(place))
-    think(branch, f"To {way} lets {passed} of {of} tests pass.")
+    think(branch, f"With {way!r}, {passed} of {of} tests pass.")
     return {"passed": passed, "of": of}

@@ -1,4 +1,4 @@
-"""The repository that the demo agent works on. Owns its files; knows nothing of checkpoints."""
+"""The repository that the demo agent works on. Owns its files; does not use checkpoints."""
 
 from __future__ import annotations
 

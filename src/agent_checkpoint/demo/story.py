@@ -1,4 +1,4 @@
-"""Run the demo step by step. Owns the steps and their output; nothing is faked."""
+"""Run the demo step by step. Every step is executed, not simulated."""
 
 from __future__ import annotations
 
@@ -50,20 +50,18 @@ def _home(given: str | None) -> Path:
     try:
         home.mkdir(parents=True, exist_ok=True)
         if any(home.iterdir()):
-            raise InvalidInputError(f"{home} is not empty: choose a new directory.")
+            raise InvalidInputError(f"{home} is not empty. Choose an empty or new directory.")
     except OSError as error:
         raise InvalidInputError(f"Cannot use the directory {home} ({error.strerror}).") from error
     if not os.access(home, os.W_OK | os.X_OK):
-        raise InvalidInputError(f"{home} is not writable: choose another directory.")
+        raise InvalidInputError(f"{home} is not writable. Choose another directory.")
     return home
 
 
 def run_demo(home: Path) -> None:
     """Run all steps in a directory."""
     os.environ["AGENT_CHECKPOINT_PROGRESS"] = "0"  # the demo prints its own progress
-    print(
-        "A scripted coding agent; needs no model and no network. Every step is executed for real."
-    )
+    print("A scripted coding agent. It needs no model and no network. Every step is executed.")
     _begin(home)
     _crash_and_resume(home)
     with open_session(home) as session:
@@ -149,14 +147,14 @@ def _end(home: Path) -> None:
 
 
 def _command() -> str:
-    """Return the command; its script is not always on PATH."""
+    """Return the command line prefix: the script if it is on PATH, else the module."""
     if shutil.which("agent-checkpoint"):
         return "agent-checkpoint"
     return f"{shlex.quote(_python())} -m agent_checkpoint"
 
 
 def _python() -> str:
-    """Return the name Python was started with, else its path."""
+    """Return the command that Python was started with, or the path of Python."""
     called: list[str] = getattr(sys, "orig_argv", [])
     return called[0] if called and shutil.which(called[0]) else sys.executable
 
@@ -172,7 +170,9 @@ def _run(command: list[str], *, kill_at: str | None = None) -> None:
                 worker.send_signal(signal.SIGKILL)
     expected = 0 if kill_at is None else -signal.SIGKILL
     if worker.returncode != expected:
-        raise SystemExit(f"process {worker.pid} ended with {worker.returncode}, not {expected}")
+        raise SystemExit(
+            f"process {worker.pid} exited with status {worker.returncode}, not {expected}"
+        )
     if kill_at is not None:
         _print(f"[process {worker.pid}] SIGKILL")
 

@@ -1,1 +1,1 @@
-"""The checkpoint verbs that users call on a store: save, load, rollback, diff, fork, prune."""
+"""The checkpoint operations that users call on a store: save, load, rollback, diff, fork, prune."""

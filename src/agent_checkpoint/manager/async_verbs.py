@@ -1,4 +1,4 @@
-"""Asyncio support: runs blocking verbs off the event loop."""
+"""Asyncio support: runs blocking methods off the event loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 async def await_future(future: Future[T]) -> T:
-    """Return the result of a future of another thread without blocking the event loop."""
+    """Return the result of a future from another thread, without blocking the event loop."""
     with block_forks():
         from asyncio import wrap_future
 
@@ -30,9 +30,9 @@ async def await_future(future: Future[T]) -> T:
 def in_thread(
     verb: Callable[Concatenate[M, P], T],
 ) -> Callable[Concatenate[M, P], Coroutine[Any, Any, T]]:
-    """Return the verb as a coroutine method that runs in a thread.
+    """Return a coroutine method that runs a method in a thread.
 
-    Only for verbs that touch no live object: the others must capture on the thread of the caller.
+    Only for methods that do not use live objects: state must be captured on the caller's thread.
     """
 
     @functools.wraps(verb)
@@ -45,16 +45,16 @@ def in_thread(
         return await to_thread(verb, self, *args, **kwargs)
 
     run.__name__ = "a" + verb.__name__
-    run.__doc__ = f"Run `{verb.__name__}` for asyncio."
+    run.__doc__ = f"Run `{verb.__name__}` in a thread, for asyncio."
     return run
 
 
 async def run_to_completion(
     step: Callable[..., Any], *args: Any
 ) -> tuple[Any, BaseException | None]:
-    """Run a step off the event loop; return its result and a cancellation that arrived meanwhile.
+    """Run a step off the event loop; return its result, and a CancelledError received meanwhile.
 
-    A step that writes must not be cancelled half-way. Raises what the step raises.
+    The step always completes, because it may write. Raises what the step raises.
     """
     with block_forks():
         import asyncio  # slow to import, and many programs do not use it

@@ -1,4 +1,4 @@
-"""Background saves: the queue, the writer threads, and failures that are not reported yet."""
+"""Background saves: the queue, the writer threads, and failures to report later."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threading import Lock, Thread, get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -21,24 +21,24 @@ _IDLE_SECONDS = 0.01
 
 
 class _Worker(Thread):
-    """A thread that writes the whole queue, waits briefly for more, and ends."""
+    """A thread that runs the queued writes, waits briefly for more, and exits."""
 
     def __init__(self, writer: BackgroundWriter) -> None:
         super().__init__(name="agent-checkpoint-writer")
         self._writer = writer
         self.will_read_queue = True
-        """Whether it will read the queue again."""
+        """Whether the thread will read the queue again."""
         self.first_pass = _held_lock()
-        """Held until it has read the queue once and written all entries."""
+        """Held until the thread has run all writes of its first queue read."""
         self._wake_up = _held_lock()
 
     def wake(self) -> None:
-        """Make it read the queue again."""
+        """Make the thread read the queue again."""
         with suppress(RuntimeError):  # another thread has woken it
             self._wake_up.release()
 
     def run(self) -> None:
-        """Write the queue until no more work arrives."""
+        """Run queued writes until none arrives within the idle timeout."""
         try:
             self._write_queue()
         finally:
@@ -71,10 +71,10 @@ class BackgroundWriter:
     """
 
     _queue: deque[Callable[[], None]]
-    """Writes that are not finished; the first may be running."""
+    """Unfinished writes; the first may be running."""
     _newest: _Worker | None
     _writing: int | None
-    """The id of the thread that writes."""
+    """The id of the thread that is writing."""
 
     def __init__(self) -> None:
         self._failures: list[BaseException] = []
@@ -85,7 +85,7 @@ class BackgroundWriter:
         """Queue a write and return its future, which cannot be cancelled.
 
         Args:
-            write: makes the save and returns its id.
+            write: performs the save and returns its id.
             awaited: the caller awaits the future, so a failure is not raised again later.
 
         Raises:
@@ -121,30 +121,30 @@ class BackgroundWriter:
         return outcome
 
     def flush(self) -> None:
-        """Wait until the queue is written.
+        """Wait until all queued writes have finished.
 
         Raises:
-            CheckpointError: a write failed and was not reported yet.
+            CheckpointError: an earlier write failed and was not reported yet.
         """
         self.wait()
         self._raise_failure()
 
     def wait(self) -> None:
-        """Wait until every queued write is finished or has failed."""
+        """Wait until all queued writes have finished. Failures are not raised."""
         # A future callback runs on the writer thread, which must not wait for itself.
         if self._queue and get_ident() != self._writing:
             self._start().first_pass.acquire()
 
     @contextmanager
     def defer_failure(self) -> Iterator[None]:
-        """Defer an error of the block: it is raised by the next `submit` or `flush`."""
+        """Defer an error of the block to the next `submit` or `flush`."""
         try:
             yield
         except CheckpointError as error:
             self._keep_failure(error)
 
     def close(self) -> None:
-        """Flush. Raises as `flush` does."""
+        """Wait for queued writes. Raises the same errors as `flush`."""
         self.flush()
 
     def _wake_or_start(self) -> None:
@@ -161,7 +161,7 @@ class BackgroundWriter:
         return worker
 
     def _write_all(self) -> None:
-        """Write the current queue; the caller holds `_turn`."""
+        """Run the writes that are queued now; the caller holds `_turn`."""
         self._writing = get_ident()
         try:
             for _ in range(len(self._queue)):

@@ -1,4 +1,4 @@
-"""Diffs between two checkpoints, or a checkpoint and a live agent."""
+"""Compares two checkpoints, or a checkpoint and a live agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 from agent_checkpoint.core.codec.encode import NewWriter
 from agent_checkpoint.core.state_diff import Changes, diff_states
 from agent_checkpoint.errors import InvalidInputError
-from agent_checkpoint.manager.parts import SINGLE_PART, capture, parts_of, states_of
+from agent_checkpoint.manager.checkpoint_parts import SINGLE_PART, capture, parts_of, states_of
 from agent_checkpoint.records import Checkpoint, JsonValue
 from agent_checkpoint.store.lookup import find, retry_if_pruned
 from agent_checkpoint.store.objects.reader import Reader
@@ -40,17 +40,17 @@ class Comparison:
     ) -> None:
         """Capture the state of the agent, if one is given.
 
-        `new_writer` makes writers for parts that write their own objects.
+        `new_writer` creates writers for parts that write their own objects.
 
         Raises:
-            InvalidInputError: there is nothing to compare, or too much.
+            InvalidInputError: neither an agent nor an id is given, or both agent and a second id.
             StateError: the agent cannot be captured.
         """
         if agent is None and checkpoint_id_a is None and checkpoint_id_b is None:
             raise InvalidInputError("diff needs an agent, or the ids of one or two checkpoints.")
         if agent is not None and checkpoint_id_b is not None:
             raise InvalidInputError("diff compares with an agent or checkpoint_id_b, not both.")
-        self._present = None if agent is None else capture(agent, new_writer=new_writer)
+        self._current = None if agent is None else capture(agent, new_writer=new_writer)
         # Live objects by part: their type hints allow types to be decoded.
         self._targets = {} if agent is None else parts_of(agent)
         self._before = checkpoint_id_a
@@ -59,7 +59,7 @@ class Comparison:
         self._trust_pickle = trust_pickle
 
     def run(self, store: Store, key: str) -> Changes:
-        """Return the changes; an id that is not given means the latest checkpoint of the key.
+        """Return the changes. An omitted id defaults to the latest checkpoint of the key.
 
         Raises:
             NotFoundError: there is no such key or checkpoint.
@@ -73,13 +73,13 @@ class Comparison:
 
     def _find_checkpoints(self, store: Store, key: str) -> list[Checkpoint]:
         checkpoints = [find(store, key if self._before is None else self._before)]
-        if self._present is None:
+        if self._current is None:
             checkpoints.append(find(store, key if self._after is None else self._after))
         return checkpoints
 
     def _compare(self, store: Store, checkpoints: Sequence[Checkpoint]) -> Changes:
         old = checkpoints[0].parts
-        new = checkpoints[-1].parts if self._present is None else self._present
+        new = checkpoints[-1].parts if self._current is None else self._current
         reader = store.reader(*checkpoints)
         before, after = self._states(old, reader), self._states(new, reader)
         if list(old) == list(new) == [SINGLE_PART]:
@@ -91,7 +91,7 @@ class Comparison:
         return {SINGLE_PART: states} if list(parts) == [SINGLE_PART] else states
 
     def _by_part(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Changes:
-        """Return the changes of several parts; each path begins with the name of its part."""
+        """Return the changes of several parts; each path starts with its part name."""
         changes: Changes = {"added": {}, "removed": {}, "changed": {}}
         for name in dict.fromkeys([*before, *after]):
             if name not in before:

@@ -1,4 +1,4 @@
-"""The `@checkpoint` decorator: saves an agent after calls of its functions."""
+"""The `@checkpoint` decorator: saves an agent after calls of decorated functions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import InvalidInputError, Suspended
+from agent_checkpoint.manager.checkpoint_parts import SINGLE_PART, capture, restore_parts
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.manager.parts import SINGLE_PART, capture, restore_parts
+from agent_checkpoint.options import OnError, check_option
 from agent_checkpoint.records import check_key, short_repr
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,17 +25,17 @@ def checkpoint(
     *,
     key: str | Callable[..., str],
     every: int = 1,
-    on_error: str | None = None,
+    on_error: OnError | None = None,
 ) -> Callable[[F], F]:
     """Decorate a function, method or coroutine function so that its calls save the agent.
 
-    The agent is the first argument that is a Stateful. Calls that return are counted per agent;
-    the agent is saved after every `every`th call.
+    The agent is the first argument that is a Stateful. Successful calls are counted per agent.
 
     Args:
-        manager: where to save.
-        key: the key, or a function that gets the agent and the call's other arguments.
-        every: save at call 5, 10, 15, … of an agent for `every=5`.
+        manager: the manager that saves the agent.
+        key: the key, or a function that receives the agent and the other arguments of the call and
+            returns the key.
+        every: save after this many successful calls; `every=5` saves after call 5, 10, 15, ….
         on_error: `"rollback"` restores the state before the call if the call raises.
 
     Raises:
@@ -44,8 +45,8 @@ def checkpoint(
         raise InvalidInputError(
             f"every must be a positive number of calls, not {short_repr(every)}."
         )
-    if on_error not in (None, "rollback"):
-        raise InvalidInputError(f"on_error must be 'rollback' or None, not {short_repr(on_error)}.")
+    if on_error is not None:
+        check_option("on_error", on_error, OnError, "None")
     if not callable(key):
         check_key(key)
     counter = _Counter()

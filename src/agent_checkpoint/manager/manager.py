@@ -1,23 +1,33 @@
-"""CheckpointManager: the verbs on live agents. Verbs on keys alone are in `key_verbs`."""
+"""CheckpointManager: the operations on the checkpoints of one store."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.backends.registry import open_store
+from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.core.live_objects import LiveObjects
-from agent_checkpoint.core.state_codec import check_format
 from agent_checkpoint.core.state_diff import Changes
-from agent_checkpoint.errors import ConflictError, Suspended
+from agent_checkpoint.errors import (
+    UNUSABLE,
+    ConflictError,
+    InvalidInputError,
+    StorageError,
+    Suspended,
+)
 from agent_checkpoint.manager.async_verbs import await_future, in_thread
+from agent_checkpoint.manager.background_saves import BackgroundWriter
 from agent_checkpoint.manager.checkpoint_diff import Comparison, DiffOptions
-from agent_checkpoint.manager.key_verbs import KeyVerbs, head_conflict
-from agent_checkpoint.manager.parts import (
+from agent_checkpoint.manager.checkpoint_parts import (
     capture,
     make_draft,
     parts_of,
@@ -25,13 +35,29 @@ from agent_checkpoint.manager.parts import (
     restore_parts,
     states_of,
 )
-from agent_checkpoint.records import Checkpoint, Draft, check_key, draft_from
+from agent_checkpoint.manager.expected_head import expect_head, head_conflict
+from agent_checkpoint.manager.key_deletion import delete_key
+from agent_checkpoint.options import BackendName, Compression, Durability, StateFormat, check_option
+from agent_checkpoint.records import Checkpoint, Draft, Kind, check_key, draft_from, short_repr
+from agent_checkpoint.store.archive.archive_file import export_archive
+from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
+from agent_checkpoint.store.lookup import find, find_seq, retry_if_pruned
+from agent_checkpoint.store.maintenance import prune, stats
+from agent_checkpoint.store.maintenance.gc import GcReport, gc
+from agent_checkpoint.store.maintenance.purge import PurgeReport, purge
+from agent_checkpoint.store.maintenance.retention import Policy
+from agent_checkpoint.store.maintenance.verify import VerifyReport, verify
 from agent_checkpoint.store.objects.reader import Reader
+from agent_checkpoint.store.store import Store, key_not_found
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from typing_extensions import Unpack
+
+
+Self = TypeVar("Self", bound="CheckpointManager")
 
 
 class SaveOptions(TypedDict, total=False):
@@ -50,20 +76,20 @@ class LoadOptions(TypedDict, total=False):
     trust_pickle: bool
 
 
-class CheckpointManager(KeyVerbs):
+class CheckpointManager:
     """Saves, loads, compares and forks checkpoints in one store, from any thread."""
 
     def __init__(
         self,
         store: str | Backend | None = None,
         *,
-        backend: str | Backend | None = None,
+        backend: BackendName | str | Backend | None = None,
         path: str | os.PathLike[str] | None = None,
-        fmt: str = "json",
-        durability: str | None = None,
+        fmt: StateFormat = "json",
+        durability: Durability | None = None,
         min_free: int | None = None,
         max_bytes: int | None = None,
-        compression: str | None = None,
+        compression: Compression | None = None,
         shared: bool | None = None,
     ) -> None:
         """Open a store; without arguments, one in memory.
@@ -71,22 +97,27 @@ class CheckpointManager(KeyVerbs):
         Args:
             store: a store URL, such as `file:///var/checkpoints`, or a Backend.
             backend: `memory`, `file`, `sqlite`, or a Backend, instead of `store`.
-            path: the directory of a file or SQLite store; the default store if SQLite gets none.
-            fmt: the format of states: `json`, readable, or `pickle`, sealed.
-            durability: `full`, or `fast`: a power failure may lose the last saves (SQLite).
-            min_free: refuse to save when the file system has fewer bytes free; 0 for no limit.
-            max_bytes: refuse to save when all files of the store would have more bytes than this.
-            compression: of a new store: `zlib`, which every installation reads, or `zstd`, which
-                is faster and smaller, and must be installed wherever the store is opened.
-            shared: accept a directory that other users own or can write. Entries are sealed under
-                your secret, and entries without that seal are not loaded.
+            path: the directory of a file or SQLite store. With `backend="sqlite"` it defaults to
+                the user's default store.
+            fmt: the encoding of states: `json` (human-readable), or `pickle` (signed with an HMAC
+                under your secret).
+            durability: `full`, or `fast` (SQLite only), which may lose the most recent saves on a
+                power failure.
+            min_free: refuse a save that would leave fewer than this many bytes free on the file
+                system; 0 for no limit.
+            max_bytes: refuse a save that would make the store larger than this many bytes.
+            compression: for a new store, `zlib` (always available) or `zstd` (faster and smaller;
+                required by every process that opens the store).
+            shared: accept a directory that other users own or can write to. Entries are signed
+                with an HMAC under your secret; entries without a valid signature are not loaded.
 
         Raises:
-            InvalidInputError: the arguments name no backend or contradict each other.
+            InvalidInputError: the arguments select no backend, or conflict.
         """
-        self.fmt = check_format(fmt)
-        """The format of states."""
-        super().__init__(
+        check_option("fmt", fmt, StateFormat)
+        self.fmt = fmt
+        """The encoding of states: `json` or `pickle`."""
+        self.store = Store(
             open_store(
                 store,
                 backend,
@@ -98,6 +129,11 @@ class CheckpointManager(KeyVerbs):
                 shared=shared,
             )
         )
+        self.background = BackgroundWriter()
+        """Writes checkpoints on a background thread, in order."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on {self.store.backend!r}>"
 
     # -- save and load ---------------------------------------------------------------------------
 
@@ -111,46 +147,47 @@ class CheckpointManager(KeyVerbs):
         metrics: Mapping[str, float] | None = None,
         expected_head: str | None = None,
     ) -> str:
-        """Save an agent, a dict of named parts or a plain dict, and return the checkpoint's id.
+        """Save an agent, a dict of named parts or a plain dict; return the id of the checkpoint.
 
         Args:
             key: the key to append to; the first save creates it.
             agent: a Stateful, a dict of Statefuls by part name, or a dict that is itself a state.
-            label: a name for people.
-            tags: words to find the checkpoint by.
+            label: a human-readable name.
+            tags: strings to find the checkpoint by.
             metrics: numbers to rank the checkpoint by.
-            expected_head: the id that must be the head of the key, else ConflictError.
+            expected_head: the id that must be the head of the key.
 
         Raises:
             InvalidInputError: the key or the agent cannot be saved.
-            StateError: a value cannot be captured; the message names its path.
+            StateError: a value cannot be captured; the message contains its path.
             ConflictError: the head is not `expected_head`.
-            StorageError: the medium failed; nothing was acknowledged.
+            StorageError: the medium failed; the save is not confirmed.
         """
         draft, _ = self._draft(key, agent, label=label, tags=tags, metrics=metrics)
-        self._background.flush()
+        self.background.flush()
         return self._write_id(draft, expected_head)
 
     def save_in_background(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
     ) -> Future[str]:
-        """Take the state now, write it behind the caller, in order, and return the id's future.
+        """Capture the state now, write it on a background thread, and return a future of the id.
 
-        A failure also raises at the next save or at close. Takes and raises what `save` does.
+        Saves are written in order. A failure is also raised by the next method call or by `close`.
+        Takes the same arguments and raises the same errors as `save`.
         """
         draft, expected_head = self._draft(key, agent, **options)
-        return self._background.submit(partial(self._write_id, draft, expected_head))
+        return self.background.submit(partial(self._write_id, draft, expected_head))
 
     def asave(
         self, key: str, agent: Any, **options: Unpack[SaveOptions]
     ) -> Coroutine[Any, Any, str]:
-        """Do as `save` does, for asyncio: the state is taken at the call, the rest awaited.
+        """Save from asyncio: the state is captured at the call, the write is awaited.
 
-        Takes and raises what `save` does.
+        Takes the same arguments and raises the same errors as `save`.
         """
         draft, expected_head = self._draft(key, agent, **options)
         write = partial(self._write_id, draft, expected_head)
-        return await_future(self._background.submit(write, awaited=True))
+        return await_future(self.background.submit(write, awaited=True))
 
     def load(
         self,
@@ -162,7 +199,7 @@ class CheckpointManager(KeyVerbs):
         expected_head: str | None = None,
         trust_pickle: bool = False,
     ) -> Any:
-        """Load a checkpoint into an agent, named parts or a plain dict, all or nothing.
+        """Load a checkpoint into an agent, named parts or a plain dict, atomically.
 
         Args:
             key: the key; its latest checkpoint is loaded unless an id is given.
@@ -171,7 +208,7 @@ class CheckpointManager(KeyVerbs):
             strict: refuse a state that lacks fields or has unexpected ones.
             expected_head: the id that must be the head of the key; detects a store restored from
                 an older copy.
-            trust_pickle: load pickles without verifying their seal. Only for checkpoints whose
+            trust_pickle: load pickles without verifying their signature. Only for checkpoints whose
                 origin you trust: a pickle can run any code.
 
         Returns:
@@ -181,7 +218,7 @@ class CheckpointManager(KeyVerbs):
         Raises:
             NotFoundError: there is no such key or checkpoint.
             ConflictError: the head is not `expected_head`.
-            StateError: the state does not fit; the agent is unchanged.
+            StateError: the state cannot be loaded; the agent is unchanged.
             IntegrityError: the checkpoint is damaged.
         """
         found = self._fetch(key, checkpoint_id, expected_head, list(parts_of(agent)))
@@ -196,30 +233,30 @@ class CheckpointManager(KeyVerbs):
         expected_head: str | None = None,
         **options: Unpack[LoadOptions],
     ) -> Any:
-        """Run `load` for asyncio: only reading is moved off the event loop."""
+        """Load from asyncio: reading runs in a thread, assignments on the event loop."""
         found = await self._afetch(key, checkpoint_id, expected_head, list(parts_of(agent)))
         return self._restore(*found, agent, **options)
 
     def state_dict(
         self, key: str, checkpoint_id: str | None = None, *, trust_pickle: bool = False
     ) -> Any:
-        """Return a saved state as data; several parts are returned as a dict by name.
+        """Return a saved state as a dict; several parts are returned by part name.
 
-        Raises as `load` does.
+        Raises the same errors as `load`.
         """
         found, reader = self._fetch(key, checkpoint_id)
         return states_of(found.parts, trust_pickle=trust_pickle, reader=reader)
 
     @contextmanager
     def rollback_context(self, key: str, agent: Any, *, label: str | None = None) -> Iterator[str]:
-        """Save, and restore that checkpoint if the block raises; the exception propagates.
+        """Save a checkpoint, and restore it if the block raises; the exception propagates.
 
-        The context value is the id of the checkpoint. Raises as `save` and `load` do.
+        `as` binds the id of the checkpoint. Raises the same errors as `save` and `load`.
         """
         draft, _ = self._draft(key, agent, label=label)
         targets = parts_of(agent)
         live_objects = LiveObjects(targets.values())
-        self._background.flush()
+        self.background.flush()
         saved = self._write(draft, None)
         try:
             yield saved.id
@@ -229,6 +266,183 @@ class CheckpointManager(KeyVerbs):
             restore_parts(draft.parts, targets, live_objects=live_objects)
             self._record_rollback(saved)
             raise
+
+    # -- keys ------------------------------------------------------------------------------------
+
+    def list_keys(self, prefix: str = "") -> list[str]:
+        """Return the keys that begin with the prefix, sorted.
+
+        Raises:
+            InvalidInputError: the prefix is not a string.
+            StorageError: the medium failed.
+        """
+        if not isinstance(prefix, str):
+            raise InvalidInputError(f"prefix must be a string, not {type(prefix).__name__}.")
+        self.background.flush()
+        return self.store.list_keys(prefix)
+
+    def history(self, key: str, n: int | None = None) -> list[dict[str, Any]]:
+        """Return the newest `n` checkpoints of a key, or all, newest first.
+
+        A checkpoint that cannot be read has `kind` "unreadable" and the reason as `error`.
+
+        Raises:
+            NotFoundError: there is no such key.
+        """
+        if n is not None and (not isinstance(n, int) or not 0 <= n <= sys.maxsize):
+            raise InvalidInputError(f"n must be a number of checkpoints, not {short_repr(n)}.")
+        self.background.flush()
+        key = check_key(key)
+        page = 100 if n is None else max(1, min(n, 100))
+        entries = list(islice(self.store.entries(key, page=page), n))
+        if not entries and (n != 0 or next(self.store.entries(key, page=1), None) is None):
+            raise key_not_found(key, self.store)
+        return [_row(key, entry.seq, entry.data) for entry in entries]
+
+    def fork(self, key: str, new_key: str, checkpoint_id: str | None = None) -> str:
+        """Start a new key from a checkpoint of another key; return the id of its first checkpoint.
+
+        Raises:
+            NotFoundError: there is no such key or checkpoint.
+            ConflictError: the new key already exists.
+        """
+
+        def begin(source: Checkpoint) -> str:
+            draft = draft_from(source, check_key(new_key), Kind.FORK)
+            remove_dead_imports(self.store)  # a killed import leaves hidden entries under the key
+            return self.store.write(draft, parents=(source.id,), after=0).id
+
+        try:
+            return retry_if_pruned(self.store, lambda: [self._find(key, checkpoint_id)], begin)
+        except ConflictError as error:
+            raise ConflictError(
+                f"The key {short_repr(new_key)} already exists. Choose another key, or delete it "
+                "first."
+            ) from error
+
+    def delete(self, key: str, checkpoint_id: str | None = None) -> None:
+        """Delete one checkpoint, or a key with all its checkpoints, permanently.
+
+        An open session of the key is fenced off: it can neither save nor run side effects.
+
+        Raises:
+            NotFoundError: there is no such key or checkpoint.
+        """
+        key = check_key(key)
+        self.background.flush()
+        if checkpoint_id is not None:
+            self.store.remove(key, [find_seq(self.store, checkpoint_id, key=key)])
+            return
+        delete_key(self.store, key)
+
+    def prune(self, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
+        """Delete the checkpoints that a policy does not keep, except the head; return their ids.
+
+        Args:
+            key: the key to prune.
+            policy: the retention policy, such as `KeepLatest(20) | KeepBest(3, "score")`.
+            dry_run: delete nothing, only report.
+
+        Raises:
+            NotFoundError: there is no such key.
+            InvalidInputError: `policy` is not a policy.
+        """
+        self.background.flush()
+        return prune.prune(self.store, check_key(key), policy, dry_run=dry_run)
+
+    def verify(self) -> VerifyReport:
+        """Check all stored data against its hashes; the report lists damaged checkpoints.
+
+        If there are any, workspace indexes are deleted: the next save of a workspace in a new
+        process reads every file, and stores missing objects again.
+        """
+        self.background.flush()
+        report = verify(self.store)
+        if not report.ok:
+            with suppress(StorageError):  # the report matters more
+                _drop_caches()
+        return report
+
+    def gc(self, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
+        """Delete unreachable objects, while other processes may keep saving.
+
+        Also releases unused snapshots of each `External` that this manager saved.
+
+        Args:
+            dry_run: delete nothing, only report.
+            ignore_clock: continue although objects have timestamps in the future.
+
+        Raises:
+            IntegrityError: a checkpoint is damaged, so its objects are unknown.
+            StorageError: the medium failed, or objects have timestamps in the future.
+        """
+        self.background.flush()
+        report = gc(self.store, dry_run=dry_run, ignore_clock=ignore_clock)
+        for part in () if dry_run else self.store.known_parts():
+            if isinstance(part, External):
+                part.release_unused(self.store)
+        return report
+
+    def purge(self, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
+        """Remove a leaked secret: delete all checkpoints that contain it, and all its traces.
+
+        Workspace indexes, which contain file names, are deleted and rebuilt later. If the newest
+        checkpoint of a key contains the secret, a redacted copy becomes its head. Archives, copies
+        of the store and live agents are not changed; compressed or encrypted content is not
+        searched.
+
+        Args:
+            secret: a string or bytes, at least six bytes long.
+            dry_run: remove nothing, only report.
+
+        Raises:
+            InvalidInputError: the secret is too short, or part of a key.
+            IntegrityError: a stored value is damaged and cannot be searched.
+            StorageError: the medium failed or is in use.
+        """
+        self.background.flush()
+        report = purge(self.store, secret, dry_run=dry_run)
+        if not dry_run:
+            _drop_caches()
+        return report
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts and sizes, in total and per key.
+
+        `logical_bytes` is the sum over all checkpoints: states as JSON text, and workspace files.
+        `stored_bytes` is the size on disk, `dedupe_ratio` the quotient of both. `unshared_bytes`
+        is the size without sharing between checkpoints; `own_bytes` of a key is the size of the
+        objects that no other key references.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        self.background.flush()
+        return stats.stats(self.store)
+
+    def export_archive(self, path: str | os.PathLike[str], key: str) -> int:
+        """Write all checkpoints of a key into one self-contained file; return their number.
+
+        Raises:
+            NotFoundError: there is no such key.
+            IntegrityError: a checkpoint is damaged.
+            StorageError: the file cannot be written.
+        """
+        self.background.flush()
+        return export_archive(self.store, path, check_key(key))
+
+    def import_archive(self, path: str | os.PathLike[str]) -> str:
+        """Add the checkpoints of an archive as a new key; return the key.
+
+        Importing runs no code. A pickle is loaded only with a valid signature under your secret.
+
+        Raises:
+            ConflictError: the key already exists.
+            IntegrityError: the file is damaged, or not an archive.
+            StorageError: the file cannot be read.
+        """
+        self.background.flush()
+        return import_archive(self.store, path)
 
     # -- diff ------------------------------------------------------------------------------------
 
@@ -245,11 +459,11 @@ class CheckpointManager(KeyVerbs):
         """Return the changes from a checkpoint to a live agent, or between two checkpoints.
 
         Args:
-            key: its latest checkpoint is used for an id that is not given.
+            key: an omitted id defaults to the latest checkpoint of this key.
             agent: the live agent to compare with.
             checkpoint_id_a: the old checkpoint.
             checkpoint_id_b: the new checkpoint, of any key.
-            deep: name paths inside values (`memory[2].role`) instead of whole fields.
+            deep: report paths inside values (`memory[2].role`) instead of whole fields.
             trust_pickle: as for `load`.
 
         Raises:
@@ -268,8 +482,37 @@ class CheckpointManager(KeyVerbs):
         return self._diff(key, comparison)
 
     def adiff(self, key: str, **options: Unpack[DiffOptions]) -> Coroutine[Any, Any, Changes]:
-        """Run `diff` for asyncio: the state of the agent is captured at the call."""
+        """Coroutine version of `diff`. The agent is captured by the call, not when awaited."""
         return self._adiff(key, Comparison(self.store.writer, **options))
+
+    def close(self) -> None:
+        """Finish background saves and close the store. Raises the error of a failed save."""
+        try:
+            self.background.close()
+        finally:
+            self.store.backend.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self: Self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
     # -- internals -------------------------------------------------------------------------------
 
@@ -292,7 +535,7 @@ class CheckpointManager(KeyVerbs):
     def _write(self, draft: Draft, expected_head: str | None) -> Checkpoint:
         if expected_head is None:
             return self.store.write(draft)
-        head = self._expect(draft.key, expected_head)
+        head = expect_head(self.store, draft.key, expected_head)
         try:
             return self.store.write(draft, parents=(head.id,), after=head.seq)
         except ConflictError as error:
@@ -300,7 +543,7 @@ class CheckpointManager(KeyVerbs):
 
     def _diff(self, key: str, comparison: Comparison) -> Changes:
         key = check_key(key)
-        self._background.flush()
+        self.background.flush()
         return comparison.run(self.store, key)
 
     def _restore(
@@ -311,14 +554,83 @@ class CheckpointManager(KeyVerbs):
 
     def _record_rollback(self, target: Checkpoint) -> None:
         # The exception of the block must propagate: a failure here is raised by the next save.
-        with self._background.defer_failure():
-            self._background.wait()
+        with self.background.defer_failure():
+            self.background.wait()
             head = self.store.head(target.key)
             if head is None or head.id != target.id:
-                # Something was saved since: the head of a key must be its current state.
-                draft = draft_from(target, target.key, "rollback")
+                # The block saved other checkpoints. The head of a key must be its current state.
+                draft = draft_from(target, target.key, Kind.ROLLBACK)
                 self.store.write(draft, parents=(target.id,))
 
+    def _find(
+        self, key: str, checkpoint_id: str | None = None, expected_head: str | None = None
+    ) -> Checkpoint:
+        key = check_key(key)
+        self.background.flush()
+        if expected_head is not None:
+            head = expect_head(self.store, key, expected_head)
+            if checkpoint_id is None:
+                return head
+        if checkpoint_id is None:
+            return self.store.head(key) or find(self.store, key)
+        return find(self.store, checkpoint_id, key=key)
+
+    def _fetch(
+        self,
+        key: str,
+        checkpoint_id: str | None = None,
+        expected_head: str | None = None,
+        parts: Sequence[str] | None = None,
+    ) -> tuple[Checkpoint, Reader]:
+        """Return a checkpoint, and a reader with the objects of its parts, or some, prefetched."""
+
+        def read(found: Checkpoint) -> tuple[Checkpoint, Reader]:
+            reader = self.store.reader(found)
+            reader.fetch(
+                tree for name, tree in found.parts.items() if parts is None or name in parts
+            )
+            return found, reader
+
+        return retry_if_pruned(
+            self.store, lambda: [self._find(key, checkpoint_id, expected_head)], read
+        )
+
     _adiff = in_thread(_diff)
-    _afetch = in_thread(KeyVerbs._fetch)
+    _afetch = in_thread(_fetch)
     astate_dict = in_thread(state_dict)
+    alist_keys = in_thread(list_keys)
+    ahistory = in_thread(history)
+    afork = in_thread(fork)
+    adelete = in_thread(delete)
+    aprune = in_thread(prune)
+    averify = in_thread(verify)
+    agc = in_thread(gc)
+    apurge = in_thread(purge)
+    astats = in_thread(stats)
+    aexport_archive = in_thread(export_archive)
+    aimport_archive = in_thread(import_archive)
+    aclose = in_thread(close)
+
+
+def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:
+    try:
+        return read_checkpoint(key, seq, data).summary()
+    except UNUSABLE as error:
+        return {
+            "id": f"{key}@{seq}",
+            "ts": None,
+            "kind": Kind.UNREADABLE,
+            "label": None,
+            "tags": [],
+            "metrics": {},
+            "parents": [],
+            "parts": [],
+            "error": str(error),
+        }
+
+
+def _drop_caches() -> None:
+    with block_forks():
+        from agent_checkpoint.workspace.root_checks import drop_caches  # slow to import
+
+    drop_caches()

@@ -1,1 +1,1 @@
-"""Presentation shared by the command and the web page: fork points, graph lanes, states as JSON."""
+"""Presentation code shared by the CLI and the web UI: fork points, graph lanes, states as JSON."""

@@ -1,4 +1,4 @@
-"""The fork points of keys. Owns finding them from the first checkpoint of each key."""
+"""Finds the fork points of keys, from the first checkpoint of each key."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.records import Checkpoint, CheckpointId, parse_checkpoint_id
+from agent_checkpoint.records import Checkpoint, CheckpointId, Kind, parse_checkpoint_id
 from agent_checkpoint.session.session_record import read_session_record
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 
 
@@ -44,7 +44,7 @@ def origin_of(store: Store, key: str) -> CheckpointId | None:
     try:
         for entry in islice(store.oldest_first(key, page=1), 1):
             first = read_checkpoint(key, entry.seq, entry.data)
-            if first.kind == "fork" and first.parents:
+            if first.kind == Kind.FORK and first.parents:
                 return _other(parse_checkpoint_id(first.parents[0]), key)
             return None if entry.seq == 1 else _noted(store, store.head(key), key)
     except UNUSABLE:

@@ -1,4 +1,4 @@
-"""Stored states as JSON, without the code of the agent. Owns reading and comparing them.
+"""Reads and compares stored states as JSON. Does not need the classes of the agent.
 
 States are not decoded into objects, so no stored code can run.
 """
@@ -14,7 +14,7 @@ from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.lookup import retry_if_pruned
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.tree_names import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 
 LOGS = ("messages", "calls")
 """Append-only parts; compared from the first differing item on."""
@@ -40,7 +40,7 @@ def read_parts(store: Store, checkpoint: Checkpoint, names: Any = None) -> dict[
 
 
 def plain(tree: Any) -> Any:
-    """Return a state without the codec tags of objects, logs and tuples."""
+    """Return a state without the tags of objects, logs and tuples, classes and versions."""
     if isinstance(tree, list):
         return [plain(item) for item in tree]
     if not isinstance(tree, dict):
@@ -109,7 +109,7 @@ def message_line(item: Any, limit: int, cut: Callable[[int], int]) -> str:
     Args:
         item: the message or tool call.
         limit: the maximum length of its contents.
-        cut: maps the maximum length of other texts on a terminal to the actual maximum.
+        cut: maps the maximum length of other strings on a terminal to the actual maximum.
     """
     from agent_checkpoint.formatting import one_line, value_summary
 

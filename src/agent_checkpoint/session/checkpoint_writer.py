@@ -11,21 +11,15 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.manager.checkpoint_parts import capture, make_draft
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.manager.parts import capture, make_draft
-from agent_checkpoint.records import Checkpoint, Draft, short_repr
+from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord
-from agent_checkpoint.store.entries import now_ns
+from agent_checkpoint.store.checkpoint_entries import now_ns
 from agent_checkpoint.store.objects.references import ReusedPart
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-IN_FLIGHT = "in_flight"
-"""The kind of a checkpoint saved while tools were running: `rollback(steps=)` skips it."""
-
-CLOSE = "close"
-"""The kind of the last checkpoint of a run."""
 
 
 class CheckpointWriter:
@@ -38,7 +32,7 @@ class CheckpointWriter:
         self.record = record
         self.head = head
         self._unconfirmed: Checkpoint | None = None
-        """A write whose outcome is unknown, because an interrupt came before it returned."""
+        """A write whose outcome is unknown, because it was interrupted before it returned."""
         self.lock = RLock()
         """Held from the capture of a state until its position is fixed."""
 
@@ -51,7 +45,7 @@ class CheckpointWriter:
         self,
         parts: Mapping[str, Any],
         *,
-        kind: str = "save",
+        kind: CheckpointKind = Kind.SAVE,
         label: str | None = None,
         tags: Iterable[str] = (),
         metrics: Mapping[str, float] | None = None,
@@ -59,17 +53,17 @@ class CheckpointWriter:
         """Capture parts on the caller's thread; other parts are carried over from the head.
 
         Raises:
-            StateError: a value cannot be captured; the message names its path.
+            StateError: a value cannot be captured; the message contains its path.
             WorkspaceError: the files cannot be read.
         """
         store = self.manager.store
         taken: dict[str, Any] = {}
-        if parts:  # `capture` takes an empty dict for the state of an agent
+        if parts:  # `capture` would treat an empty dict as a state
             taken = capture(dict(parts), self.manager.fmt, store.writer)
-        kept = {} if self.head is None else dict(self.head.parts)
+        kept = {} if self.head is None else self.head.parts
         carried = {
-            name: ReusedPart(tree)
-            for name, tree in kept.items()
+            name: ReusedPart(kept[name])
+            for name in kept
             if name not in taken and name != SESSION_PART
         }
         taken = {**carried, **taken, SESSION_PART: self.record.dump()}
@@ -80,16 +74,16 @@ class CheckpointWriter:
         """Append a checkpoint after the head.
 
         Raises:
-            ConflictError: the session was opened elsewhere, or its key was written to.
-            StorageError: the medium failed; nothing was acknowledged.
+            ConflictError: another process has opened the session or written to its key.
+            StorageError: the medium failed; the save is not confirmed.
         """
         with self.lock:
-            self.manager._background.flush()
+            self.manager.background.flush()
             return self._write(draft, parents)
 
     def submit(self, draft: Draft) -> Future[str]:
         """Write a checkpoint in the background, in order; return a future of its id."""
-        return self.manager._background.submit(lambda: self._write(draft, None).id, awaited=True)
+        return self.manager.background.submit(lambda: self._write(draft, None).id, awaited=True)
 
     def resolve_interrupted(self) -> None:
         """Resolve the outcome of an interrupted write: if it was appended, it is the head.
@@ -122,15 +116,15 @@ class CheckpointWriter:
             self._unconfirmed = None
             raise ConflictError(
                 f"The session {short_repr(draft.key)} was opened again elsewhere, or another "
-                "writer saved to its key: this instance cannot save any more. Close it; its "
-                "earlier checkpoints are kept."
+                "writer saved to its key. This instance can no longer save: close it. Its earlier "
+                "checkpoints are kept."
             ) from error
         self._unconfirmed = None
         return self.head
 
 
 def _as_checkpoint(draft: Draft, after: int, parents: tuple[str, ...]) -> Checkpoint:
-    """Return a checkpoint about to be written, to recognize it by; its number is not known yet."""
+    """Return the checkpoint about to be written, to recognize it later; it has no number yet."""
     return Checkpoint(
         draft.key,
         after,

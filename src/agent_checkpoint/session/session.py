@@ -1,6 +1,7 @@
 """Session: an agent whose state, files and external side effects are checkpointed together.
 
-Owns the public methods. `work` holds the shared state; each operation has its own module.
+Owns the public methods and the forks. `session_state` holds what the parts of a session share; each
+operation has its own module.
 """
 
 from __future__ import annotations
@@ -9,37 +10,70 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
     InvalidInputError,
     NotFoundError,
+    StateError,
     StorageError,
     Suspended,
+    WorkspaceError,
 )
-from agent_checkpoint.records import short_repr
-from agent_checkpoint.session.checkpoint_writer import CLOSE
-from agent_checkpoint.session.current_session import enter, leave, register_open, unregister
-from agent_checkpoint.session.rollback.rollback import POLICIES, Rollback
-from agent_checkpoint.session.rollback.rollback_report import RollbackReport
+from agent_checkpoint.manager.checkpoint_parts import check_text
+from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.options import (
+    Driver,
+    Every,
+    ForkEffects,
+    Merge,
+    OnDrift,
+    RollbackEffects,
+    SaveAfter,
+    check_option,
+)
+from agent_checkpoint.records import Kind, check_key, parse_checkpoint_id, short_repr
+from agent_checkpoint.session.current_session import (
+    as_current,
+    enter,
+    leave,
+    register_open,
+    unregister,
+)
+from agent_checkpoint.session.effects.approvals import Approvals
+from agent_checkpoint.session.effects.outcomes import resolve_effect
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.session.rollback.rollback_report import (
+    RollbackReport,
+    compensated_notice,
+    still_compensated,
+    unseen_effect_notice,
+)
 from agent_checkpoint.session.rollback.rollback_target import find_target, undo_target
 from agent_checkpoint.session.session_open import SessionOpener, manager_for
-from agent_checkpoint.session.work import Work
-from agent_checkpoint.store.ledger.ledger import APPROVED, DENIED, Request
+from agent_checkpoint.session.session_state import AGENT, RESERVED_PARTS, SessionState
+from agent_checkpoint.session.tasks import Tasks
+from agent_checkpoint.session.tool_runner import ToolRunner
+from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, Effect, Request
+from agent_checkpoint.workspace.workspace import Fork, Workspace
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.branch.session_fork import Branch
-    from agent_checkpoint.session.explore.outcome import Trial
-    from agent_checkpoint.workspace.workspace import Workspace
+    from agent_checkpoint.core.log import Log
+    from agent_checkpoint.session.branch.session_fork import ForkPoint
+    from agent_checkpoint.session.branch.trial import Trial
+    from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
 
 Self = TypeVar("Self", bound="Session")
 
 
-class Session(Work):
+class Session:
     """State, conversation, tool calls, tasks and files of an agent, saved as one checkpoint."""
+
+    _keeps_directory: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -49,52 +83,163 @@ class Session(Work):
         workspace: str | os.PathLike[str] | Workspace | None = None,
         store: Any = None,
         parts: Mapping[str, Any] | None = None,
-        every: str | int = "tool",
-        on_drift: str = "keep",
+        every: Every = "tool",
+        on_drift: OnDrift = "keep",
         rebind: bool = False,
         only_at: str | None = None,
     ) -> None:
-        """Open a new session, or resume one from its last checkpoint.
+        """Open a new session, or resume a session from its last checkpoint.
 
         Args:
             key: the key of the session and of its checkpoints.
             agent: a Stateful; resuming loads its saved state.
-            workspace: the working directory; the recorded one if not given.
-            store: a path, a store URL or a CheckpointManager; the user's default store if not
-                given.
-            parts: further Statefuls, by name.
+            workspace: the working directory; by default the recorded one.
+            store: a path, a store URL or a CheckpointManager; by default the user's default store.
+            parts: additional Statefuls, by part name.
             every: when to save: after each `tool`, after each `task`, after every n tool calls, or
                 `manual` for explicit saves only.
             on_drift: what to do with files that changed since the last checkpoint: `keep` them,
                 `restore` the saved ones, or `raise`.
-            rebind: continue in another directory, with the files in it.
+            rebind: bind the session to this directory and keep its current files. Required for a
+                non-empty directory if the session is bound to another one, was imported, or has
+                no valid signature (HMAC) under your secret.
             only_at: the expected head; any other head is a conflict.
 
         Raises:
             ConflictError: the head is not `only_at`.
-            InvalidInputError: an option is invalid, or the session has another workspace.
+            InvalidInputError: an option is invalid, or the session is bound to another workspace.
             StateError: a part cannot be loaded.
             WorkspaceError: the workspace cannot be used, or it changed and `on_drift` is `raise`.
             StorageError: the store failed.
         """
-        super().__init__(key, agent, parts, every)
-        self.manager, self._owns_manager = manager_for(store)
+        check_key(key)
+        _check_every(every)
+        extra = _checked_parts(agent, parts)
+        manager, self._owns_manager = manager_for(store)
+        self._state = state = SessionState(
+            key, manager, every, agent, extra, keeps_directory=self._keeps_directory
+        )
+        self.key, self.manager = key, manager
+        state.tasks = self.tasks = Tasks(state)
+        state.tools = self._tools = ToolRunner(state, self.tasks)
+        self._tokens: list[Any] = []
         try:
-            SessionOpener(self, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
+            SessionOpener(state, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
         except BaseException:
             self._release()
             raise
-        self._is_open = True
-        register_open(self)
-        self._effects.verify_unknown()
+        state.is_open = True
+        register_open(self._tools, is_fork=not self._keeps_directory)
+        state.effects.verify_unknown()
 
     def __repr__(self) -> str:
         return f"<Session {self.key!r} on {self.manager.store.backend!r}>"
 
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def agent(self) -> Any:
+        """The agent."""
+        return self._state.agent
+
+    @agent.setter
+    def agent(self, agent: Any) -> None:
+        self._state.agent = agent
+
+    @property
+    def messages(self) -> Log[Any]:
+        """The conversation."""
+        return self._state.messages
+
+    @property
+    def calls(self) -> Log[Any]:
+        """Every tool call, with its arguments and its result or error."""
+        return self._state.calls
+
+    @property
+    def every(self) -> Every:
+        """When the session saves itself."""
+        return self._state.every
+
+    @every.setter
+    def every(self, every: Every) -> None:
+        self._state.every = every
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the session was resumed from a checkpoint."""
+        return self._state.resumed
+
+    @property
+    def drift(self) -> WorkspaceDiff | None:
+        """File changes between the last checkpoint and the open of the session, if any."""
+        return self._state.drift
+
+    @property
+    def workspace(self) -> Workspace | None:
+        """The working directory."""
+        return self._state.workspace
+
+    @property
+    def head(self) -> str:
+        """The id of the last checkpoint."""
+        return self._state.writer.head_id
+
+    @property
+    def effects(self) -> list[Effect]:
+        """The external side effects of this session, in order, with their outcomes."""
+        ledger, is_ours = self._state.ledger, self._state.effects.is_ours
+        ledger.refresh()
+        return [effect for effect in ledger.all_effects() if is_ours(effect)]
+
+    @property
+    def approvals(self) -> Approvals:
+        """The approval requests in this session's store."""
+        return Approvals(self.manager.store)
+
+    @property
+    def notices(self) -> list[str]:
+        """Messages for the agent: effects that its state does not contain, and problems."""
+        state, ours = self._state, self.effects
+        known, record = state.ledger.state.effects, state.record
+        unseen = {name: known[name] for name in record.standing if name in known}
+        unseen.update({effect.id: effect for effect in state.effects.unknown()})
+        notices = [unseen_effect_notice(effect) for effect in unseen.values() if effect.stands]
+        notices += map(compensated_notice, still_compensated(state.ledger, record.gone))
+        notices += state.problems
+        notices += [
+            f"{effect.words} succeeded after it had been recorded as failed, and may have been "
+            f"executed again since. A person must check it. ({effect.note})"
+            for effect in ours
+            if effect.is_late and effect.stands
+        ]
+        if state.drift is not None:
+            drift = state.drift
+            number = sum(map(len, (drift.added, drift.removed, drift.changed, drift.renamed)))
+            notices.append(
+                f"{number} file{'s' if number != 1 else ''} changed since the last checkpoint, by "
+                "another process or by an interrupted tool."
+            )
+        if state.workspace is not None:
+            if state.workspace.recovered is not None:
+                notices.append("An interrupted restore of the files was completed.")
+            notices += state.workspace.notices
+        for words, names in (
+            ("New tasks, not in the checkpoint", self.tasks.added),
+            ("Tasks in the checkpoint that the code no longer lists", self.tasks.removed),
+            ("New parts, not in the checkpoint", state.new_parts),
+        ):
+            if names and state.resumed:
+                notices.append(f"{words}: {', '.join(names)}.")
+        return notices
+
     # -- history ---------------------------------------------------------------------------------
 
     def history(self, n: int | None = None) -> list[dict[str, Any]]:
-        """Return the newest `n` checkpoints, or all, newest first. Raises as the manager does."""
+        """Return the newest `n` checkpoints, or all, newest first.
+
+        Raises the same errors as `CheckpointManager.history`.
+        """
         return self.manager.history(self.key, n)
 
     # -- save ------------------------------------------------------------------------------------
@@ -109,18 +254,18 @@ class Session(Work):
         """Save all parts as one checkpoint, and return its id.
 
         Raises:
-            ConflictError: the session was opened elsewhere since (fencing).
-            StateError: a value cannot be captured; the message names its path.
+            ConflictError: another process has opened the session since (fencing).
+            StateError: a value cannot be captured; the message contains its path.
             WorkspaceError: the files cannot be read.
-            StorageError: the store failed; nothing was acknowledged.
+            StorageError: the store failed; the save is not confirmed.
         """
-        self._check_open()
-        return self._save(label=label, tags=tags, metrics=metrics)
+        self._state.check_open()
+        return self._state.save(label=label, tags=tags, metrics=metrics)
 
     async def asave(self, **options: Any) -> str:
-        """Save from asyncio: state is captured at the call, storage is awaited."""
-        self._check_open()
-        return await self._asave(**options)
+        """Save from asyncio: the state is captured at the call, the write is awaited."""
+        self._state.check_open()
+        return await self._state.asave(**options)
 
     # -- roll back -------------------------------------------------------------------------------
 
@@ -129,7 +274,7 @@ class Session(Work):
         to: str | None = None,
         steps: int = 1,
         *,
-        effects: str = "refuse",
+        effects: RollbackEffects = "refuse",
         parts: Iterable[str] | None = None,
         keep_unseen: bool = False,
         dry_run: bool = False,
@@ -138,12 +283,12 @@ class Session(Work):
         """Roll back to a checkpoint. A safety checkpoint is saved first; `undo` returns to it.
 
         Args:
-            to: an id or short form (`key~2`, `key@17`); `steps` counts if not given.
+            to: an id or short form (`key~2`, `key@17`); by default, `steps` is used.
             steps: how many checkpoints to go back.
             effects: policy for external side effects since the target: `refuse` if one is
                 irreversible or its outcome is unknown, `warn` to roll back anyway, or
                 `compensate` to run the compensations (`undo=`) first.
-            parts: the parts to roll back, such as `["workspace"]`; all if not given.
+            parts: the parts to roll back, such as `["workspace"]`; all by default.
             keep_unseen: keep files that were created or changed since the last checkpoint.
             dry_run: return the report and change nothing.
             only_if: the report of a dry run; refuse if files or effects changed since.
@@ -151,21 +296,20 @@ class Session(Work):
         Raises:
             RollbackRefusedError: the policy refuses, or a compensation failed; see its `report`.
             NotFoundError: there is no such checkpoint.
-            ConflictError: tools are running, the session was opened elsewhere, or `only_if` is
-                out of date.
+            ConflictError: tools are running, another process has opened the session, or `only_if`
+                is out of date.
             StateError: the saved state cannot be loaded; nothing was changed.
         """
-        self._check_open()
-        if effects not in POLICIES:
-            raise InvalidInputError(f"effects is {', '.join(POLICIES)}, not {short_repr(effects)}.")
-        target = find_target(self, to, steps)
-        way = Rollback(self, target, parts=parts, keep_unseen=keep_unseen)
-        return way.preview() if dry_run else way.run(effects, only_if)
+        self._state.check_open()
+        check_option("effects", effects, RollbackEffects)
+        target = find_target(self._state, to, steps)
+        operation = Rollback(self._state, target, parts=parts, keep_unseen=keep_unseen)
+        return operation.preview() if dry_run else operation.run(effects, only_if)
 
     def undo(self) -> RollbackReport:
-        """Undo the last rollback, restore or adopt. Raises as `rollback` does."""
-        self._check_open()
-        return Rollback(self, undo_target(self)).run("warn")
+        """Undo the last rollback, restore or adopt. Raises the same errors as `rollback`."""
+        self._state.check_open()
+        return Rollback(self._state, undo_target(self._state)).run("warn")
 
     # -- fork ------------------------------------------------------------------------------------
 
@@ -174,59 +318,57 @@ class Session(Work):
         name: str,
         at: str | None = None,
         *,
-        effects: str = "refuse",
+        effects: ForkEffects = "refuse",
         agent: Callable[[], Any] | None = None,
         path: str | os.PathLike[str] | None = None,
-        driver: str = "auto",
+        driver: Driver = "auto",
     ) -> Branch:
-        """Fork this session at a checkpoint, with a workspace of its own.
+        """Fork this session at a checkpoint, with a separate workspace.
 
         Args:
             name: the key of the fork.
             at: the checkpoint to fork; if not given, the current state is saved and forked.
             effects: `allow` or `refuse` irreversible tools in the fork.
-            agent: makes the agent of the fork; this session's is cloned if not given.
-            path: the directory of the fork; a private one if not given.
+            agent: creates the agent of the fork; by default, this session's agent is cloned.
+            path: the directory of the fork; by default, a private one.
             driver: how files are forked; see `Workspace.fork`.
 
         Raises:
-            ConflictError: the key exists already.
+            ConflictError: the key already exists.
             NotFoundError: there is no such checkpoint.
             StateError: the agent cannot be copied.
             WorkspaceError: the files cannot be forked.
         """
         with block_forks():
-            from agent_checkpoint.session.branch.session_fork import (
-                SessionForker,  # imports this module
-            )
+            from agent_checkpoint.session.branch.session_fork import ForkPoint  # rarely needed
 
-        self._check_open()
+        self._state.check_open()
         label = f"fork {name}"
-        forking = SessionForker(self, at=at, label=label, effects=effects, agent=agent)
-        return forking.make(name, path=path, driver=driver)
+        point = ForkPoint(self._state, at=at, label=label, effects=effects, agent=agent)
+        return create_branch(point, name, path=path, driver=driver)
 
-    def adopt(self, branch: Session | Trial | str, *, merge: str | None = None) -> RollbackReport:
+    def adopt(self, branch: Session | Trial | str, *, merge: Merge | None = None) -> RollbackReport:
         """Adopt the last checkpoint of a fork as the head of this session; `undo` reverts it.
 
         Args:
             branch: an open fork, which is closed; a trial of `explore`; or a checkpoint id.
-            merge: `files` merges the fork's file changes with those made here since the fork;
-                state, conversation and tasks stay as they are here.
+            merge: `files` merges the fork's file changes with those of this session since the fork;
+                state, conversation and tasks of this session are not changed.
 
         Raises:
             ConflictError: this session changed since the fork, tools are running, or both sides
-                changed the same files; the message names them.
-            InvalidInputError: `branch` is no fork of this session.
+                changed the same files; the message lists them.
+            InvalidInputError: `branch` is not a fork of this session.
             NotFoundError: the fork or the fork point was pruned.
         """
         with block_forks():
             from agent_checkpoint.session.branch.adopt import plan_adoption  # rarely needed
-            from agent_checkpoint.session.explore.outcome import Trial
+            from agent_checkpoint.session.branch.trial import Trial
 
-        self._check_open()
-        live = branch if isinstance(branch, Session) and branch._is_open else None
+        self._state.check_open()
+        live = branch if isinstance(branch, Session) and branch._state.is_open else None
         if live is not None:
-            live._check_idle("adopt it")
+            live._state.check_idle("adopt it")
             live.save(label="adopted")
         if isinstance(branch, Trial) and branch.error is not None:
             raise InvalidInputError(
@@ -236,7 +378,7 @@ class Session(Work):
         head: Any = branch if isinstance(branch, str) else getattr(branch, "head", branch)
         if branch is None:  # a fork that never started has head None instead
             raise InvalidInputError("adopt takes a fork, a trial or a checkpoint id, not None.")
-        report = plan_adoption(self, head, merge).run("warn")
+        report = plan_adoption(self._state, head, merge).run("warn")
         if live is not None:
             live.close()
         return report
@@ -250,25 +392,27 @@ class Session(Work):
 
         Raises:
             NotFoundError: there is no such effect.
-            EffectError: the outcome is known already.
+            EffectError: the outcome is already known.
         """
-        self._effects.resolve(effect_id, happened=happened, result=result, note=note)
-        if happened and effect_id not in self._record.standing:
-            self._record.standing.append(effect_id)  # the state does not contain its result yet
+        state = self._state
+        resolve_effect(state.ledger, effect_id, happened=happened, result=result, note=note)
+        if happened and effect_id not in state.record.standing:
+            state.record.standing.append(effect_id)  # the state does not contain its result yet
 
     def carry_out(self) -> list[dict[str, Any]]:
-        """Make the approved calls, and return the outcome of each answered request.
+        """Run the approved tool calls; return the outcome of each answered request.
 
         An outcome is a dict with `approval_id`, `tool`, and one of `result`, `error` or `denied`.
 
         Raises:
             NotFoundError: the module of a tool was not imported.
-            CheckpointError: a call may not be made.
+            CheckpointError: a call is refused.
         """
-        self._check_open()
-        self._ledger.refresh()
+        self._state.check_open()
+        ledger = self._state.ledger
+        ledger.refresh()
         outcomes = []
-        for request in list(self._ledger.requests.values()):
+        for request in list(ledger.state.requests.values()):
             if request.session != self.key or request.is_expired:
                 continue
             row: dict[str, Any] = {"approval_id": request.id, "tool": request.tool}
@@ -280,28 +424,37 @@ class Session(Work):
 
     def _carry_out(self, request: Request) -> dict[str, Any]:
         try:
-            with self._as_current():
-                return {"result": self._tool_runner.carry_out(request)}
+            with as_current(self._tools):
+                return {"result": self._tools.carry_out(request)}
         except (Suspended, ConflictError, NotFoundError, StorageError):
             raise
-        except Exception as error:  # concerns this call only; the others still run
+        except Exception as error:  # concerns this call only; the other calls still run
             return {"error": f"{type(error).__name__}: {error}"}
 
     # -- open and close --------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the workspace, the store and open forks. Only forks are saved. Idempotent."""
-        if self._is_open:
+        state = self._state
+        if state.is_open:
             with ExitStack() as stack:  # close each, even if another one fails
                 stack.callback(self._release)
-                for branch in list(self._branches):
+                for branch in list(state.branches):
                     stack.callback(branch.close)
-                self._is_open = False
-                unregister(self)
+                state.is_open = False
+                unregister(self._tools)
+
+    def _release(self) -> None:
+        try:
+            if self.workspace is not None:
+                self.workspace.close()
+        finally:
+            if self._owns_manager:
+                self.manager.close()
 
     def __enter__(self: Self) -> Self:
-        self._check_open()
-        self._tokens.append(enter(self))
+        self._state.check_open()
+        self._tokens.append(enter(self._tools))
         return self
 
     def __exit__(
@@ -312,7 +465,7 @@ class Session(Work):
     ) -> None:
         leave(self._tokens.pop())
         try:
-            if self._is_open and self.every != "manual":
+            if self._state.is_open and self.every != "manual":
                 self._end(None if kind is None else f"stopped by {kind.__name__}")
         except CheckpointError:
             if error is None:
@@ -322,8 +475,8 @@ class Session(Work):
 
     def _end(self, label: str | None = None) -> None:
         """Save the last checkpoint of a run."""
-        self._save(kind=CLOSE, label=label)
-        self._is_ended = True
+        self._state.save(kind=Kind.CLOSE, label=label)
+        self._state.is_ended = True
 
     async def __aenter__(self: Self) -> Self:
         return self.__enter__()
@@ -335,3 +488,143 @@ class Session(Work):
         traceback: TracebackType | None,
     ) -> None:
         self.__exit__(kind, error, traceback)
+
+
+class Branch(Session):
+    """A session forked from another. Its private directory is removed when it is closed."""
+
+    _keeps_directory = False
+    _parent: SessionState | None = None
+    """The parent session in this process, which closes its forks when it is closed."""
+
+    def __repr__(self) -> str:
+        return f"<Branch {self.key!r} of {self._state.record.origin!r}>"
+
+    def close(self) -> None:
+        """Save the fork if needed, and remove its files. Idempotent.
+
+        Raises:
+            WorkspaceError: a file of the fork cannot be removed.
+            StorageError: the store failed; the files are kept.
+        """
+        if not self._state.is_open:
+            return
+        workspace_error: CheckpointError | None = None
+        if not self._state.is_ended:
+            try:
+                self._end()
+            except (ConflictError, StateError):  # the state cannot be saved, but the files can
+                if isinstance(self.workspace, Fork):
+                    self.workspace.snapshot()
+            except WorkspaceError as error:
+                workspace_error = error
+        super().close()
+        if self._parent is not None and self in self._parent.branches:
+            self._parent.branches.remove(self)
+        if workspace_error is not None:
+            raise workspace_error
+
+    def _release(self) -> None:
+        if isinstance(self.workspace, Fork):
+            self.workspace.close(save=False)
+        super()._release()
+
+
+def create_branch(
+    point: ForkPoint,
+    key: str,
+    *,
+    path: str | os.PathLike[str] | None = None,
+    driver: Driver = "auto",
+) -> Branch:
+    """Fork a session to a new key, and open the fork.
+
+    Args:
+        point: the checkpoint to fork.
+        key: the key of the fork.
+        path: the directory for its files; by default, a private one.
+        driver: how files are forked; see `Workspace.fork`.
+
+    Raises:
+        ConflictError: the key already exists.
+        StateError: the agent cannot be copied.
+        WorkspaceError: the files cannot be forked.
+    """
+    parent = point.state
+    if parent.manager.store.head(check_key(key)) is not None:
+        raise ConflictError(f"The key {short_repr(key)} already exists. Choose another key.")
+    agent, parts = point.copy_parts()
+    files = point.fork_files(path, driver)
+    try:
+        branch = open_branch(
+            parent.manager,
+            point.checkpoint.id,
+            key,
+            agent=agent,
+            parts=parts,
+            workspace=files,
+            every=parent.every,
+            effects=point.effects,
+        )
+    except BaseException:
+        if files is not None:
+            files.close(save=False)
+        raise
+    if files is not None:
+        files.end = branch.close
+    parent.branches.append(branch)
+    branch._parent = parent
+    return branch
+
+
+def open_branch(
+    manager: CheckpointManager,
+    point: str,
+    key: str,
+    *,
+    effects: ForkEffects,
+    **options: Any,
+) -> Branch:
+    """Fork a checkpoint to a new key, and open it as a session with the given options.
+
+    Raises:
+        ConflictError: the key already exists.
+        CheckpointError: the fork cannot be opened; its key is deleted again.
+    """
+    parsed = parse_checkpoint_id(point)
+    if parsed is None:
+        raise InvalidInputError(f"{short_repr(point)} is not a checkpoint id.")
+    manager.fork(parsed.key, key, point)
+    try:
+        branch = Branch(key, store=manager, rebind=True, **options)
+    except CheckpointError:
+        manager.delete(key)
+        raise
+    branch._state.record.irreversible = effects == "allow"
+    return branch
+
+
+def state_of(session: Session) -> SessionState:
+    """Return the shared state of a session, for operations on it in other modules."""
+    return session._state
+
+
+def _check_every(every: Every) -> None:
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        check_option("every", every, SaveAfter, "a number of tool calls")
+
+
+def _checked_parts(agent: Any, parts: Mapping[str, Any] | None) -> dict[str, Any]:
+    checked = dict(parts or {})
+    for name, part in {AGENT: agent, **checked}.items():
+        check_text(name, "A part name")
+        if name in checked and name in RESERVED_PARTS:
+            raise InvalidInputError(f"The part name {name!r} is reserved. Use another name.")
+        if isinstance(part, type):
+            raise InvalidInputError(f"{name} is the class {part.__name__}: pass an instance.")
+        if part is not None and not is_stateful(part):
+            raise InvalidInputError(
+                f"{name} has no state_dict() and load_state_dict(). Derive its class from "
+                "Checkpointable."
+            )
+    return checked

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.core.checkpointable import version_of
+from agent_checkpoint.core.captured_fields import version_of
 from agent_checkpoint.core.class_names import canonical, find_class, name_of
 from agent_checkpoint.core.migrations import migration_steps
 from agent_checkpoint.core.path_errors import PathError
@@ -14,7 +14,8 @@ from agent_checkpoint.core.stateful import CLASS, VERSION
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, StateError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
-from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 
@@ -36,7 +37,7 @@ class SessionRow:
     unknown: list[str] = field(default_factory=list)
     """Effects whose outcome is unknown."""
     trouble: str | None = None
-    """Why it cannot be resumed with the imported code, such as a missing migration."""
+    """The reason why this process cannot resume the session, such as a missing migration."""
     not_imported: list[str] = field(default_factory=list)
     """Parts whose classes are not imported, and so cannot be checked."""
 
@@ -44,7 +45,7 @@ class SessionRow:
 def list_sessions(store: Store, prefix: str = "") -> list[SessionRow]:
     """Return the sessions of a store whose keys start with a prefix, newest first.
 
-    Sessions that cannot be resumed are included; `trouble` holds the reason.
+    Sessions that cannot be resumed are included; `trouble` contains the reason.
 
     Raises:
         StorageError: the medium failed.
@@ -88,14 +89,17 @@ def _add_from_ledger(row: SessionRow, ledger: Ledger) -> None:
     except UNUSABLE as error:
         row.trouble = str(error)
         return
-    requests = [item for item in ledger.requests.values() if item.session == row.key]
+    requests = [item for item in ledger.state.requests.values() if item.session == row.key]
     row.pending = [item.id for item in requests if item.is_open]
     effects = [item for item in ledger.all_effects() if item.session == row.key]
     row.unknown = [item.words for item in effects if item.status in (UNKNOWN, UNDOING)]
 
 
 def _load_error(name: str, state: Any) -> str | None:
-    """Return why a part's class cannot load it, if so. Raises StateError if it is not imported."""
+    """Return the reason why a part cannot be loaded, if so.
+
+    Raises StateError if its class is not imported.
+    """
     fields = _fields(state) if isinstance(state, dict) else {}
     if CLASS not in fields:
         return None

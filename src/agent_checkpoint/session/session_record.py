@@ -1,6 +1,6 @@
 """The session record: the part of a checkpoint that describes the session. Owns its format.
 
-It is plain JSON, so that the command and the web page read it without the user's classes.
+It is plain JSON, so that the CLI and the web UI can read it without the user's classes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Checkpoint, is_stream, parse_checkpoint_id, short_repr
+from agent_checkpoint.records import Checkpoint, Kind, is_stream, parse_checkpoint_id, short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.session.call_counts import CallCounts
-from agent_checkpoint.store.claims import host_of, is_local
+from agent_checkpoint.store.directory_claims import host_of
 from agent_checkpoint.store.ledger.lineage import new_lineage
 from agent_checkpoint.store.objects.reader import resolve_tree
 from agent_checkpoint.store.store import Store
 
 SESSION_PART = "session"
-"""The part that holds the session record."""
+"""The part that contains the session record."""
 
 
 @dataclass
@@ -35,10 +35,10 @@ class SessionRecord:
     point: str | None = None
     """The checkpoint at which the session was forked."""
     inherited: int | None = None
-    """How many rows of the lineage come from the fork; the others come from adopted forks."""
+    """How many rows of the lineage come from the fork; the other rows come from adopted forks."""
     workspace: str | None = None
     seal: str | None = None
-    """HMAC seal over the workspace path: proves that this user chose it."""
+    """An HMAC under the user's secret over the workspace path. Proves that this user chose it."""
     ledger: int = 0
     """The last ledger record that the state reflects."""
     counts: CallCounts = field(default_factory=CallCounts)
@@ -46,7 +46,7 @@ class SessionRecord:
     standing: list[str] = field(default_factory=list)
     """Committed effects that the state does not contain, as after a rollback."""
     gone: list[str] = field(default_factory=list)
-    """Effects whose results the state contains although they were compensated."""
+    """Compensated effects whose results the state contains."""
     pending: list[str] = field(default_factory=list)
     """Approval requests without an answer."""
     under_way: list[str] = field(default_factory=list)
@@ -63,27 +63,31 @@ class SessionRecord:
     """The host of the workspace. Part of the seal, not stored: a path is valid on one host only."""
     token: str | None = None
     """The import token of the checkpoint. Part of the seal, not stored: a record from an archive
-    carries a seal with another token or none, which proves nothing here."""
+    has a seal with another token or none, which is not valid here."""
 
     @classmethod
     def new(cls, key: str) -> SessionRecord:
         """Return the record of a new session, with a new ledger."""
         return cls(key, new_lineage(key))
 
+    def become(self, other: SessionRecord) -> None:
+        """Take over all fields of another record: the parts of the session hold this object."""
+        vars(self).update(vars(other))
+
     def bind(self, workspace: str | None, host: str, token: str | None = None) -> None:
         """Set the workspace and seal it, for a checkpoint with the given import token."""
         self.workspace, self.host, self.token = workspace, host, token
-        # Without a secret there is no seal, and workspace= has to be passed at each opening.
+        # Without a secret there is no seal, and each open needs workspace=.
         self.seal = None if workspace is None else seal_claim(self._sealed_bytes())
 
     @property
     def is_bound(self) -> bool:
-        """Whether the seal proves that this user chose the workspace: anyone can write a record."""
+        """Whether the seal is valid: anyone can write a record, but only this user can seal it."""
         return self.workspace is not None and is_own_claim(self._sealed_bytes(), self.seal)
 
     @property
     def is_imported(self) -> bool:
-        """Whether the session came from an archive, and this user has not bound it since."""
+        """Whether the session was imported, and this user has not bound it to a directory since."""
         return self.token is not None and not self.is_bound
 
     def _sealed_bytes(self) -> bytes:
@@ -109,11 +113,11 @@ class SessionRecord:
         return None if parsed is None else parsed.key
 
     def is_own(self, session: str) -> bool:
-        """Tell whether this session may compensate a session's effects: not of its ancestors."""
+        """Return whether this session may compensate effects of `session`: not an ancestor's."""
         return session not in [key for key, _ in self.lineage[: self.inherited or 0]]
 
     def knows(self, session: str, seq: int) -> bool:
-        """Tell whether the state reflects the effect that a session started at a ledger record."""
+        """Return whether the state reflects an effect that a session started at a record."""
         if session == self.key:
             return seq <= self.ledger
         return any(session == key and seq <= last for key, last in self.lineage)
@@ -133,10 +137,6 @@ class SessionRecord:
             irreversible=False,
             token=self.token,
         )
-
-    def forget_counts(self, task: str) -> None:
-        """Restart the call numbers of a task that runs from its start."""
-        self.counts.reset_task(task)
 
 
 def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord | None:
@@ -164,15 +164,19 @@ def read_session_record(store: Store, checkpoint: Checkpoint) -> SessionRecord |
 
 
 def record_for_key(head: Checkpoint, record: SessionRecord) -> SessionRecord:
-    """Return the record in the head of a key as the key's own: a fork repeats its parent's."""
+    """Return the session record of a key.
+
+    The first checkpoint of a fork still contains the record of its parent. In that case, a record
+    for the fork is derived from it.
+    """
     if record.key == head.key:
         return record
-    is_fork = head.kind == "fork" and bool(head.parents)
+    is_fork = head.kind == Kind.FORK and bool(head.parents)
     return record.fork(head.key, head.parents[0] if is_fork else None)
 
 
 def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
-    """Tell whether a checkpoint of a session may have been written by another user.
+    """Return whether a checkpoint of a session may have been written by another user.
 
     Raises:
         IntegrityError: the session record is damaged.
@@ -184,7 +188,7 @@ def is_foreign(store: Store, checkpoint: Checkpoint) -> bool:
     session_record = read_session_record(store, checkpoint)
     if session_record is not None and session_record.seal is not None:
         return not session_record.is_bound
-    return not is_local(store.backend)
+    return not store.backend.properties.is_local
 
 
 def _is_text(value: Any) -> bool:

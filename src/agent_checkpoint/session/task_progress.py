@@ -1,4 +1,4 @@
-"""Progress lines on stderr. Owns their format; silent when stderr is not a terminal.
+"""Writes progress lines to stderr if it is a terminal. Owns their format.
 
 Whole lines are written, so that they do not mix with the agent's own output.
 """

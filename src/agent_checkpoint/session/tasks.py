@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.core.copying import copied
 from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
+from agent_checkpoint.options import OnResume, check_option
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import set_task
+from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.session.rollback.rollback_target import task_start
+from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
-
-if TYPE_CHECKING:
-    from agent_checkpoint.session.work import Work
 
 PENDING, IN_PROGRESS, COMPLETED = "pending", "in_progress", "completed"
 FAILED, SKIPPED = "failed", "skipped"
@@ -59,7 +60,7 @@ class Task:
 
     @property
     def attempt(self) -> int:
-        """How many times it was started."""
+        """How many times the task was started."""
         return self._row.attempt
 
     @property
@@ -90,7 +91,7 @@ class Task:
         return self.status in _DONE_STATUSES
 
     def skip(self, reason: str = "") -> None:
-        """Skip the task for good. Raises as `Session.save` does."""
+        """Skip the task permanently. Raises the same errors as `Session.save`."""
         self._row.status, self._row.note = SKIPPED, str(reason)
         self._tasks._finish(self)
 
@@ -110,8 +111,8 @@ class Task:
 class Tasks:
     """All tasks of a session, by id; a Stateful. A call with ids returns the unfinished ones."""
 
-    def __init__(self, session: Work) -> None:
-        self._session = session
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
         self._rows: dict[str, _TaskRecord] = {}
         self._listed: set[str] = set()
         self._retries: dict[str, int] = {}
@@ -128,15 +129,15 @@ class Tasks:
         return f"<Tasks {statuses or 'none yet'}>"
 
     def __call__(
-        self, ids: Iterable[str], *, on_resume: str = "restart", retries: int = 0
+        self, ids: Iterable[str], *, on_resume: OnResume = "restart", retries: int = 0
     ) -> Iterator[Task]:
-        """Return an iterator over the unfinished tasks, in this order.
+        """Return an iterator over the unfinished tasks, in the order of `ids`.
 
         A task that was in progress when the session stopped runs again from its start: state and
         files are rolled back to it.
 
         Args:
-            ids: names that are stable across runs.
+            ids: strings that are stable across runs.
             on_resume: `restart`, or `continue` to keep the state of the last tool call.
             retries: how many times a failing task runs again from its start before the error is
                 raised.
@@ -146,7 +147,7 @@ class Tasks:
             CheckpointError: the session cannot be rolled back to the start of the task.
         """
         if isinstance(ids, str):
-            raise InvalidInputError(f"ids must be a list of names, such as [{ids!r}].")
+            raise InvalidInputError(f"ids must be a list of strings, such as [{ids!r}].")
         names = list(ids)
         for name in names:
             if not isinstance(name, str) or not name:
@@ -154,13 +155,13 @@ class Tasks:
                     f"A task id must be a non-empty string, not {short_repr(name)}."
                 )
         if len(set(names)) < len(names):
-            raise InvalidInputError("Task ids must be unique.")
-        if on_resume not in ("restart", "continue"):
-            raise InvalidInputError(
-                f"on_resume must be restart or continue, not {short_repr(on_resume)}."
-            )
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InvalidInputError(f"Task ids must be unique; {short_repr(twice)} is not.")
+        check_option("on_resume", on_resume, OnResume)
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-            raise InvalidInputError(f"retries must be a number, not {short_repr(retries)}.")
+            raise InvalidInputError(
+                f"retries must be an integer from 0, not {short_repr(retries)}."
+            )
         self._retries.update(dict.fromkeys(names, retries))
         self._listed.update(names)
         known = bool(self._rows)
@@ -168,7 +169,7 @@ class Tasks:
         if on_resume == "continue":
             self._continuing.update(interrupted)
         elif interrupted:
-            self._session._restart(interrupted[0], self._rows[interrupted[0]].began)
+            self._restart(interrupted[0], self._rows[interrupted[0]].began)
         for name in names:
             if name not in self._rows:
                 self._rows[name] = _TaskRecord(name)
@@ -238,18 +239,18 @@ class Tasks:
         row = task._row = self._rows.setdefault(task.id, task._row)
         self._begun.add(row.id)
         if row.id not in self._continuing:  # a continued task does not repeat its calls
-            self._session._record.forget_counts(row.id)
+            self._state.record.counts.reset_task(row.id)
         self._continuing.discard(row.id)
         if row.status == FAILED:
             self._earlier_errors[row.id] = row.note
         row.status, row.began = IN_PROGRESS, None
         row.attempt += 1
-        set_task(self._session, row.id)
+        set_task(self._state.tools, row.id)
         self._show_progress(f"{row.id} …")
-        row.began = self._session._save_for_task(f"task {row.id}")
+        row.began = self._save(f"task {row.id}")
 
     def _end(self, task: Task, error: BaseException | None) -> bool:
-        set_task(self._session, None)
+        set_task(self._state.tools, None)
         row = task._row = self._rows.get(task.id, task._row)
         if row.status != IN_PROGRESS:  # skipped, or rolled back to before its start
             return False
@@ -262,7 +263,7 @@ class Tasks:
         elif self._retries.get(row.id, 0) > 0:
             self._retries[row.id] -= 1
             note, attempt = describe_error(error), row.attempt
-            self._session._restart(row.id, row.began)
+            self._restart(row.id, row.began)
             row = task._row = self._rows.setdefault(row.id, row)
             row.status, row.note, row.attempt = PENDING, note, attempt
             self._earlier_errors[row.id] = note
@@ -274,9 +275,27 @@ class Tasks:
         return False
 
     def _finish(self, task: Task) -> None:
-        self._session._record.forget_counts(task.id)
-        self._session._save_for_task(f"task {task.id} {task.status}", full=True)
+        self._state.record.counts.reset_task(task.id)
+        self._save(f"task {task.id} {task.status}", full=True)
         self._show_progress(f"{task.id} {task.status}")
+
+    def _save(self, label: str, *, full: bool = False) -> str:
+        state = self._state
+        if state.every == "manual":
+            return state.writer.head_id
+        with state.full_scan(full):
+            return state.save(label=label)
+
+    def _restart(self, task: str, began: str | None) -> None:
+        """Roll back to the start of a task; answers to approval requests stay valid."""
+        target = task_start(self._state, began)
+        if target is None:
+            self._state.problems.append(
+                f"The task {task} continues from the last checkpoint: the checkpoint at its start "
+                "was removed."
+            )
+            return
+        Rollback(self._state, target, label=f"task {task} again", voids=False).run("warn")
 
     def _show_progress(self, words: str) -> None:
         listed = [row for row in self._rows.values() if row.id in self._listed]

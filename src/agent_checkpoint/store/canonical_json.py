@@ -1,8 +1,8 @@
-"""Canonical JSON: values to bytes and back. Owns the one text form of a value; knows no tags.
+"""Canonical JSON: encodes a value to the one byte string that represents it, and decodes it.
 
-The extra `fast` brings orjson. The bytes must be the same with and without it, because they are
-hashed. The two libraries differ only in floats whose shortest form may have an exponent; the codec
-marks those as `ExponentFloat`.
+The extra `fast` installs orjson. The bytes must be the same with and without it, because they are
+hashed. The two libraries differ only in floats that may be written with an exponent; the codec
+marks those as `ExponentFloat`. Does not interpret tags.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
 
@@ -38,24 +38,24 @@ class _Later:
 
 
 orjson: Any = None if find_spec("orjson") is None else _Later()
-"""The extra `fast`, or None if it is not installed."""
+"""The module orjson of the extra `fast`, or None if it is not installed."""
 
 
 class ExponentFloat(float):
-    """A float that JSON libraries write differently (`1e-07`, `1e-7`); we write Python's form."""
+    """A float that JSON libraries write differently (`1e-07`, `1e-7`). Written as by `repr`."""
 
     __slots__ = ()
 
 
 def exact_float(value: float) -> float:
-    """Return a finite float in the form that `write_json` needs."""
+    """Return a finite float, as an `ExponentFloat` if it may be written with an exponent."""
     if value == 0 or 1e-4 <= abs(value) < 1e16:
         return value  # written the same by every library: digits and a point
     return ExponentFloat(value)
 
 
 def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
-    """Return the value as UTF-8 text; the same bytes with either library.
+    """Encode a value as JSON in UTF-8; the result is the same with and without orjson.
 
     Raises:
         RecursionError: the value is nested too deeply.
@@ -77,7 +77,7 @@ def write_json(value: JsonValue, *, indent: bool = False) -> bytes:
 
 
 def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
-    """Return the text of each value, as `write_json` does, but faster.
+    """Encode each value as `write_json` does, but faster.
 
     Raises:
         RecursionError: a value is nested too deeply.
@@ -91,9 +91,9 @@ def write_all_json(values: Sequence[JsonValue]) -> list[bytes]:
 
 
 def indented_size(value: Any, limit: int) -> int:
-    """Return the length of the indented text of a value, or a number above the limit.
+    """Return an upper estimate of the length of a value as indented JSON.
 
-    Bytes count as base64. Uses almost no memory.
+    Stops counting above `limit`. Bytes count as base64. Uses almost no memory.
     """
     size = 0
     stack: list[Iterator[Any]] = [iter((value,))]
@@ -116,11 +116,11 @@ def indented_size(value: Any, limit: int) -> int:
 
 
 def read_json(data: bytes) -> JsonValue:
-    """Return the value of a JSON text.
+    """Decode a JSON text.
 
     Raises:
-        IntegrityError: it is not JSON in UTF-8, or JSON that is never written (NaN, lone
-            surrogates, too deep, huge numbers).
+        IntegrityError: the bytes are not JSON in UTF-8, or are JSON that `write_json` never
+            writes (NaN, lone surrogates, numbers out of range, or nested too deeply).
     """
     try:
         if orjson is None or (type(orjson) is _Later and len(data) < _SMALL_TEXT):
@@ -128,8 +128,7 @@ def read_json(data: bytes) -> JsonValue:
         return orjson.loads(data)  # type: ignore[no-any-return]
     except RecursionError:
         raise IntegrityError(
-            "The JSON text is nested too deeply to be valid, or too deeply for what is left of "
-            "Python's stack."
+            "The JSON text is nested too deeply for the remaining Python stack, or is not valid."
         ) from None
     except ValueError as error:
         # The library's message quotes no content, only the position.
@@ -150,7 +149,7 @@ def _is_small(value: Any, depth: int = 2) -> bool:
 
 
 def _parse(data: bytes) -> JsonValue:
-    """Parse as strictly as orjson does. Raises ValueError."""
+    """Parse JSON with the standard library, as strictly as orjson. Raises ValueError."""
     text = data.decode()
     value: JsonValue = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     if b"\\u" in data and _SURROGATE.search(text):
@@ -172,7 +171,7 @@ def _finite(text: str) -> float:
 
 
 def _released(text: bytes) -> bytes:
-    """Return a copy of a short text: orjson's own result would keep a buffer of 4 kB alive."""
+    """Return a copy of a short text. The result of orjson would keep a buffer of 4 kB alive."""
     return b"%b" % text if len(text) < _BUFFER else text
 
 

@@ -1,4 +1,4 @@
-"""The format record: which versions may read and write a store."""
+"""The format record of a store: the format version and features required to read or write it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent_checkpoint.errors import (
     IntegrityError,
     InvalidInputError,
 )
-from agent_checkpoint.store.entries import FORMAT, open_entry, seal_entry
+from agent_checkpoint.store.checkpoint_entries import FORMAT, open_entry, seal_entry
 from agent_checkpoint.store.objects import compression
 from agent_checkpoint.store.sealed_streams import append_entry
 
@@ -21,7 +21,7 @@ _ZSTD = "zstd"
 
 
 class FormatRecord:
-    """The format record of one store; read until it has allowed the operation once."""
+    """The format record of one store. It is read again until a check has succeeded."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -34,18 +34,18 @@ class FormatRecord:
 
         Raises:
             IntegrityError: the record is damaged.
-            FormatError: the record itself is of a newer format.
+            FormatError: the record itself has a newer format.
             StorageError: the medium failed.
         """
-        # An unsealed record is accepted: it can only cause a refusal.
+        # A record without a seal is accepted: it can only cause the store to be rejected.
         entries = self._backend.read(_STREAM, limit=1, newest_first=True)
         return open_entry(entries[0].data, "The format record of the store") if entries else None
 
     def check(self, *, writing: bool = False) -> None:
-        """Check that this version may read, or write, the store; write the record of a new one.
+        """Check that this version can read or write the store; write the record of a new store.
 
         Raises:
-            FormatError: the store has a newer format, or needs zstd, which is not installed.
+            FormatError: the store has a newer format, or requires zstd, which is not installed.
             InvalidInputError: the store was created with another compression.
             IntegrityError: the format record is damaged, and `writing` is set.
             StorageError: the medium failed.
@@ -60,10 +60,10 @@ class FormatRecord:
                 raise
             return  # checkpoints can still be read; `verify` reports it
         if record is None and writing:
-            features = [_ZSTD] if self._backend.compression == "zstd" else []
+            features = [_ZSTD] if self._backend.properties.compression == "zstd" else []
             _check_installed(features)
             record = {"read": FORMAT, "write": FORMAT, "features": features}
-            entry = seal_entry(record, indent=self._backend.readable)
+            entry = seal_entry(record, indent=self._backend.properties.readable)
             try:
                 append_entry(self._backend, _STREAM, entry, after=0)
             except ConflictError:  # another process opened the same new store
@@ -73,8 +73,8 @@ class FormatRecord:
         needed, features = record.get(need), record.get("features") or []
         if not isinstance(needed, int) or needed > FORMAT or features not in ([], [_ZSTD]):
             raise FormatError(
-                f"The store has format {needed}, features {features}; this "
-                f"version knows format {FORMAT}. Install a newer agent-checkpoint."
+                f"The store has format {needed} and features {features}; this version supports "
+                f"formats up to {FORMAT}. Install a newer agent-checkpoint."
             )
         self._check_compression("zstd" if features else "zlib")
         _check_installed(features)
@@ -82,16 +82,16 @@ class FormatRecord:
         self._allows.add(need)
 
     def _check_compression(self, present: str) -> None:
-        if self._backend.compression not in (None, present):
+        if self._backend.properties.compression not in (None, present):
             raise InvalidInputError(
-                f"{self._backend!r} was created with compression={present!r}, which cannot be "
-                "changed. Omit the option, or create another store."
+                f"The store of {self._backend!r} was created with compression={present!r}, which "
+                "cannot be changed. Omit the option, or create another store."
             )
 
 
 def _check_installed(features: list[str]) -> None:
     if features and compression.zstd is None:
         raise FormatError(
-            "The store was created with compression='zstd', and zstd is not installed. "
+            "The store uses zstd compression, but zstd is not installed. "
             f"{compression.INSTALL_ZSTD}."
         )

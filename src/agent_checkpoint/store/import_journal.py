@@ -1,4 +1,4 @@
-"""The import journal: imports that are running or were killed. Knows no archive."""
+"""The import journal: imports in progress or interrupted. Does not depend on archives."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.entries import now_ns, open_entry, seal_entry
+from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry, seal_entry
 from agent_checkpoint.store.sealed_streams import ForeignEntry, append_entry, read_entries
 
 IMPORT_STREAM = "meta/import"
 
 
 class Import(NamedTuple):
-    """An import that is running or was killed."""
+    """A record of an import that is in progress or was interrupted."""
 
     seq: int
     key: str
@@ -24,7 +24,7 @@ class Import(NamedTuple):
 
 
 def begin_import(backend: Backend, key: str, token: str, process: str) -> Import:
-    """Hide all entries that carry the token from readers. Raises StorageError."""
+    """Record an import: until `end_import`, readers ignore its entries. Raises StorageError."""
     ts_ns = now_ns()
     record: dict[str, JsonValue] = {
         "key": key,
@@ -32,27 +32,29 @@ def begin_import(backend: Backend, key: str, token: str, process: str) -> Import
         "ts_ns": ts_ns,
         "process": process,
     }
-    seq = append_entry(backend, IMPORT_STREAM, seal_entry(record, indent=backend.readable))
+    seq = append_entry(
+        backend, IMPORT_STREAM, seal_entry(record, indent=backend.properties.readable)
+    )
     return Import(seq, key, token, ts_ns, process)
 
 
 def end_import(backend: Backend, found: Import) -> None:
-    """Make the entries of an import visible, all at once. Raises StorageError."""
+    """Remove the record of an import, so that its entries become visible. Raises StorageError."""
     backend.remove(IMPORT_STREAM, [found.seq])
 
 
 def unfinished_imports(backend: Backend) -> list[Import]:
-    """Return the imports that are running or were killed.
+    """Return the imports that are in progress or were interrupted.
 
     Raises:
-        IntegrityError: the record of one is damaged.
+        IntegrityError: the record of an import is damaged.
         StorageError: the medium failed.
     """
     found = []
     for entry in read_entries(backend, IMPORT_STREAM):
         if isinstance(entry.data, ForeignEntry):
-            continue  # it may not hide trusted entries; its own are foreign, too
-        where = f"The record {entry.seq} of an import"
+            continue  # it must not hide trusted entries; its own entries are untrusted anyway
+        where = f"Import record {entry.seq}"
         record = open_entry(entry.data, where)
         texts = [record.get(name) for name in ("key", "token", "process")]
         ts_ns = record.get("ts_ns")

@@ -1,6 +1,6 @@
-"""Finds the checkpoint that a text names: an id, a key, `key~2` or `key@17`.
+"""Resolves a string to a checkpoint: an id, a key, `key~2` or `key@17`.
 
-Owns the short forms and the walk through history; writes nothing.
+Owns the short forms and the walk through the history of a key. Read-only.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
-from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
+from agent_checkpoint.errors import UNUSABLE, Hint, InvalidInputError, NotFoundError
 from agent_checkpoint.records import (
     MAX_KEY_BYTES,
+    SAME_CONTENT,
     Checkpoint,
     CheckpointId,
+    Kind,
     parse_checkpoint_id,
     short_repr,
 )
@@ -25,8 +27,6 @@ from agent_checkpoint.store.store import Store, key_not_found
 
 T = TypeVar("T")
 
-SAME_CONTENT = frozenset({"rollback", "fork", "open"})
-"""Kinds of checkpoints with the content of their first parent; a walk counts them as that one."""
 
 _TRIES = 5
 _SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTALL)
@@ -35,13 +35,12 @@ _SHORT = re.compile(r"(?P<key>.+)(?P<sign>[~@])(?P<number>[0-9]{1,18})", re.DOTA
 def retry_if_pruned(
     store: Store, look: Callable[[], Sequence[Checkpoint]], use: Callable[..., T]
 ) -> T:
-    """Return what `use` returns for the checkpoints that `look` finds.
+    """Call `look`, pass its checkpoints to `use`, and return the result of `use`.
 
-    A checkpoint may be pruned and garbage collected while it is used. That is no damage: `look`
-    is called again.
+    If a checkpoint was pruned and garbage collected in between, `look` and `use` are called again.
 
     Raises:
-        IntegrityError: an object is missing, and the checkpoint that needs it still exists.
+        IntegrityError: an object is missing although the checkpoint that references it exists.
     """
     for attempt in range(_TRIES):
         checkpoints = look()
@@ -55,22 +54,25 @@ def retry_if_pruned(
 
 
 def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
-    """Return the checkpoint that an id, a key or a short form names.
+    """Return the checkpoint for an id, a key or a short form.
 
-    An existing key has precedence over a short form, unless it was imported: an archive can use
-    any key, and must not shadow `job@3`.
+    An existing key takes precedence over a short form, unless the key was imported: an archive
+    can contain any key, and must not shadow `job@3`.
 
     Args:
-        store: where to look.
-        text: what the user typed.
+        store: the store.
+        text: the id, key or short form.
         key: the key that the checkpoint must belong to.
 
     Raises:
         NotFoundError: there is no such checkpoint, or it belongs to another key.
-        InvalidInputError: the text is not an id, or is ambiguous because of an imported key.
+        InvalidInputError: `text` is not a non-empty string, or is ambiguous because of an
+            imported key.
     """
     if not isinstance(text, str) or not text:
-        raise InvalidInputError(f"A checkpoint id is non-empty text, not {short_repr(text)}.")
+        raise InvalidInputError(
+            f"A checkpoint id must be a non-empty string, not {short_repr(text)}."
+        )
     owner, checkpoint = _find(store, text, key)
     if checkpoint is None:
         raise _not_found(store, text)
@@ -83,11 +85,9 @@ def find(store: Store, text: str, *, key: str | None = None) -> Checkpoint:
 
 
 def find_seq(store: Store, text: str, *, key: str) -> int:
-    """Return the number of a checkpoint of the key, even if it is unreadable.
+    """Return the number of a checkpoint of the key, even if the checkpoint is unreadable.
 
-    Raises:
-        NotFoundError: there is no such checkpoint, or it belongs to another key.
-        InvalidInputError: the text is not an id.
+    Raises the same errors as `find`.
     """
     try:
         checkpoint = find(store, text, key=key)
@@ -112,16 +112,16 @@ def find_seq(store: Store, text: str, *, key: str) -> int:
 def walk(store: Store, key: str) -> Iterator[Checkpoint]:
     """Iterate over the history of a key's head, newest first.
 
-    A rollback or fork counts as its target, and the walk continues there, possibly in another
-    key. Safety checkpoints are skipped. A target may have been pruned: its id still gives its
-    position.
+    A rollback or fork counts as its target, and the walk continues from there, possibly in another
+    key. If the target was pruned, the walk continues at the position in its id. Safety checkpoints
+    are skipped.
     """
     before: int | None = None
     seen: set[CheckpointId] = set()
     while True:
         target = None
         for checkpoint in store.newest_first(key, before=before):
-            if checkpoint.kind == "safety":
+            if checkpoint.kind == Kind.SAFETY:
                 continue
             yield checkpoint
             target = _target(checkpoint)
@@ -146,7 +146,7 @@ def _target(checkpoint: Checkpoint) -> CheckpointId | None:
 
 
 def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | None]:
-    """Return the key that the text names, and the checkpoint if it exists."""
+    """Return the key that `text` refers to, and the checkpoint if it exists."""
     parsed = parse_checkpoint_id(text)
     if parsed is not None and parsed.key == key:
         return parsed.key, _at(store, parsed)
@@ -167,7 +167,7 @@ def _find(store: Store, text: str, key: str | None) -> tuple[str, Checkpoint | N
 
 
 def _find_in(store: Store, text: str) -> tuple[str, Checkpoint | None]:
-    """Return what an id or a short form names, ignoring a key of that name."""
+    """Resolve an id or a short form, ignoring a key with the same name as `text`."""
     parsed = parse_checkpoint_id(text)
     if parsed is not None and _may_be_key(parsed.key):
         return parsed.key, _at(store, parsed)
@@ -191,8 +191,8 @@ def _not_found(store: Store, text: str) -> NotFoundError:
         key = parsed.key if isinstance(parsed, CheckpointId) else parsed["key"]
     if _may_be_key(key) and next(store.entries(key, page=1), None) is not None:
         return NotFoundError(
-            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}; "
-            f"history({short_repr(key)}) lists its checkpoints."
+            f"The key {short_repr(key)} has no checkpoint {short_repr(text)}.",
+            hint=Hint(f"history({short_repr(key)}) lists its checkpoints.", "history", key=key),
         )
     return key_not_found(text, store)
 

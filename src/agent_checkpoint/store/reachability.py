@@ -1,6 +1,6 @@
-"""Reachability: follows references from entries to objects; changes nothing.
+"""Reachability: follows references from entries to objects. Read-only.
 
-Entries of every stream may refer to objects, by the tags of `splitting` in their `parts`.
+Entries of every stream may refer to objects, through tags in their `parts`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ from agent_checkpoint.store.objects.object_format import Object, TerminalRef, op
 from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects, object_names
 
 _BATCH = 16
-"""Objects per read; each may have 32 MiB."""
+"""Objects per read. Each may have up to 32 MiB."""
 
 
 def roots_of(record: dict[str, Any], where: str) -> set[str]:
-    """Return the names of the objects that the record of an entry refers to.
+    """Return the ids of the objects that the record of an entry refers to.
+
+    Args:
+        record: the record.
+        where: a description of the entry, for messages.
 
     Raises:
-        IntegrityError: a reference is malformed; `where` names the entry in the message.
+        IntegrityError: a reference is malformed.
     """
     parts = record.get("parts", {})
     try:
@@ -30,7 +34,7 @@ def roots_of(record: dict[str, Any], where: str) -> set[str]:
 
 
 RefGraph = dict[str, Optional[tuple[str, ...]]]
-"""References of each object; None for one that is only declared terminal, and was not read."""
+"""References by object id; None for an object that was not read because it is a leaf."""
 
 
 Fetch = Callable[[ObjectSource, Iterable[str]], Iterator[tuple[str, Object]]]
@@ -41,19 +45,19 @@ def mark(
 ) -> None:
     """Add all objects that are reachable from the roots to `seen`, with their references.
 
-    Objects that are only declared terminal are not read. If another reference does not declare
-    one terminal it is read after all: a forged object must not hide references from gc. No object
-    is read twice.
+    An object is not read if all references to it are leaf references. It is read if any other
+    reference leads to it, so that a forged leaf reference cannot hide references from gc. No
+    object is read twice.
 
     Args:
-        source: where the objects are.
-        roots: the names to start from.
+        source: where objects are read from.
+        roots: the object ids to start from.
         seen: the graph so far.
-        fetch: reads objects; those that it omits are not followed.
+        fetch: reads objects; objects that it omits are not followed.
 
     Raises:
         IntegrityError: an object is missing or damaged, so its references are unknown.
-        FormatError: this installation cannot decompress one.
+        FormatError: an object is compressed with zstd, which is not installed.
         StorageError: the medium failed.
     """
     names = list(roots)
@@ -68,7 +72,7 @@ def mark(
 
 
 def reachable(roots: Iterable[str], seen: RefGraph) -> set[str]:
-    """Return the names that are reachable from the roots, in a graph that `mark` has built."""
+    """Return the object ids that are reachable from the roots, in a graph built by `mark`."""
     reached: set[str] = set()
     level = set(roots)
     while level:
@@ -77,26 +81,10 @@ def reachable(roots: Iterable[str], seen: RefGraph) -> set[str]:
     return reached
 
 
-def children_first(roots: Iterable[str], seen: RefGraph) -> Iterator[str]:
-    """Iterate over the names that are reachable from the roots, children first."""
-    done: set[str] = set()
-    stack = [(name, False) for name in roots]
-    while stack:
-        name, is_open = stack.pop()
-        if name in done:
-            continue
-        if is_open:
-            done.add(name)
-            yield name
-        else:
-            stack.append((name, True))
-            stack += [(ref, False) for ref in seen.get(name) or () if ref not in done]
-
-
 def read_or_reason(
     source: ObjectSource, names: Iterable[str]
 ) -> Iterator[tuple[str, Object | str]]:
-    """Iterate over objects; a missing or damaged one is given as the reason, a text.
+    """Iterate over objects; for a missing or damaged object, yield the error message instead.
 
     Raises:
         StorageError: the medium failed.

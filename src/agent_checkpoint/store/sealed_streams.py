@@ -1,8 +1,8 @@
-"""Seals of stream entries in shared stores. Owns the member `seal`, and detecting foreign entries.
+"""Signs entries of shared stores, and verifies them. Owns the member `seal`.
 
-All trusted entries pass through here, unchanged in a store of the user's own. In a shared store
-each carries an HMAC under the user's secret as its member `seal`. An entry without a valid one is
-returned as `ForeignEntry`, which `open_entry` refuses.
+All entries are written and read through this module. In a private store they are not changed. In a
+shared store the member `seal` of each entry is an HMAC under the user's secret. An entry without a
+valid HMAC is returned as a `ForeignEntry`, which `open_entry` rejects.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _INDENTED = b'"\n}\n'
 
 
 class ForeignEntry(bytes):
-    """An entry of a shared store that was not sealed under this user's secret."""
+    """An entry of a shared store without a valid seal under this user's secret."""
 
 
 def append_entry(backend: Backend, stream: str, entry: bytes, **options: Any) -> int:
-    """Append an entry, sealed if the store is shared; options are those of the backend.
+    """Append an entry, signed if the store is shared. `options` are those of `Backend.append`.
 
     Raises:
-        StateError: the store is shared, and no secret can exist.
-        CheckpointError: as `Backend.append` does.
+        StateError: the store is shared, and the secret cannot be created or read.
+        CheckpointError: the errors of `Backend.append`.
     """
-    if backend.shared:
+    if backend.properties.shared:
         entry = _sealed(stream, entry, _key(create=True) or b"")
     return backend.append(stream, entry, **options)
 
 
 def read_entries(backend: Backend, stream: str, **which: Any) -> list[Entry]:
-    """Return entries, as `Backend.read` does; unsealed ones of a shared store as `ForeignEntry`.
+    """Return entries as `Backend.read` does; untrusted entries are of type `ForeignEntry`.
 
     Raises:
         StateError: the store is shared, and the secret cannot be read.
         StorageError: the medium failed.
     """
     found = backend.read(stream, **which)
-    if not backend.shared or not found:
+    if not backend.properties.shared or not found:
         return found
     key = _key(create=False)
     return [
@@ -62,8 +62,9 @@ def _key(*, create: bool) -> bytes | None:
         return entry_key(create=create)
     except StateError as error:
         raise StateError(
-            f"A shared store needs your secret, and its file is unusable ({error.__cause__}). "
-            f"Set {ENVIRONMENT}; a team sets the same value."
+            f"A shared store requires your secret, but the secret file cannot be used "
+            f"({error.__cause__}). Fix the file, or set {ENVIRONMENT} to the same value for all "
+            "users of the store."
         ) from error.__cause__
 
 
@@ -89,7 +90,7 @@ def _is_sealed(stream: str, entry: bytes, key: bytes | None) -> bool:
 
 
 def _seal(stream: str, body: bytes, key: bytes) -> bytes:
-    # The name of the stream is sealed too: an answer must not be moved to another ledger.
+    # The HMAC covers the stream name, so that an approval cannot be moved to another ledger.
     name = stream.encode()
     data = b"%d\n%b\n%b" % (len(name), name, body)
     return hmac.new(key, data, hashlib.sha256).hexdigest().encode()

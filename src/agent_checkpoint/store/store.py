@@ -1,6 +1,6 @@
-"""The store: writes, reads and removes checkpoints. Knows no Python state.
+"""The store: writes, reads and removes checkpoints. Works on encoded states, not Python objects.
 
-A checkpoint exists as soon as its one stream entry exists; nothing is updated in place.
+A checkpoint exists if and only if its stream entry exists. Nothing is updated in place.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import (
     UNUSABLE,
+    Hint,
     InvalidInputError,
     MissingObjectsError,
     NotFoundError,
 )
+from agent_checkpoint.options import Compression
 from agent_checkpoint.records import (
     Checkpoint,
     CheckpointId,
@@ -28,7 +30,7 @@ from agent_checkpoint.records import (
     short_repr,
 )
 from agent_checkpoint.store.canonical_json import read_json, write_json
-from agent_checkpoint.store.entries import (
+from agent_checkpoint.store.checkpoint_entries import (
     now_ns,
     read_checkpoint,
     write_checkpoint,
@@ -36,14 +38,15 @@ from agent_checkpoint.store.entries import (
 )
 from agent_checkpoint.store.format_record import FormatRecord
 from agent_checkpoint.store.import_journal import Import, unfinished_imports
-from agent_checkpoint.store.object_codecs import ObjectCodecs
 from agent_checkpoint.store.objects.list_cache import ListCache
 from agent_checkpoint.store.objects.object_cache import ObjectCache
 from agent_checkpoint.store.objects.object_format import PlainObject, missing_objects
 from agent_checkpoint.store.objects.reader import MAX_STATE, Reader, object_names
 from agent_checkpoint.store.objects.splitting import inline_parts, split_parts
+from agent_checkpoint.store.objects.trust import trust_of
 from agent_checkpoint.store.objects.writer import WriteCache, Writer
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
+from agent_checkpoint.store.store_compression import ObjectCodecs
 
 _KEY_PREFIX = "key/"
 _IMPORTED = b'"import":'
@@ -54,33 +57,60 @@ _MOST_LISTS = 8
 
 
 class _Head(NamedTuple):
-    """The id of the last checkpoint that this store wrote to a key; avoids parsing its entry."""
+    """The last checkpoint that this Store wrote to a key. Avoids parsing its entry again."""
 
     seq: int
     id: str
     mark: bytes
-    """Bytes that the entry must contain, to be that checkpoint."""
+    """Bytes that identify the entry: its timestamp."""
+    roots: tuple[str, ...]
+    """The ids of the objects that it refers to."""
 
 
 class _Appended(NamedTuple):
-    """A draft after it was appended."""
+    """The result of appending a draft."""
 
     seq: int
-    parts: dict[str, JsonValue]
-    size: int
-
-
-class _Encoded(NamedTuple):
-    """A draft encoded for the backend: the entry, its parts, and the objects they refer to."""
-
-    entry: bytes
-    parts: dict[str, JsonValue]
+    parts: Mapping[str, JsonValue]
     roots: tuple[str, ...]
     size: int
 
 
+class _Encoded(NamedTuple):
+    """A draft encoded for the backend: the entry, its parts, and the ids of referenced objects."""
+
+    entry: bytes
+    parts: Mapping[str, JsonValue]
+    roots: tuple[str, ...]
+    size: int
+
+
+class _WrittenParts(Mapping[str, JsonValue]):
+    """The parts of a checkpoint just written, parsed when they are used: most never are."""
+
+    def __init__(self, texts: Mapping[str, bytes]) -> None:
+        self._texts = texts
+        self._values: dict[str, JsonValue] = {}
+
+    def __getitem__(self, name: str) -> JsonValue:
+        if name not in self._values:
+            self._values[name] = read_json(self._texts[name])
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and dict(self) == dict(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Store:
-    """Checkpoints by key over one backend. Safe to use from several threads."""
+    """Checkpoints by key, on one backend. Thread-safe."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -90,6 +120,9 @@ class Store:
         self._lists: dict[str, ListCache] = {}
         self._cache = ObjectCache()
         self._heads: dict[str, _Head] = {}
+        self._trust = trust_of(backend)
+        self._epochs: dict[str, int] = {}
+        """The epoch of the trust at the last complete save of a key; default 0."""
 
     def write(
         self,
@@ -103,29 +136,29 @@ class Store:
         """Append a checkpoint to its key and return it with its number.
 
         Args:
-            draft: what to write.
-            parents: the ids of its parents; the present head if not given.
+            draft: the checkpoint to write.
+            parents: the ids of its parents; default: the current head.
             after: the expected number of the head; 0 if the key must be new.
-            ts_ns: when it was made, if not now.
-            adopted: objects that the parts of `draft.source` need and that may not be stored yet.
+            ts_ns: its creation time; default: now.
+            adopted: objects that the parts of `draft.source` reference and that may not be stored
+                yet.
 
         Raises:
             ConflictError: the head is not the expected one; nothing was written.
             FormatError: the store has a newer format.
             StorageError: the medium failed; nothing was acknowledged.
         """
-        check_key(draft.key)
         self.format.check(writing=True)
         if parents is None:
             parents = self._readable_head(draft.key)
         ts_ns = now_ns() if ts_ns is None else ts_ns
         try:
-            seq, parts, size = self._append(draft, ts_ns, parents, after, adopted)
+            seq, parts, roots, size = self._append(draft, ts_ns, parents, after, adopted)
         except RecursionError:
             raise InvalidInputError(
                 f"The state for {short_repr(draft.key)} is nested too deeply for Python's stack."
             ) from None
-        self._remember_head(draft.key, seq, ts_ns)
+        self._remember_head(draft.key, seq, ts_ns, roots)
         return Checkpoint(
             key=draft.key,
             seq=seq,
@@ -142,25 +175,34 @@ class Store:
         )
 
     def known_parts(self) -> list[Any]:
-        """Return the live objects in the write cache."""
+        """Return the live objects that the write cache has entries for."""
         return list(self._write_cache)
 
     def writer(self, key: str | None = None, *, trust_cache: bool = True) -> Writer:
-        """Return a writer for the objects of a checkpoint; a key adds its cached long lists."""
-        lists = None if key is None else self._lists_of(key)
+        """Return a writer for the objects of a checkpoint; with a key, it uses its list cache.
+
+        It trusts no cache at the first save of a key after an object was found missing, so that
+        the save stores the object again if the state still contains it.
+        """
+        lists = head = None
+        if key is not None:
+            lists, head = self._lists_of(key), self._heads.get(key)
+            trust_cache = trust_cache and self._epochs.get(key, 0) == self._trust.epoch
         return Writer(
             self._write_cache,
             lists,
             backend=self.backend,
             compression=self._compression,
             trust_cache=trust_cache,
+            trust=self._trust,
+            previous=() if head is None else head.roots,
         )
 
-    def _compression(self) -> str:
+    def _compression(self) -> Compression:
         """Return the compression of new objects.
 
         Raises:
-            FormatError: this installation could not read objects that a checkpoint may share.
+            FormatError: the store has zstd objects, and zstd is not installed.
             StorageError: the medium failed.
         """
         self.format.check(writing=True)
@@ -169,22 +211,22 @@ class Store:
         return "zstd" if self.format.needs_zstd else "zlib"
 
     def reader(self, *checkpoints: Checkpoint) -> Reader:
-        """Return a reader of the out-of-line values of these checkpoints."""
+        """Return a reader for the objects of these checkpoints."""
         return Reader(self.backend, self._cache, checkpoints=checkpoints)
 
     def head(self, key: str) -> Checkpoint | None:
         """Return the newest checkpoint of the key, or None if there is no such key.
 
         Raises:
-            IntegrityError: it is damaged.
-            FormatError: a newer version wrote it.
-            UntrustedDataError: the store is shared, and it is not sealed under the user's secret.
+            IntegrityError: the checkpoint is damaged.
+            FormatError: the checkpoint has a newer format.
+            UntrustedDataError: the store is shared, and the checkpoint has no valid seal.
             StorageError: the medium failed.
         """
         return next(self.newest_first(key, page=1), None)
 
     def read(self, key: str, seq: int) -> Checkpoint | None:
-        """Return the checkpoint with this number, or None. Raises as `head` does."""
+        """Return the checkpoint with this number, or None. Raises the same errors as `head`."""
         self.format.check()
         _, entries = self._read(key, after=seq - 1, before=seq + 1)
         return read_checkpoint(key, seq, entries[0].data) if entries else None
@@ -194,7 +236,7 @@ class Store:
     ) -> Iterator[Checkpoint]:
         """Iterate over the checkpoints of a key, newest first, reading page by page.
 
-        Raises as `head` does.
+        Raises the same errors as `head`.
         """
         for entry in self.entries(key, before=before, page=page):
             yield read_checkpoint(key, entry.seq, entry.data)
@@ -234,16 +276,18 @@ class Store:
         return sorted(keys)
 
     def imports(self) -> list[Import]:
-        """Return the imports that are running or were killed.
+        """Return the imports that are in progress or were interrupted.
 
         Raises:
-            IntegrityError: the record of one is damaged.
+            IntegrityError: the record of an import is damaged.
             StorageError: the medium failed.
         """
         return unfinished_imports(self.backend)
 
     def newest(self, key: str) -> int:
-        """Return the number of the newest entry of a key, also if hidden; 0 if there is none.
+        """Return the number of the newest entry of a key, including entries of running imports.
+
+        0 if there is none.
 
         Raises:
             StorageError: the medium failed.
@@ -261,7 +305,7 @@ class Store:
         return [entry.seq for entry in entries if token.encode() in entry.data]
 
     def _read(self, key: str, **which: Any) -> tuple[list[Entry], list[Entry]]:
-        """Return the chosen entries, and those of them that no unfinished import has written."""
+        """Return the selected entries: all, and those that are not of an unfinished import."""
         entries = read_entries(self.backend, _stream(key), **which)
         if not any(_IMPORTED in entry.data for entry in entries):
             return entries, entries
@@ -286,11 +330,11 @@ class Store:
             self._lists.clear()
         return self._lists.setdefault(key, ListCache())
 
-    def _remember_head(self, key: str, seq: int, ts_ns: int) -> None:
+    def _remember_head(self, key: str, seq: int, ts_ns: int, roots: tuple[str, ...]) -> None:
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
         checkpoint_id = CheckpointId(key, ts_ns, seq)
-        self._heads[key] = _Head(seq, str(checkpoint_id), str(ts_ns).encode())
+        self._heads[key] = _Head(seq, str(checkpoint_id), str(ts_ns).encode(), roots)
 
     def _append(
         self,
@@ -300,9 +344,10 @@ class Store:
         after: int | None,
         adopted: Mapping[str, PlainObject],
     ) -> _Appended:
-        encode = self._encode_inline if self.backend.readable else self._encode_split
+        encode = self._encode_inline if self.backend.properties.readable else self._encode_split
+        trust_cache = True
         for attempt in range(_TRIES):
-            writer = self.writer(draft.key, trust_cache=attempt == 0)
+            writer = self.writer(draft.key, trust_cache=trust_cache)
             writer.adopt(adopted)
             entry, parts, roots, size = encode(draft, writer, ts_ns, parents)
             objects, requires = writer.flush(self.backend, roots)
@@ -316,15 +361,21 @@ class Store:
                     requires=requires,
                 )
             except MissingObjectsError as error:
-                # gc swept objects that were unreachable when it marked: write them again.
-                if draft.source is not None:
+                # gc swept objects that were unreachable when it marked: write them again. If only
+                # roots of the last checkpoint are missing, it was pruned, and cannot vouch.
+                head = self._heads.pop(draft.key, None)
+                trust_cache = trust_cache and head is not None and error.ids <= set(head.roots)
+                if draft.source is not None and head is None:
+                    self._trust.report_lost(error.ids)
                     raise missing_objects(error.ids) from error
                 if attempt == _TRIES - 1:
                     raise
             else:
                 writer.committed()
                 writer.fill_cache(self._cache)
-                return _Appended(seq, parts, size)
+                if writer.epoch and not writer.is_partial:
+                    self._epochs[draft.key] = writer.epoch
+                return _Appended(seq, parts, roots, size)
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _encode_inline(
@@ -350,8 +401,7 @@ class Store:
             texts = {name: write_json(tree) for name, tree in draft.parts.items()}
             roots, size = tuple(object_names(draft.parts.values())), draft.source.size
         entry = write_checkpoint(draft, ts_ns=ts_ns, parents=parents, parts=texts, size=size)
-        parts = {name: read_json(text) for name, text in texts.items()}
-        return _Encoded(entry, parts, roots, size)
+        return _Encoded(entry, _WrittenParts(texts), roots, size)
 
     def _readable_head(self, key: str) -> tuple[str, ...]:
         # An unreadable newest entry must not stop an agent from saving.
@@ -373,11 +423,11 @@ def key_not_found(key: str, store: Store) -> NotFoundError:
 
     close = get_close_matches(key, store.list_keys(), n=3)
     hint = (
-        f"Did you mean {', '.join(map(short_repr, close))}?"
+        Hint(f"Did you mean {', '.join(map(short_repr, close))}?")
         if close
-        else "list_keys() lists all keys."
+        else Hint("list_keys() lists all keys.", "list_keys")
     )
-    return NotFoundError(f"There is no key or checkpoint {short_repr(key)}. {hint}")
+    return NotFoundError(f"There is no key or checkpoint {short_repr(key)}.", hint=hint)
 
 
 def _stream(key: str) -> str:

@@ -1,6 +1,6 @@
-"""What backend authors test against: the contract of `Backend` in executable form.
+"""Conformance tests for backends: a test suite and a state machine for the contract of `Backend`.
 
-Owns the conformance suite and the state machine; knows no particular backend.
+Does not depend on any particular backend.
 
     class TestMine(BackendTests):      # needs pytest
         def make(self, place): ...
@@ -14,7 +14,7 @@ Owns the conformance suite and the state machine; knows no particular backend.
 
     TestMyMachine = MyMachine.TestCase
 
-Nothing else needs overriding, and a backend passes all of it with nothing else overridden.
+A backend must pass all tests. Implement these hooks only; do not override or skip tests.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _WITH_ASSERTS = (
     "deletion_tests",
     "name_tests",
     "object_tests",
+    "opener_tests",
+    "order_tests",
+    "property_tests",
     "read_tests",
 )
 
-# A failed assert then shows both sides, as it does in the author's own tests.
+# Assertion rewriting: a failed assert shows both sides, as in the backend author's tests.
 pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _WITH_ASSERTS))
 
 

@@ -1,6 +1,6 @@
-"""The chapter on appending: numbers, conflicts, required objects, removal.
+"""Conformance tests for `append` and `remove`: numbers, conflicts, required objects.
 
-Owns what the contract says about the commit point; how entries are read is another chapter.
+Covers the commit point. Reading is tested in `read_tests.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import ConflictError, MissingObjectsError, NotFoundError
 from agent_checkpoint.records import Entry
-from agent_checkpoint.testing.hooks import BackendHooks, named, object_id
+from agent_checkpoint.testing.backend_hooks import BackendHooks, named, object_id
 
 BIG_ENTRY = bytes(range(256)) * 4096
 
@@ -25,12 +25,12 @@ def fill(backend: Backend, stream: str, count: int) -> None:
 
 
 def seqs(backend: Backend, stream: str) -> list[int]:
-    """Return the numbers of the present entries."""
+    """Return the numbers of the existing entries."""
     return [entry.seq for entry in backend.read(stream)]
 
 
 class AppendTests(BackendHooks):
-    """The only commit point, and the removal of what it committed."""
+    """Appending entries, the only commit point, and removing them."""
 
     def test_numbers_count_up_from_1(self, backend: Backend) -> None:
         """The number that `append` returns is the one under which the entry is read."""
@@ -43,7 +43,7 @@ class AppendTests(BackendHooks):
         ]
 
     def test_each_stream_has_its_own_numbers(self, backend: Backend) -> None:
-        """Also streams of another kind and the same name."""
+        """Streams with the same name but different prefixes are separate streams."""
         for stream in ("key/a", "key/b", "fx/a", "meta/a"):
             assert backend.append(stream, stream.encode()) == 1
         for stream in ("key/a", "key/b", "fx/a", "meta/a"):
@@ -55,7 +55,7 @@ class AppendTests(BackendHooks):
         ids=lambda entry: repr(entry[:8]),
     )
     def test_an_entry_is_any_bytes(self, backend: Backend, entry: bytes) -> None:
-        """They come back as they were appended, from the medium too."""
+        """Entries are returned, and stored on the medium, byte for byte."""
         assert backend.append("key/a", entry) == 1
         assert backend.read("key/a") == [Entry(1, entry)]
         assert self.raw_entry(backend, "key/a", 1) == entry
@@ -68,21 +68,21 @@ class AppendTests(BackendHooks):
     # -- after= ----------------------------------------------------------------------------------
 
     def test_after_0_wants_an_empty_stream(self, backend: Backend) -> None:
-        """`after=0` creates, and the second who tries is refused."""
+        """`after=0` creates a stream; a second append with `after=0` is a conflict."""
         assert backend.append("key/a", b"first", after=0) == 1
         with pytest.raises(ConflictError):
             backend.append("key/a", b"second", after=0)
         assert backend.read("key/a") == [Entry(1, b"first")]
 
     def test_after_the_newest_appends(self, backend: Backend) -> None:
-        """`after=` the newest number is the compare-and-swap that succeeds."""
+        """The compare-and-swap succeeds if `after` is the newest number."""
         assert backend.append("key/a", b"1", after=0) == 1
         assert backend.append("key/a", b"2", after=1) == 2
         assert backend.append("key/a", b"3", after=2) == 3
 
     @pytest.mark.parametrize("after", [0, 1, 2, 4, 5, 1000])
     def test_after_anything_else_is_a_conflict(self, backend: Backend, after: int) -> None:
-        """Nothing is appended, nor is a number used up."""
+        """A conflict appends nothing and does not consume a number."""
         fill(backend, "key/a", 3)
         with pytest.raises(ConflictError):
             backend.append("key/a", b"refused", after=after, objects=named(b"of the refused"))
@@ -91,14 +91,14 @@ class AppendTests(BackendHooks):
         assert backend.append("key/a", b"4", after=3) == 4
 
     def test_after_on_an_unknown_stream_is_a_conflict(self, backend: Backend) -> None:
-        """And the stream does not come into being."""
+        """A conflict does not create the stream."""
         with pytest.raises(ConflictError):
             backend.append("key/a", b"refused", after=1)
         assert list(backend.streams()) == []
         assert backend.append("key/a", b"first") == 1
 
     def test_after_means_the_newest_present_entry(self, backend: Backend) -> None:
-        """When the newest was removed it is the one before; the new number is still a new one."""
+        """If the newest entry was removed, `after` is the one before; its number is not reused."""
         fill(backend, "key/a", 3)
         backend.remove("key/a", [3])
         with pytest.raises(ConflictError):
@@ -106,7 +106,7 @@ class AppendTests(BackendHooks):
         assert backend.append("key/a", b"4", after=2) == 4
 
     def test_after_0_when_all_entries_were_removed(self, backend: Backend) -> None:
-        """None is present, so `after=0` holds; the numbers go on."""
+        """A stream whose entries were all removed counts as empty; numbers continue."""
         fill(backend, "key/a", 3)
         backend.remove("key/a", [1, 2, 3])
         with pytest.raises(ConflictError):
@@ -117,14 +117,14 @@ class AppendTests(BackendHooks):
     # -- objects= and requires= ------------------------------------------------------------------
 
     def test_objects_are_stored_with_the_entry(self, backend: Backend) -> None:
-        """An append makes durable what its entry names."""
+        """An append stores its objects durably."""
         objects = named(b"one", b"two", b"")
         assert backend.append("key/a", b"entry", objects=objects) == 1
         assert backend.get_objects(objects) == objects
         assert {name: self.raw_object(backend, name) for name in objects} == objects
 
     def test_objects_that_are_there_are_left_as_they_are(self, backend: Backend) -> None:
-        """As with `put_objects`."""
+        """An existing object is not changed by an append, as with `put_objects`."""
         name = object_id(b"first")
         backend.put_objects({name: b"first"})
         assert backend.append("key/a", b"entry", objects={name: b"second"}) == 1
@@ -134,14 +134,14 @@ class AppendTests(BackendHooks):
     def test_required_objects_that_are_there(
         self, backend: Backend, collect: Callable[[Iterable[str]], Collection[str]]
     ) -> None:
-        """Any collection of ids will do, an empty one too."""
+        """`requires` accepts any collection of ids, including an empty one."""
         backend.put_objects(named(b"one", b"two"))
         ids = collect(named(b"one", b"two"))
         assert backend.append("key/a", b"entry", requires=ids) == 1
         assert backend.append("key/a", b"entry", requires=collect([])) == 2
 
     def test_missing_objects_are_named_and_nothing_is_appended(self, backend: Backend) -> None:
-        """`MissingObjectsError.ids` are exactly those that have to be written again."""
+        """`MissingObjectsError.ids` contains exactly the missing ids."""
         backend.put_objects(named(b"here"))
         with pytest.raises(MissingObjectsError) as caught:
             backend.append("key/a", b"refused", requires=[*named(b"here", b"gone", b"too")])
@@ -188,7 +188,7 @@ class AppendTests(BackendHooks):
         assert self.raw_entry(backend, "key/a", 4) == b"4"
 
     def test_removing_what_is_not_there_is_ignored(self, backend: Backend) -> None:
-        """Unknown numbers, unknown streams, twice, none at all."""
+        """Unknown numbers and streams, repeated removals and empty lists are ignored."""
         fill(backend, "key/a", 2)
         backend.remove("key/a", [99, 0, -1, 2])
         backend.remove("key/a", [2])
@@ -198,13 +198,13 @@ class AppendTests(BackendHooks):
         assert list(backend.streams()) == ["key/a"]
 
     def test_numbers_to_remove_come_from_any_iterable(self, backend: Backend) -> None:
-        """A generator is read once, and a repeated number is no mistake."""
+        """`remove` consumes a generator once, and accepts repeated numbers."""
         fill(backend, "key/a", 4)
         backend.remove("key/a", (number for number in (4, 2, 4)))
         assert seqs(backend, "key/a") == [1, 3]
 
     def test_removing_from_one_stream_leaves_the_others(self, backend: Backend) -> None:
-        """Also those whose names are close."""
+        """Streams with similar names are not affected."""
         for stream in ("key/a", "key/ab", "key/a/b", "fx/a"):
             fill(backend, stream, 2)
         backend.remove("key/a", [1, 2])
@@ -213,7 +213,7 @@ class AppendTests(BackendHooks):
 
     @pytest.mark.parametrize("removed", [[3], [2, 3], [1, 2, 3], [1], [2]], ids=str)
     def test_a_number_is_never_used_again(self, backend: Backend, removed: list[int]) -> None:
-        """Whatever was removed, the next number is a new one; also after reopening."""
+        """A removed number is not reused, not even after reopening."""
         fill(backend, "key/a", 3)
         backend.remove("key/a", removed)
         assert backend.append("key/a", b"4") == 4
@@ -226,7 +226,7 @@ class AppendTests(BackendHooks):
     def test_a_number_is_never_used_again_when_entries_go_one_by_one(
         self, backend: Backend
     ) -> None:
-        """From the newest down to the first, which then is the newest that was removed last."""
+        """Numbers are not reused if entries are removed one by one, from newest to oldest."""
         fill(backend, "key/a", 4)
         for number in (4, 3, 2, 1):
             backend.remove("key/a", [number])
@@ -234,14 +234,14 @@ class AppendTests(BackendHooks):
             assert again.append("key/a", b"5") == 5
 
     def test_a_number_is_never_used_again_over_many_rounds(self, backend: Backend) -> None:
-        """Appending and removing the newest counts up for ever."""
+        """Numbers keep increasing even if each new entry is removed."""
         for number in range(1, 8):
             assert backend.append("key/a", b"x") == number
             backend.remove("key/a", [number])
         assert backend.read("key/a") == []
 
     def test_objects_of_a_removed_entry_stay(self, backend: Backend) -> None:
-        """Objects go by `delete_objects` alone: other entries may name them."""
+        """Only `delete_objects` deletes objects: other entries may reference them."""
         backend.append("key/a", b"entry", objects=named(b"shared"))
         backend.remove("key/a", [1])
         assert backend.get_objects(named(b"shared")) == named(b"shared")
@@ -249,7 +249,7 @@ class AppendTests(BackendHooks):
     # -- durability and closing ------------------------------------------------------------------
 
     def test_entries_are_there_after_reopening(self, backend: Backend) -> None:
-        """What `append` returned from is durable with its objects, and so is a removal."""
+        """Acknowledged appends, their objects and removals are durable."""
         fill(backend, "key/a", 3)
         backend.append("fx/b", b"effect", objects=named(b"object"))
         backend.remove("key/a", [2])
@@ -261,12 +261,12 @@ class AppendTests(BackendHooks):
             assert again.append("key/a", b"4", after=3) == 4
 
     def test_closing_twice_does_nothing(self, backend: Backend) -> None:
-        """Neither before nor after something was written."""
+        """`close` may be called twice after a write."""
         backend.append("key/a", b"entry")
         backend.close()
         backend.close()
 
     def test_closing_a_new_backend_does_nothing(self, backend: Backend) -> None:
-        """A backend that was never used closes as well."""
+        """`close` may be called on a backend that was never used."""
         backend.close()
         backend.close()

@@ -1,6 +1,6 @@
-"""A state machine that compares a backend with plain dicts, step by step.
+"""A hypothesis state machine that compares a backend with a model of plain dicts.
 
-Owns the model and the steps; knows no particular backend. Needs hypothesis.
+Owns the model and the rules. Does not depend on any particular backend.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import ConflictError, MissingObjectsError
 from agent_checkpoint.records import Entry
-from agent_checkpoint.testing.hooks import check_hooks, object_id
+from agent_checkpoint.testing.backend_hooks import check_hooks, object_id
 
-# Few names, so that steps meet; each is like another that a medium might mistake it for.
+# Few names, so that rules use the same streams; a medium might confuse each with another.
 STREAMS = st.just("key/a") | st.sampled_from(["key/A", "fx/a", "key/a/" + "é" * 99])
 OBJECT_IDS = [object_id(b"%d" % number) for number in range(6)]
 IDS = st.sets(st.sampled_from(OBJECT_IDS), max_size=3)
@@ -28,10 +28,10 @@ EDGES = st.none() | st.integers(0, 9)
 
 
 class BackendMachine(RuleBasedStateMachine):
-    """Any sequence of calls leaves a backend equal to a dict of objects and a dict of streams.
+    """Checks that after any sequence of calls the backend has the same content as the model.
 
     Derive a class with the hooks `make` and `reopen`, which may be those of `BackendTests`, and
-    collect its `TestCase`.
+    assign its `TestCase` to a module-level name, so that pytest collects it.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class BackendMachine(RuleBasedStateMachine):
 
     @abstractmethod
     def make(self, place: Path) -> Backend:
-        """Return a fresh, empty backend; it may use `place`, an empty directory of its own."""
+        """Return a new, empty backend. It may use `place`, an empty directory for this run."""
 
     @abstractmethod
     def reopen(self, backend: Backend) -> Backend:
-        """Return the same data opened again; the first one is not used any more."""
+        """Open the data of a backend again; return the new backend. The old one is discarded."""
 
     def teardown(self) -> None:
         """Close the backend and remove its directory."""
@@ -60,7 +60,7 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(objects=OBJECTS)
     def put_objects(self, objects: dict[str, bytes]) -> None:
-        """Put objects, new ones and some that are there already."""
+        """Put new and existing objects."""
         self.backend.put_objects(objects)
         self._keep(objects)
 
@@ -73,14 +73,14 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(ids=IDS)
     def get_objects(self, ids: set[str]) -> None:
-        """Get objects and ask which are missing."""
+        """Compare `get_objects` and `missing_objects` with the model."""
         stored = {name: self.objects[name] for name in ids if name in self.objects}
         assert self.backend.get_objects(ids) == stored
         assert self.backend.missing_objects(ids) == ids - stored.keys()
 
     @rule(stream=STREAMS, entries=st.lists(ENTRIES, min_size=1, max_size=4), objects=OBJECTS)
     def append(self, stream: str, entries: list[bytes], objects: dict[str, bytes]) -> None:
-        """Append some entries without any condition."""
+        """Append entries without conditions."""
         for entry in entries:
             self._appended(stream, entry, self.backend.append(stream, entry, objects=objects))
             self._keep(objects)
@@ -102,7 +102,7 @@ class BackendMachine(RuleBasedStateMachine):
         objects: dict[str, bytes],
         requires: set[str],
     ) -> None:
-        """Append on conditions, which hold or not."""
+        """Append with `after` and `requires`, which may or may not be satisfied."""
         newest = max(self.streams.get(stream, ()), default=0)
         after = newest if at_head else after
         requires = requires - objects.keys()
@@ -121,13 +121,13 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(stream=STREAMS, seqs=st.sets(st.integers(1, 9), max_size=3))
     def remove(self, stream: str, seqs: set[int]) -> None:
-        """Remove entries of a stream, there or not."""
+        """Remove entries of a stream, existing or not."""
         self.backend.remove(stream, seqs)
         self._removed(stream, seqs)
 
     @rule(stream=STREAMS, times=st.integers(1, 3))
     def remove_newest(self, stream: str, times: int) -> None:
-        """Remove the newest entry of a stream, and then what is the newest."""
+        """Remove the newest entry of a stream, one or several times."""
         for _ in range(times):
             newest = max(self.streams.get(stream, ()), default=0)
             self.backend.remove(stream, [newest])
@@ -168,28 +168,28 @@ class BackendMachine(RuleBasedStateMachine):
 
     @rule(stream=STREAMS, cut=st.integers(0, 6))
     def list_streams(self, stream: str, cut: int) -> None:
-        """List the streams that begin with some text."""
+        """List the streams with a prefix."""
         prefix = stream[:cut]
         expected = sorted(name for name in self.streams if name.startswith(prefix))
         assert sorted(self.backend.streams(prefix)) == expected
 
     @rule()
     def open_again(self) -> None:
-        """Go on with the same data, opened again."""
+        """Reopen the backend, and continue with the new instance."""
         self.backend = self.reopen(self.backend)
 
     # -- what holds after every step -------------------------------------------------------------
 
     @invariant()
     def objects_are_equal(self) -> None:
-        """The backend holds the objects of the model and no others."""
+        """The backend has exactly the objects of the model."""
         assert self.backend.get_objects(OBJECT_IDS) == self.objects
         sizes = {info.id: info.size for info in self.backend.list_objects()}
         assert sizes == {name: len(data) for name, data in self.objects.items()}
 
     @invariant()
     def streams_are_equal(self) -> None:
-        """The backend holds the streams of the model, entry by entry, and no others."""
+        """The backend has exactly the streams and entries of the model."""
         assert sorted(self.backend.streams()) == sorted(self.streams)
         for stream, present in self.streams.items():
             expected = [Entry(seq, present[seq]) for seq in sorted(present)]
@@ -205,7 +205,8 @@ class BackendMachine(RuleBasedStateMachine):
         objects: dict[str, bytes],
         requires: set[str],
     ) -> tuple[int | None, str | frozenset[str]]:
-        # The number, or why it was refused: which of two reasons comes first is not promised.
+        # Returns the number, or the reason for the failure. If both conditions fail, the contract
+        # does not specify which error is raised.
         try:
             return self.backend.append(
                 stream, entry, after=after, objects=objects, requires=requires

@@ -1,6 +1,6 @@
-"""The chapter on threads: every method may be called from any thread at any time.
+"""Conformance tests for thread safety: any thread may call any method at any time.
 
-Owns what must hold between threads of one process; processes are for each medium's own tests.
+Covers threads of one process. Tests with several processes belong to each backend.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.testing.append_tests import seqs
-from agent_checkpoint.testing.hooks import BackendHooks, named
+from agent_checkpoint.testing.backend_hooks import BackendHooks, named
 
 T = TypeVar("T")
 
@@ -24,7 +24,7 @@ LONGEST_WAIT = 60.0
 
 
 def at_once(*jobs: Callable[[], T]) -> list[T]:
-    """Start the jobs together, each on a thread of its own, and return what they return."""
+    """Run the jobs concurrently, each in its own thread, and return their results."""
     start = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], T]) -> T:
@@ -32,7 +32,7 @@ def at_once(*jobs: Callable[[], T]) -> list[T]:
         return job()
 
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    sys.setswitchinterval(1e-6)  # switch threads as often as possible
     try:
         with ThreadPoolExecutor(len(jobs)) as pool:
             return [future.result() for future in [pool.submit(run, job) for job in jobs]]
@@ -41,10 +41,10 @@ def at_once(*jobs: Callable[[], T]) -> list[T]:
 
 
 class ConcurrencyTests(BackendHooks):
-    """Nothing is lost, mixed up or counted twice between threads."""
+    """Concurrent calls lose no entries or objects and assign each number once."""
 
     def test_threads_appending_to_one_stream(self, backend: Backend) -> None:
-        """Every acknowledged append is there, under the number it was told, without gaps."""
+        """Every acknowledged append is stored under the returned number, without gaps."""
         each = 12
 
         def writer(thread: int) -> dict[int, bytes]:
@@ -68,9 +68,9 @@ class ConcurrencyTests(BackendHooks):
             assert told == sorted(told)
 
     def test_threads_beginning_a_stream_together(self, backend: Backend) -> None:
-        """A stream that comes into being under several hands is one stream."""
+        """Concurrent first appends to a stream create one stream."""
         for round_ in range(20):
-            # Names that a medium may have to shorten come into being in another way.
+            # Long names, which a medium may have to shorten, may be created in another way.
             stream = f"key/{'Long' * (round_ % 2) * 60}{round_}"
 
             def writer(stream: str = stream) -> int:
@@ -81,7 +81,7 @@ class ConcurrencyTests(BackendHooks):
             assert seqs(backend, stream) == sorted(told)
 
     def test_threads_appending_to_streams_of_their_own(self, backend: Backend) -> None:
-        """They do not get in each other's way."""
+        """Appends to different streams do not affect each other."""
         each = 8
 
         def writer(stream: str) -> list[int]:
@@ -109,8 +109,8 @@ class ConcurrencyTests(BackendHooks):
         assert seqs(backend, "key/a") == list(range(1, 11))
 
     def test_reading_while_others_append(self, backend: Backend) -> None:
-        """What was read once is read again, whole and in order, with more behind it."""
-        writing = [None] * 4  # one item a writer; taking one off is atomic
+        """Each read returns the entries of the previous read, followed by new ones."""
+        writing = [None] * 4  # one item per writer; `pop` is atomic
         entry = b"entry" * 2000
 
         def writer() -> int:
@@ -137,7 +137,7 @@ class ConcurrencyTests(BackendHooks):
         assert told == [15, 15, 15, 15, 60, 60]
 
     def test_removing_while_others_append(self, backend: Backend) -> None:
-        """No number is used twice, and only what was removed is gone."""
+        """No number is reused, and exactly the removed entries are missing."""
         each = 10
 
         def writer() -> list[tuple[int, bool]]:
@@ -156,7 +156,7 @@ class ConcurrencyTests(BackendHooks):
         assert backend.append("key/a", b"next") > max(numbers)
 
     def test_threads_putting_the_same_objects(self, backend: Backend) -> None:
-        """Equal objects from several savers are one object, and it is whole."""
+        """Concurrent puts of the same object store it once, and completely."""
         objects = named(*(b"object %d" % number * 500 for number in range(10)))
 
         def saver() -> int:
@@ -168,7 +168,7 @@ class ConcurrencyTests(BackendHooks):
         assert sorted(info.id for info in backend.list_objects()) == sorted(objects)
 
     def test_deleting_objects_while_others_write(self, backend: Backend) -> None:
-        """Unused objects go without harm to those that are being written."""
+        """Deleting unused objects does not affect objects that are being written."""
         unused = [named(b"unused %d" % number) for number in range(10)]
         for objects in unused:
             backend.put_objects(objects)

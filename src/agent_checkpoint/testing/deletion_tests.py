@@ -1,7 +1,6 @@
-"""The chapter on sweeping: objects are chosen and deleted while nobody can commit.
+"""Conformance tests for sweeping: no commit can happen while `delete_objects` consumes its ids.
 
-Owns what the contract says about the ids that `delete_objects` takes; the rest of deleting is in
-the chapter on objects.
+Covers the generator passed to `delete_objects`. Other tests of deletion are in `object_tests.py`.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import MissingObjectsError
 from agent_checkpoint.records import Entry
 from agent_checkpoint.testing.append_tests import seqs
-from agent_checkpoint.testing.hooks import BackendHooks, named, object_id
+from agent_checkpoint.testing.backend_hooks import BackendHooks, named, object_id
 
 LONGEST_WAIT = 60.0
-A_WHILE = 0.2  # seconds in which a writer that nothing stops would have committed
+A_WHILE = 0.2  # seconds; a writer that is not blocked commits within this time
 
 
 class Writer:
-    """One call on a thread of its own, and how it ended."""
+    """Runs one call in a separate thread, and records its exception, if any."""
 
     def __init__(self, write: Callable[[], object]) -> None:
         self.error: Exception | None = None
@@ -31,18 +30,18 @@ class Writer:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Let it begin, and give it the time that it would need."""
+        """Start the thread, and wait as long as an unblocked call would take."""
         self._thread.start()
         assert self._started.wait(LONGEST_WAIT)
         self._thread.join(A_WHILE)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the call has not come back."""
+        """Whether the call has not returned yet."""
         return self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait for the end."""
+        """Wait until the call has returned."""
         self._thread.join(LONGEST_WAIT)
         assert not self._thread.is_alive()
 
@@ -55,10 +54,10 @@ class Writer:
 
 
 class DeletionTests(BackendHooks):
-    """What gc stands on: what it looked at last is what is there when it deletes."""
+    """The guarantee that gc relies on: no commit happens between its last mark and its sweep."""
 
     def test_no_append_commits_while_ids_are_taken(self, backend: Backend) -> None:
-        """From the first id to the end of the deletion: who needs a doomed object is told so."""
+        """An append is blocked until the deletion ends; then it fails if its object was deleted."""
         doomed = object_id(b"doomed")
         backend.put_objects(named(b"doomed", b"other"))
         writer = Writer(lambda: backend.append("key/a", b"entry", requires=[doomed]))
@@ -78,7 +77,7 @@ class DeletionTests(BackendHooks):
         assert backend.get_objects(named(b"doomed", b"other")) == named(b"other")
 
     def test_no_put_commits_while_ids_are_taken(self, backend: Backend) -> None:
-        """A doomed object that is put meanwhile is put after the deletion, and stays."""
+        """A put is blocked until the deletion ends, and then stores the object again."""
         backend.put_objects(named(b"doomed"))
         writer = Writer(lambda: backend.put_objects(named(b"doomed", b"new")))
 
@@ -94,7 +93,7 @@ class DeletionTests(BackendHooks):
         assert backend.get_objects(named(b"doomed", b"new")) == named(b"doomed", b"new")
 
     def test_reading_from_inside_sees_all_that_is_committed(self, backend: Backend) -> None:
-        """So that gc can look again at what was saved since it looked first."""
+        """The generator reads all committed data, so that gc can mark recent saves."""
         backend.append("key/a", b"first", objects=named(b"used"))
         backend.put_objects(named(b"doomed"))
         backend.append("key/b", b"second", objects=named(b"used too", bytes(200_000)))
@@ -109,14 +108,14 @@ class DeletionTests(BackendHooks):
                 assert backend.get_objects(stored) == stored
                 gone = object_id(b"never")
                 assert backend.missing_objects([*stored, gone]) == {gone}
-                # Nothing goes before all ids are taken.
+                # Nothing is deleted before the generator is consumed.
                 yield object_id(b"doomed")
 
         backend.delete_objects(ids())
         assert backend.missing_objects(named(b"used", b"doomed")) == set(named(b"doomed"))
 
     def test_ids_that_raise_delete_nothing(self, backend: Backend) -> None:
-        """Not even those that came before; and everybody can write again."""
+        """If the generator raises, no object is deleted, and writers are unblocked."""
         objects = named(b"one", b"two", bytes(200_000))
         backend.put_objects(objects)
 

@@ -1,6 +1,6 @@
-"""The chapter on names: any text after `key/`, `fx/` or `meta/` names a stream of its own.
+"""Conformance tests for stream names: any string after `key/`, `fx/` or `meta/` is a valid name.
 
-Owns the list of names that media tend to get wrong.
+Owns a list of names that are difficult for some media.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import Entry
-from agent_checkpoint.testing.hooks import BackendHooks
+from agent_checkpoint.testing.backend_hooks import BackendHooks
 
 NAMES = {
     "a slash": "a/b",
@@ -80,11 +80,11 @@ BAD_STREAMS = {
 
 
 class NameTests(BackendHooks):
-    """Names of streams, harmless and otherwise."""
+    """Valid and malformed stream names."""
 
     @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
     def test_a_stream_of_any_name(self, backend: Backend, name: str) -> None:
-        """It is appended to, read, listed and removed like any other."""
+        """A stream with an unusual name can be appended to, read, listed and removed."""
         stream = f"key/{name}"
         assert backend.append(stream, b"one", after=0) == 1
         assert backend.append(stream, b"two", after=1) == 2
@@ -99,7 +99,7 @@ class NameTests(BackendHooks):
             assert again.append(stream, b"three") == 3
 
     def test_no_two_names_share_a_stream(self, backend: Backend) -> None:
-        """All names at once, in each kind: every stream has its own entry and its own numbers."""
+        """Streams with different names or prefixes have separate entries and numbers."""
         streams = [f"{kind}/{name}" for kind in ("key", "fx", "meta") for name in NAMES.values()]
         for stream in streams:
             assert backend.append(stream, stream.encode()) == 1, f"{stream!r} is shared"
@@ -111,7 +111,7 @@ class NameTests(BackendHooks):
     def test_a_malformed_name_is_refused_where_it_would_be_written(
         self, backend: Backend, bad: str
     ) -> None:
-        """Elsewhere it is an unknown stream: empty, with nothing to remove."""
+        """`append` raises InvalidInputError; `read` and `remove` treat the stream as empty."""
         backend.append("key/a", b"entry")
         with pytest.raises(InvalidInputError):
             backend.append(bad, b"entry")

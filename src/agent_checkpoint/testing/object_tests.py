@@ -1,6 +1,6 @@
-"""The chapter on objects: put, get, missing, list, delete.
+"""Conformance tests for objects: put, get, missing, list, delete.
 
-Owns what the contract says about objects by themselves; appends nothing.
+Covers the object half of the backend contract, without streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import ObjectInfo
-from agent_checkpoint.testing.hooks import BackendHooks, named, object_id
+from agent_checkpoint.testing.backend_hooks import BackendHooks, named, object_id
 
 A_DAY = 86_400
 BIG = b"\x00\xff big " * 700_000
@@ -36,19 +36,19 @@ BAD_IDS = {
 
 
 class ObjectTests(BackendHooks):
-    """Immutable bytes under ids that the caller chose."""
+    """Objects: immutable bytes with ids chosen by the caller."""
 
     @pytest.mark.parametrize(
         "data", [b"text", b"", bytes(range(256)), b"\0", b"\r\n", BIG], ids=lambda data: len(data)
     )
     def test_an_object_comes_back_as_it_was_put(self, backend: Backend, data: bytes) -> None:
-        """Any bytes are an object, none at all and megabytes too."""
+        """An object may be any bytes, from empty to several megabytes."""
         backend.put_objects(named(data))
         assert backend.get_objects([object_id(data)]) == named(data)
         assert self.raw_object(backend, object_id(data)) == data
 
     def test_many_objects_are_put_and_got_at_once(self, backend: Backend) -> None:
-        """The number of objects in a call has no small limit."""
+        """One call may store or return hundreds of objects."""
         objects = named(*(b"object %d" % number for number in range(300)))
         backend.put_objects(objects)
         assert backend.get_objects(objects) == objects
@@ -60,7 +60,7 @@ class ObjectTests(BackendHooks):
         assert list(backend.list_objects()) == []
 
     def test_an_object_that_is_there_is_left_as_it_is(self, backend: Backend) -> None:
-        """The first bytes under an id stay, whatever is put later."""
+        """A later put with the same id does not change the object."""
         name = object_id(b"first")
         backend.put_objects({name: b"first"})
         backend.put_objects({name: b"first"})
@@ -70,7 +70,7 @@ class ObjectTests(BackendHooks):
         assert [info.id for info in backend.list_objects()] == [name]
 
     def test_objects_that_are_not_stored_are_left_out(self, backend: Backend) -> None:
-        """`get_objects` returns those that exist; `missing_objects` names the others."""
+        """`get_objects` returns the existing objects; `missing_objects` returns the other ids."""
         backend.put_objects(named(b"here"))
         here, gone = object_id(b"here"), object_id(b"gone")
         assert backend.get_objects([gone, here]) == {here: b"here"}
@@ -80,7 +80,7 @@ class ObjectTests(BackendHooks):
         assert backend.missing_objects([]) == set()
 
     def test_ids_may_come_from_any_iterable_and_twice(self, backend: Backend) -> None:
-        """Generators are read once, and a repeated id is no mistake."""
+        """All methods consume a generator once, and accept repeated ids."""
         backend.put_objects(named(b"here"))
         here, gone = object_id(b"here"), object_id(b"gone")
         assert backend.get_objects(name for name in (here, gone, here)) == {here: b"here"}
@@ -89,7 +89,7 @@ class ObjectTests(BackendHooks):
         assert backend.get_objects([here]) == {}
 
     def test_a_new_backend_is_empty(self, backend: Backend) -> None:
-        """Looking finds nothing and is no error before anything was written."""
+        """Reading and deleting before the first write is not an error."""
         name = object_id(b"x")
         assert list(backend.list_objects()) == []
         assert backend.get_objects([name]) == {}
@@ -98,7 +98,7 @@ class ObjectTests(BackendHooks):
         assert self.raw_object(backend, name) is None
 
     def test_objects_are_listed_with_size_and_time(self, backend: Backend) -> None:
-        """`list_objects` tells of each object once: its id, its size, when in seconds."""
+        """`list_objects` yields each object once, with its id, size and time in seconds."""
         objects = named(b"", b"1", b"twenty-two bytes of it")
         backend.put_objects(objects)
         infos = list(backend.list_objects())
@@ -111,7 +111,7 @@ class ObjectTests(BackendHooks):
         assert all(abs(info.ts - time.time()) < A_DAY for info in infos)
 
     def test_a_deleted_object_is_gone(self, backend: Backend) -> None:
-        """From every method, and from the medium."""
+        """No method returns a deleted object, and the medium does not contain it."""
         backend.put_objects(named(b"keep", b"drop"))
         keep, drop = object_id(b"keep"), object_id(b"drop")
         backend.delete_objects([drop])
@@ -121,7 +121,7 @@ class ObjectTests(BackendHooks):
         assert self.raw_object(backend, drop) is None
 
     def test_deleting_what_is_not_stored_is_ignored(self, backend: Backend) -> None:
-        """An unknown id beside a known one does not save the known one."""
+        """Unknown ids are ignored; known ids in the same call are deleted."""
         backend.put_objects(named(b"drop"))
         backend.delete_objects([object_id(b"never"), object_id(b"drop")])
         backend.delete_objects([object_id(b"drop")])
@@ -129,7 +129,7 @@ class ObjectTests(BackendHooks):
         assert list(backend.list_objects()) == []
 
     def test_a_deleted_object_can_be_put_again(self, backend: Backend) -> None:
-        """Deleting leaves no trace that would stop the same id."""
+        """The id of a deleted object can be used again."""
         name = object_id(b"one")
         backend.put_objects({name: b"one"})
         backend.delete_objects([name])
@@ -137,7 +137,7 @@ class ObjectTests(BackendHooks):
         assert backend.get_objects([name]) == {name: b"two"}
 
     def test_objects_may_be_deleted_while_they_are_listed(self, backend: Backend) -> None:
-        """As gc does: each object is listed once all the same."""
+        """Each object is listed once, even if objects are deleted during the iteration."""
         objects = named(*(b"object %d" % number for number in range(20)))
         backend.put_objects(objects)
         seen = []
@@ -151,7 +151,7 @@ class ObjectTests(BackendHooks):
     def test_a_malformed_id_is_refused_where_it_would_be_written(
         self, backend: Backend, bad: str
     ) -> None:
-        """An id is 64 lower-case hex digits and nothing else."""
+        """An id must be exactly 64 lower-case hex digits."""
         with pytest.raises(InvalidInputError):
             backend.put_objects({bad: b"x"})
         with pytest.raises(InvalidInputError):
@@ -161,7 +161,7 @@ class ObjectTests(BackendHooks):
 
     @pytest.mark.parametrize("bad", BAD_IDS.values(), ids=BAD_IDS.keys())
     def test_a_malformed_id_is_nowhere_to_be_found(self, backend: Backend, bad: str) -> None:
-        """Looking for it finds nothing, and deleting it deletes nothing."""
+        """Reading or deleting a malformed id has no effect and is not an error."""
         backend.put_objects(named(b"other"))
         assert backend.get_objects([bad, object_id(b"other")]) == named(b"other")
         assert backend.missing_objects([bad, object_id(b"other")]) == {bad}
@@ -169,7 +169,7 @@ class ObjectTests(BackendHooks):
         assert backend.get_objects([object_id(b"other")]) == named(b"other")
 
     def test_objects_are_there_after_reopening(self, backend: Backend) -> None:
-        """What `put_objects` returned from is durable, and so is a deletion."""
+        """Acknowledged puts and deletions are durable."""
         backend.put_objects(named(b"one", b"two", b"", BIG))
         backend.delete_objects([object_id(b"two")])
         with closing(self.reopen(backend)) as again:

@@ -1,6 +1,6 @@
-"""The chapter on reading: windows over a stream, and the list of streams.
+"""Conformance tests for `read` and `streams`: ranges of a stream, and the list of streams.
 
-Owns what the contract says about `read` and `streams`; how entries come about is another chapter.
+Appending is tested in `append_tests.py`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pytest
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.records import Entry
 from agent_checkpoint.testing.append_tests import fill, seqs
-from agent_checkpoint.testing.hooks import BackendHooks
+from agent_checkpoint.testing.backend_hooks import BackendHooks
 
 
 class ReadTests(BackendHooks):
-    """Entries by window, streams by prefix."""
+    """Reading ranges of entries, and listing streams by prefix."""
 
     @pytest.mark.parametrize("newest_first", [False, True])
     def test_every_window(self, backend: Backend, newest_first: bool) -> None:
@@ -39,12 +39,12 @@ class ReadTests(BackendHooks):
             assert found == expected[:limit], f"before={before} after={after} limit={limit}"
 
     def test_the_head_alone(self, backend: Backend) -> None:
-        """The window that every save and load uses."""
+        """`limit=1, newest_first=True` returns the head."""
         fill(backend, "key/a", 12)
         assert backend.read("key/a", limit=1, newest_first=True) == [Entry(12, b"12")]
 
     def test_pages_from_the_newest_to_the_oldest(self, backend: Backend) -> None:
-        """`before` the last one seen goes on exactly there, by number and not by text."""
+        """Paging with `before=` returns every entry once, in numerical order (9 before 10)."""
         fill(backend, "key/a", 25)
         found: list[int] = []
         before = None
@@ -56,28 +56,28 @@ class ReadTests(BackendHooks):
         assert backend.read("key/a", before=before, limit=3, newest_first=True) == []
 
     def test_entries_come_as_records(self, backend: Backend) -> None:
-        """A list of `Entry`, with an int and bytes."""
+        """`read` returns a list of `Entry`, each with an int and bytes."""
         backend.append("key/a", b"entry")
         found = backend.read("key/a")
         assert type(found) is list
         assert [(type(e), type(e.seq), type(e.data)) for e in found] == [(Entry, int, bytes)]
 
     def test_an_unknown_stream_is_empty(self, backend: Backend) -> None:
-        """Whatever the window, in an empty store and in one with other streams."""
+        """Reading an unknown stream returns nothing, for any range."""
         assert backend.read("key/a") == []
         backend.append("key/b", b"entry")
         assert backend.read("key/a") == []
         assert backend.read("key/a", before=5, after=1, limit=1, newest_first=True) == []
 
     def test_reading_brings_no_stream_into_being(self, backend: Backend) -> None:
-        """Nor does removing: a stream comes with its first entry."""
+        """Only an append creates a stream, not `read` or `remove`."""
         backend.read("key/a")
         backend.remove("key/a", [1])
         assert list(backend.streams()) == []
         assert backend.append("key/a", b"entry", after=0) == 1
 
     def test_a_list_that_was_read_stays_as_it_is(self, backend: Backend) -> None:
-        """It is a snapshot, not a view, and changing it changes nothing stored."""
+        """The returned list is a snapshot; changing it does not change the store."""
         fill(backend, "key/a", 2)
         found = backend.read("key/a")
         backend.append("key/a", b"3")
@@ -86,14 +86,14 @@ class ReadTests(BackendHooks):
         assert seqs(backend, "key/a") == [1, 2, 3]
 
     def test_streams_with_entries_are_listed(self, backend: Backend) -> None:
-        """Each once, in any order."""
+        """`streams` yields each stream once, in any order."""
         assert list(backend.streams()) == []
         for stream in ("key/a", "fx/a", "meta/a", "key/a"):
             backend.append(stream, b"entry")
         assert sorted(backend.streams()) == ["fx/a", "key/a", "meta/a"]
 
     def test_streams_by_prefix(self, backend: Backend) -> None:
-        """A prefix is plain text: no pattern, no path, and case counts."""
+        """A prefix is a plain, case-sensitive string, not a pattern or a path."""
         names = ["key/a", "key/a/b", "key/ab", "key/A", "key/%", "key/_b", "key/[a]", "fx/a"]
         for name in names:
             backend.append(name, b"entry")
@@ -103,7 +103,7 @@ class ReadTests(BackendHooks):
             assert sorted(backend.streams(prefix)) == expected, f"prefix {prefix!r}"
 
     def test_a_stream_without_entries_is_not_listed(self, backend: Backend) -> None:
-        """It is gone when its last entry is, and back with the next."""
+        """A stream is listed only while it has entries."""
         fill(backend, "key/a", 2)
         fill(backend, "key/b", 1)
         backend.remove("key/a", [1, 2])
@@ -114,7 +114,7 @@ class ReadTests(BackendHooks):
             assert sorted(again.streams()) == ["key/a", "key/b"]
 
     def test_streams_may_be_changed_while_they_are_listed(self, backend: Backend) -> None:
-        """As gc and delete do: each stream that was there all the time is listed once."""
+        """Streams that exist during the whole iteration are listed once."""
         for number in range(5):
             backend.append(f"key/{number}", b"entry")
         seen = []

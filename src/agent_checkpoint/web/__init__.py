@@ -1,1 +1,4 @@
-"""The web page: shows the timeline of a store and acts on it. Needs the extra `web`."""
+"""The web UI: shows the timeline of a store, with rollback, fork, export and approvals.
+
+Needs the extra `web`.
+"""

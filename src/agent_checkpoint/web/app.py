@@ -1,6 +1,6 @@
 """The ASGI application. Owns the routes and the mapping of errors to pages.
 
-A GET changes nothing; every change is a POST.
+GET requests change nothing; every change is a POST request.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from agent_checkpoint.web.pages import (
     search_page,
     timeline_page,
 )
+from agent_checkpoint.web.rendering import HERE, RequestError, Site
 from agent_checkpoint.web.request_threads import run_in_daemon_thread
-from agent_checkpoint.web.site import HERE, RequestError, Site
 
 GET_ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/": key_list.first_page,
@@ -118,7 +118,7 @@ def _with_error_page(
         except Exception as error:  # a bug: reported on stderr, where the operator sees it
             sys.stderr.write(f"agent-checkpoint: {describe_fault(error)}\n")
             return site.error_page(
-                RequestError(500, "Internal error. The output of the server names it.")
+                RequestError(500, "Internal error. See the output of the server.")
             )
 
     return handle

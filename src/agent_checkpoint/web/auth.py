@@ -1,8 +1,8 @@
 """Authentication. Owns tokens, the session cookie, request checks and security headers.
 
-Other sites in the same browser can send requests here, and other programs on this machine can reach
-the port; neither knows a token. The Host check stops DNS rebinding, and the CSRF token stops forged
-forms.
+Other sites in the same browser can send requests to the server, and other programs on this machine
+can reach the port; neither has a token. The Host check prevents DNS rebinding, and the CSRF token
+prevents forged forms.
 
 Browsers send cookies to every port of a host. So all pages of a run are below an unguessable path,
 and the cookie is limited to that path: another server on the host never receives it.
@@ -52,7 +52,7 @@ HEADERS: Mapping[str, str] = {
     ),
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not `no-referrer`: it would also hide the origin of this page's own forms.
+    # Not `no-referrer`, which would also hide the origin of this server's own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -62,7 +62,7 @@ HEADERS: Mapping[str, str] = {
 
 
 class Auth:
-    """The secrets of one server, and the check of every request."""
+    """The secrets of one server run; checks every request."""
 
     def __init__(
         self,
@@ -75,21 +75,21 @@ class Auth:
         """Create the secrets of a run.
 
         Args:
-            token: reusable token that people enter in a login form.
-            hosts: the addresses that the server listens on, and the configured name.
+            token: reusable token for the login form.
+            hosts: the addresses on which the server listens, and the configured name.
             port: the port of these addresses.
             public_url: origin of a reverse proxy in front of the server, such as `https://name`.
 
         Raises:
-            InvalidInputError: the token is too short, other machines can connect and there is no
-                token, or the public URL is not an origin.
+            InvalidInputError: the token is too short, there is no token although other machines can
+                connect, or the public URL is not an origin.
         """
         open_to_others = [host for host in hosts if not is_loopback(host)]
         if token is None and open_to_others:
             raise InvalidInputError(
-                f"{open_to_others[0]} can be reached from other machines: set a token of at least "
-                f"{MIN_TOKEN} characters with AGENT_CHECKPOINT_TOKEN or --token, or listen on "
-                "127.0.0.1."
+                f"{open_to_others[0]} is reachable from other machines. Set a token of at "
+                f"least {MIN_TOKEN} characters with AGENT_CHECKPOINT_TOKEN or --token, or "
+                "listen on 127.0.0.1."
             )
         if token is not None and len(token) < MIN_TOKEN:
             raise InvalidInputError(f"The token is too short: use at least {MIN_TOKEN} characters.")
@@ -108,13 +108,13 @@ class Auth:
         """The CSRF token in every form."""
 
     def invite(self) -> str:
-        """Return a new token that works once, in one browser."""
+        """Return a new single-use token."""
         token = secrets.token_urlsafe(32)
         self._invitations.add(token)
         return token
 
     def middleware(self, app: App) -> App:
-        """Return an application that receives authenticated requests only."""
+        """Return an application that receives only authenticated requests."""
 
         async def authenticated(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "lifespan":
@@ -131,7 +131,7 @@ class Auth:
         if method not in ("GET", "HEAD", "POST"):
             await _answer(send, 405, "Method not allowed.")
         elif not self._is_public(headers) and not self._is_our_host(headers.get("host", "")):
-            await _answer(send, 421, "Unknown host name: this page is served under another one.")
+            await _answer(send, 421, "Unknown host name: this server has another name.")
         elif not self._is_our_origin(scope, headers, needed=method == "POST"):
             await _answer(send, 403, "Cross-origin request refused.")
         elif method == "POST" and scope["path"] == "/":
@@ -148,7 +148,7 @@ class Auth:
     async def _redeem(
         self, send: Send, scope: Scope, headers: Mapping[str, str], token: str
     ) -> None:
-        """Exchange the token of an address for the cookie, once. A valid cookie is kept."""
+        """Exchange the single-use token of an address for the cookie. A valid cookie is kept."""
         location = _without_token(scope)
         if self._has_cookie(headers):
             await _answer(send, 303, "", location=location)
@@ -199,7 +199,7 @@ class Auth:
                 return False
         name = name.strip("[]").lower()
         if self._hosts & ANY_ADDRESS:
-            # DNS rebinding needs a name: accept any literal address, and only our own host name.
+            # DNS rebinding needs a name, so accept any literal address, but only our own host name.
             return _is_address(name) or name == socket.gethostname().lower()
         return name in self._hosts
 
@@ -279,7 +279,8 @@ async def _send_cookie(send: Send, headers: Mapping[str, str], location: str, co
     if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
         await _answer(send, 303, "", location=location, **response_headers)
         return
-    # After a cross-site link, a redirect would carry no SameSite cookie: this page reloads instead.
+    # After a cross-site link, a redirect would not send a SameSite cookie; this page reloads
+    # instead.
     page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(location)}">'
     page += "<title>agent-checkpoint</title>"
     await _answer(
@@ -299,7 +300,7 @@ def _headers(scope: Scope) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         key = name.decode("latin-1").lower()
-        # Join repeated headers, so that a check never sees only one of them.
+        # Join repeated headers, so that a check sees all of them.
         headers[key] = (
             f"{headers[key]}, {value.decode('latin-1')}"
             if key in headers
@@ -339,7 +340,7 @@ async def _run_app(app: App, scope: Scope, receive: Receive, send: Send) -> None
         await app(scope, receive, send)
     except Exception as error:
         sys.stderr.write(f"agent-checkpoint: {describe_fault(error)}\n")
-        raise ConnectionAbortedError from None  # the response has begun: no error page can follow
+        raise ConnectionAbortedError from None  # the response has begun: too late for an error page
 
 
 def describe_fault(error: BaseException) -> str:

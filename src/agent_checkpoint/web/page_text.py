@@ -1,7 +1,7 @@
-"""Text on the pages: visible characters, names, times, links, form fields. Knows no checkpoint.
+"""Text on the pages: visible characters, names, times, links, form fields.
 
-Templates escape HTML. This module handles what HTML escaping does not: characters that are
-invisible, reorder their neighbours or break a line are written as escapes.
+Templates escape HTML. This module escapes characters that HTML escaping does not: those that are
+invisible, reorder their neighbours or break a line. Does not depend on checkpoints.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from agent_checkpoint.formatting import format_size as format_size
 from agent_checkpoint.records import parse_checkpoint_id
 
 MAX_NAME = 2000
-"""Longest name, in characters, that is shown whole; keys have at most half of that."""
+"""Longest name, in characters, that is shown in full; keys have at most half of that."""
 
 
 def shown(text: object) -> str:
-    """Return a text of several lines with invisible and reordering characters escaped."""
+    """Return a multi-line string with invisible and reordering characters escaped."""
     return escape_characters(str(text), "\n\t", _escape)
 
 
 def single_line(text: object, most: int = 200) -> str:
-    """Return a text on one line with such characters escaped, truncated if long."""
+    """Return a string on one line, escaped as by `shown`, truncated if long."""
     whole = str(text)
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
     line = escape_characters(cut, "\n\t", _escape)
@@ -43,8 +43,8 @@ def single_line(text: object, most: int = 200) -> str:
 def exact(text: object, most: int = MAX_NAME) -> Markup:
     """Return a name on one line so that no two names look alike, truncated if long.
 
-    Right-to-left letters reorder the digits and signs beside them, which could make two names look
-    alike or two values look swapped. So the name is displayed in the order of its characters.
+    Right-to-left letters reorder adjacent digits and signs, which could make two names look alike
+    or two values look swapped. So the characters of the name are displayed in logical order.
     """
     whole = str(text)
     cut = whole[: most - 1] + "…" if len(whole) > most else whole
@@ -63,7 +63,7 @@ def when(ts: float | None, now: float | None = None) -> str:
     if ts is None:
         return "?"
     ago = (time.time() if now is None else now) - ts
-    if -5 <= ago < DAY:  # clocks of two machines differ a little
+    if -5 <= ago < DAY:  # clocks of two machines may differ slightly
         return format_age(ago)
     return timestamp(ts)[5:16] if 0 <= ago < 300 * DAY else timestamp(ts)[:10]
 
@@ -77,7 +77,7 @@ def timestamp(ts: float | None) -> str:
 
 
 def short(text: str, key: str) -> str:
-    """Return a checkpoint id as `@7`, with its key if that is another one."""
+    """Return a checkpoint id as `@7`, with its key if that differs from `key`."""
     parsed = parse_checkpoint_id(text)
     if parsed is None:
         name, sign, seq = text.rpartition("@")
@@ -101,7 +101,7 @@ def fork_name(name: str, key: str) -> str:
 
 
 def link(page: str, /, **params: object) -> str:
-    """Return the URL of a page. Values may hold undecodable bytes; empty ones are left out."""
+    """Return the URL of a page. Values may contain undecodable bytes; empty values are omitted."""
     pairs = [
         f"{name}={quote(_bytes(value), safe='')}"
         for name, value in params.items()
@@ -111,7 +111,7 @@ def link(page: str, /, **params: object) -> str:
 
 
 def encode_field(text: object) -> str:
-    """Return a text percent-encoded, for form fields and HTML attributes.
+    """Return a percent-encoded string, for form fields and HTML attributes.
 
     A browser submits every line end of a field as CR LF and parses a CR in a page as LF, so raw
     text would not survive the round trip.
@@ -120,7 +120,7 @@ def encode_field(text: object) -> str:
 
 
 def decode_field(text: str) -> str:
-    """Reverse `encode_field`. Raises InvalidInputError for text that it never produces."""
+    """Reverse `encode_field`. Raises InvalidInputError for invalid input."""
     decoded = unquote_to_bytes(text).decode("utf-8", "surrogateescape") if text.isascii() else ""
     if encode_field(decoded) != text:
         raise InvalidInputError("Malformed form field. Reload the page and try again.")
@@ -140,7 +140,7 @@ def _bytes(value: object) -> bytes:
     try:
         return os.fsencode(str(value))
     except UnicodeEncodeError:
-        # An unpaired surrogate, which no stored text has.
+        # An unpaired surrogate, which stored strings never contain.
         return str(value).encode("utf-8", "surrogatepass")
 
 

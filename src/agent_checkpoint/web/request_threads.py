@@ -1,7 +1,7 @@
-"""Blocking work of requests, run outside the event loop. Owns the threads for it.
+"""Runs the blocking work of requests outside the event loop. Owns the worker threads.
 
 A request that only reads may be abandoned when its client disconnects or the server stops. Its
-thread is a daemon, so that the process does not wait for a page that nobody will receive.
+thread is a daemon, so that the process does not wait for a response that has no receiver.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _AT_ONCE = Semaphore(16)
-"""How many pages are rendered at the same time; further requests wait."""
+"""The number of pages rendered concurrently; further requests wait."""
 
 
 async def run_in_daemon_thread(call: Callable[..., T], *args: Any) -> T:

@@ -1,1 +1,1 @@
-"""Workspaces: directories as a part of checkpoints. Knows nothing of agent state."""
+"""Workspaces: directories whose files are saved in checkpoints. Does not depend on agent state."""

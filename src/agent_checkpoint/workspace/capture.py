@@ -1,26 +1,24 @@
-"""A capture of a workspace for a checkpoint. Owns turning a scan into a snapshot record."""
+"""Captures a workspace for a checkpoint. Owns the conversion of a scan into a snapshot record."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.records import Draft
-from agent_checkpoint.store.claims import make_claim
+from agent_checkpoint.records import CheckpointKind, Draft, Kind
+from agent_checkpoint.store.directory_claims import make_claim
 from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.checkpoint_tree import PART
 from agent_checkpoint.workspace.scan.scanner import Scanner
-from agent_checkpoint.workspace.tree.dir_state import DirState
-from agent_checkpoint.workspace.tree.snapshot import Tree, put_record
-from agent_checkpoint.workspace.tree_names import PART
+from agent_checkpoint.workspace.tree.snapshot import Tree, put_record, sorted_notes
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 
 class Capture:
-    """Captures a directory, and keeps the result of its last capture."""
+    """Captures a directory and caches the result of the last capture."""
 
-    folder: DirState
     tree: Tree
     _writer: Writer
 
@@ -39,31 +37,41 @@ class Capture:
         self._full = full
 
     def draft(
-        self, key: str, store: Store, *, kind: str = "save", label: str | None = None
+        self, key: str, store: Store, *, kind: CheckpointKind = Kind.SAVE, label: str | None = None
     ) -> Draft:
-        """Return a draft of a checkpoint of the directory, claimed by this user.
+        """Return a draft checkpoint of the directory, with a claim signed by this user.
 
         Raises:
-            StateError: the secret that seals the claim cannot be read at the moment.
-            CheckpointError: as `checkpoint_to` does.
+            StateError: the secret that signs the claim cannot be read.
+            CheckpointError: the same errors as `checkpoint_to`.
         """
         captured: Any = CapturedState(self, store.writer)
         claim = make_claim(store.backend, key, self._root.path)
         return Draft(key, {PART: captured}, kind=kind, label=label, claim=claim)
 
     def checkpoint_to(self, writer: Writer) -> str:
-        """Scan the directory and put the objects that the store lacks; return the snapshot's name.
+        """Scan the directory and write the missing objects; return the id of the snapshot object.
 
         Raises:
             WorkspaceError: the directory cannot be read, or exceeds the limit.
             StorageError: the store failed.
         """
         if writer.backend is None:
-            raise WorkspaceError("No store to capture the workspace into: pass store=.")
+            raise WorkspaceError("Cannot capture the workspace: no store configured. Pass store=.")
         self._writer = writer
         with self._root.held(exclusive=False) as root:
-            self.dir_state = self._scanner.scan(root, writer, full=self._full)
-        self.tree = put_record(self.dir_state, writer.put, writer.backend, **self._rules)
+            state = self._scanner.scan(root, writer, full=self._full)
+        tree = Tree(
+            id=state.stored.id,
+            ref="",
+            root=state.stored,
+            files=state.files,
+            bytes=state.bytes,
+            notes=sorted_notes(state.all_notes()),
+            source=writer.backend,
+            **self._rules,
+        )
+        self.tree = put_record(tree, writer.put)
         return self.tree.ref
 
     def confirm(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks before a directory is opened as a workspace. Owns which directories may be one."""
+"""Checks before a directory is opened as a workspace. Owns the rules for allowed directories."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.default_paths import data_home
-from agent_checkpoint.backends.disk.fork_safety import block_forks
-from agent_checkpoint.backends.disk.posix import wrap_os_errors
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.backends.os_support.posix import wrap_os_errors
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.errors import (
+    Hint,
     InvalidInputError,
     StorageError,
     UnsafeWorkspaceError,
@@ -21,29 +22,28 @@ from agent_checkpoint.store.store import Store
 
 
 def clean_up_forks() -> None:
-    """Remove the forks that killed processes left behind, if there are any."""
+    """Remove forks left behind by killed processes."""
     try:
         forks = data_home() / "forks"
         if not any(forks.iterdir()):
             return
     except (OSError, InvalidInputError, StorageError):
-        return  # there are none, or they belong to another user
+        return  # there are no forks, or they belong to another user
     with block_forks():
-        from agent_checkpoint.workspace.fork.workspace_fork import clean_up_all  # costly to import
+        from agent_checkpoint.workspace.fork.fork_directory import clean_up_all  # costly to import
 
     clean_up_all()
 
 
 def drop_caches() -> None:
-    """Remove file data kept outside of stores: stat indexes, and bases that no fork uses.
+    """Remove file data kept outside of stores: stat indexes and unused lower directories of forks.
 
     Raises:
-        StorageError: some of it cannot be removed.
+        StorageError: an index or a directory cannot be removed.
     """
     with block_forks():
-        from agent_checkpoint.workspace.fork.materialized import (
-            remove_unused_trees,
-        )  # costly to import
+        # Slow to load.
+        from agent_checkpoint.workspace.fork.materialized import remove_unused_trees
         from agent_checkpoint.workspace.scan.stat_index import remove_indexes
 
     try:
@@ -56,17 +56,18 @@ def drop_caches() -> None:
 
 
 def as_store(store: Any) -> Store:
-    """Return the store that a user passed as a store, a manager, a path or a URL.
+    """Return the Store for a `store=` argument: a Store, a manager, a path or a URL.
 
     Raises:
-        InvalidInputError: it is none of these.
+        InvalidInputError: the argument has another type.
     """
     if isinstance(store, (str, os.PathLike)):
         return Store(open_named(store))
     opened = getattr(store, "store", store)  # of a manager
     if not isinstance(opened, Store):
         raise InvalidInputError(
-            f"store= takes a store, such as manager.store, not {type(store).__name__}."
+            "store= must be a Store, a CheckpointManager, a path or a URL, not "
+            f"{type(store).__name__}."
         )
     return opened
 
@@ -76,23 +77,26 @@ def checked_root(path: str | os.PathLike[str], *, force: bool) -> Path:
 
     Raises:
         InvalidInputError: the path is invalid.
-        UnsafeWorkspaceError: it is `/`, a home directory, or contains one.
+        UnsafeWorkspaceError: the directory is `/`, a home directory, or contains one.
         WorkspaceError: there is no such directory.
     """
     try:
         root = Path(os.path.realpath(path))
-    except ValueError as error:  # a NUL in it
+    except ValueError as error:  # the path contains a NUL
         raise InvalidInputError(f"{short_repr(str(path))} is not a valid path ({error}).") from None
     if root.exists() and not root.is_dir():
         raise WorkspaceError(
-            f"{short_repr(str(root))} is no directory: pass the directory that contains it."
+            f"{short_repr(str(root))} is not a directory. Pass a directory, for example its parent."
         )
     if not root.is_dir():
-        raise WorkspaceError(f"There is no directory {short_repr(str(root))}.")
+        raise WorkspaceError(f"The directory {short_repr(str(root))} does not exist.")
     home = Path(os.path.realpath(os.path.expanduser("~")))
     if not force and (root == Path(root.anchor) or root == home or root in home.parents):
         raise UnsafeWorkspaceError(
             f"{root} contains a home directory or the whole system, which a restore would "
-            "overwrite. Use the directory of one project, or pass Workspace(path, force=True)."
+            "overwrite.",
+            hint=Hint(
+                "Use the directory of one project, or pass Workspace(path, force=True).", "force"
+            ),
         )
     return root

@@ -1,4 +1,4 @@
-"""Opening and reading files below a root without following symlinks.
+"""Opens and reads files below a root without following symlinks.
 
 Each component of a path is opened relative to the directory before it, with O_NOFOLLOW. If a parent
 is swapped for a symlink meanwhile, opening fails instead of leaving the workspace.
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,11 +31,11 @@ _WRITE_NS = 30_000_000
 
 
 class EntryChanged(Exception):
-    """An entry was replaced by one of another type."""
+    """An entry was replaced by an entry of another type."""
 
 
 class OpenFile(NamedTuple):
-    """An open file, with its stat result and the time at opening."""
+    """An open file, with its stat result and the time when it was opened."""
 
     fd: int
     stat: os.stat_result
@@ -71,7 +71,7 @@ def opened_file(directory: int, name: bytes) -> Iterator[OpenFile]:
     """Yield a regular file, opened for reading.
 
     Raises:
-        EntryChanged: it is no regular file any more.
+        EntryChanged: the entry is no longer a regular file.
         OSError: it cannot be opened.
     """
     fd = _open_file(directory, name)
@@ -95,19 +95,19 @@ def _open_file(directory: int, name: bytes) -> int:
 
 
 def read_whole(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool]:
-    """Return the content of a file, its stat result, its signature, and whether it is consistent.
+    """Return the content of a file, its stat result and signature, and whether it is consistent.
 
     Raises:
-        EntryChanged: it is no regular file any more.
+        EntryChanged: the entry is no longer a regular file.
         OSError: it cannot be read.
     """
     return _read_quiet(directory, name) or _read_busy(directory, name)
 
 
 def _read_quiet(directory: int, name: bytes) -> tuple[bytes, os.stat_result, bytes, bool] | None:
-    """Read a file without recent changes, as most are; None if it has some.
+    """Read a file that was not changed recently; None if it was.
 
-    A first snapshot does this for every file, so it makes as few system calls as possible.
+    The first snapshot calls this for every file, so it makes as few system calls as possible.
     """
     fd = _open_file(directory, name)
     try:
@@ -145,7 +145,7 @@ def _read_busy(directory: int, name: bytes) -> tuple[bytes, os.stat_result, byte
 
 
 def read_all(fd: int, size: int) -> bytes:
-    """Return the rest of a file with an expected size; at most 1 MiB beyond that size.
+    """Return the rest of a file of an expected size; at most 1 MiB more than that.
 
     Raises OSError.
     """
@@ -161,16 +161,16 @@ def read_all(fd: int, size: int) -> bytes:
 
 
 def is_being_written(file: OpenFile) -> bool:
-    """Tell whether a file is being written: it is open for writing and changed recently."""
+    """Return whether a file is open for writing and was changed recently."""
     age = file.ns - file.stat.st_mtime_ns
     return abs(age) < _COARSE_NS and is_open_for_writing(file.fd)
 
 
 def wait_for_writer(file: OpenFile) -> bool:
-    """Wait for a write in progress to end; return whether no further write followed.
+    """Wait for a write in progress to end; return False if another write followed.
 
-    The mtime of a write is that of its beginning, and the writer may be waiting for a processor or
-    a disk in the middle of it: then neither the mtime nor a second read reveals the write.
+    The kernel sets the mtime when a write starts. If the writer is then suspended or waits for the
+    disk, neither the mtime nor a second read reveals the write.
     """
     left = _WRITE_NS - max(file.ns - file.stat.st_mtime_ns, 0)
     if left <= 0:
@@ -180,7 +180,7 @@ def wait_for_writer(file: OpenFile) -> bool:
 
 
 def is_open_for_writing(fd: int) -> bool:
-    """Tell whether a file is open for writing, by trying a lease; False if that is unsupported."""
+    """Return whether a file is open for writing, by taking a lease; False if unsupported."""
     if not hasattr(fcntl, "F_SETLEASE"):
         return False
     with block_forks():
@@ -197,7 +197,7 @@ def is_open_for_writing(fd: int) -> bool:
 
 
 def is_unchanged(file: OpenFile, size: int) -> bool:
-    """Tell whether a file is unchanged since it was opened, and has the size that was read."""
+    """Return whether a file is unchanged since it was opened, and has the size that was read."""
     now = os.fstat(file.fd)
     return stat_signature(now) == stat_signature(file.stat) and now.st_size == size
 
@@ -208,7 +208,7 @@ def reliable_signature_of(file: OpenFile) -> bytes:
 
 
 def reliable_signature(status: os.stat_result, ns: int) -> bytes:
-    """Return the signature of an entry that was read at a time, or READ_AGAIN if it is racy.
+    """Return the signature of an entry that was read at `ns`, or READ_AGAIN if it is racy.
 
     It is racy (git: racily clean) if a later change could leave the same timestamps: they are too
     recent, or in the future. Timestamps of whole seconds indicate a coarse file system.

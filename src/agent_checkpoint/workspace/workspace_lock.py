@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
+from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.safe_open import open_root
@@ -23,7 +23,9 @@ class RootLock:
 
     @contextmanager
     def held(self, *, exclusive: bool, timeout: float = LOCK_TIMEOUT) -> Iterator[int]:
-        """Yield the open root directory under a shared or an exclusive lock.
+        """Yield the descriptor of the root directory under a shared or exclusive lock.
+
+        A nested call keeps the lock that is held and ignores `exclusive`.
 
         Raises:
             WorkspaceError: the directory is missing, or the lock was not free within the timeout.
@@ -57,6 +59,6 @@ class RootLock:
         if holders is not None:
             raise WorkspaceError(
                 f"The workspace {short_repr(str(self.path))} has been locked by {holders} for more "
-                f"than {timeout:g} s. Wait for it or end it, then try again.",
+                f"than {timeout:g} s. Wait for that process or end it, then retry.",
                 retryable=True,
             )

@@ -127,7 +127,7 @@ class TestNested:
         agent = Holder(Skill())
         state = agent.state_dict()
         state["part"]["__version__"] = "9.0"
-        with pytest.raises(MigrationError, match=r"agent\.part is a state of Skill 9\.0"):
+        with pytest.raises(MigrationError, match=r"agent\.part has state version 9\.0 of Skill"):
             agent.load_state_dict(state)
 
     def test_an_own_dict_with_a_class_key_stays_data(self) -> None:

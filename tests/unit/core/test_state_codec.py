@@ -18,7 +18,7 @@ import numpy
 import pytest
 
 from agent_checkpoint import Checkpointable, StateError, UntrustedDataError
-from agent_checkpoint.core.codec.decode import _TAGS
+from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.scalars import DECODERS
 from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.store.canonical_json import write_json
@@ -533,7 +533,7 @@ class TestSealedPickles:
     def test_a_pickle_of_another_user_is_refused(self, monkeypatch: Any) -> None:
         tree = encode_state({"value": Custom()}, "agent")
         monkeypatch.setenv("AGENT_CHECKPOINT_SECRET", "somebody else's")
-        with pytest.raises(UntrustedDataError, match="not sealed under your secret"):
+        with pytest.raises(UntrustedDataError, match="without a valid signature under your secret"):
             decode_state(tree, "agent")
 
     def test_a_class_that_has_moved_is_reported(self, monkeypatch: Any) -> None:
@@ -729,7 +729,7 @@ SURELY_WRONG = {
 
 class TestDamagedTrees:
     def test_every_tag_is_tried(self) -> None:
-        assert set(SURELY_WRONG) == set(TAGS) == set(_TAGS) | set(DECODERS)
+        assert set(SURELY_WRONG) == set(TAGS) == set(TAG_HANDLERS) | set(DECODERS)
 
     @pytest.mark.parametrize("tag", SURELY_WRONG)
     def test_a_damaged_payload_is_a_state_error_that_names_the_path(self, tag: str) -> None:

@@ -192,7 +192,7 @@ def test_a_failing_store_hides_neither_the_rollback_nor_the_error(way: str) -> N
         agent.count = 2
         backend.failing = way == "background"
         manager.save_in_background("k", agent)
-        manager._background.wait()
+        manager.background.wait()
         backend.failing = True
         raise ValueError("x")
     assert agent.count == 1

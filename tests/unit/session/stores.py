@@ -27,23 +27,23 @@ class Killed(BaseException):
 def killed(key: str, store: CheckpointManager, **options: Any) -> "Iterator[Session]":
     """Open a session for a block that ends it by `raise Killed`: nothing more is saved."""
     session = Session(key, store=store, **options)
-    token = current_session.enter(session)
+    token = current_session.enter(session._tools)
     try:
         yield session
     except Killed:
         pass
     finally:
         current_session.leave(token)
-        current_session.unregister(session)
+        current_session.unregister(session._tools)
 
 
 def ledger_of(session: Session) -> Ledger:
     """Read a session's ledger anew, as another process would."""
-    ledger = Ledger(session.manager.store, session._ledger.lineage)
+    ledger = Ledger(session.manager.store, session._state.ledger.lineage)
     ledger.refresh()
     return ledger
 
 
 def statuses(session: Session) -> "list[str]":
     """Return what became of each effect, as the store has it."""
-    return [effect.status for effect in ledger_of(session).effects.values()]
+    return [effect.status for effect in ledger_of(session).state.effects.values()]

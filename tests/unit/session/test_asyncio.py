@@ -8,7 +8,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Session, tool
 from agent_checkpoint.errors import ConflictError, InvalidInputError, Suspended
-from agent_checkpoint.session.current_session import current_session
+from agent_checkpoint.session.current_session import as_current, current_session
 from tests.agents import Agent
 
 _done = []
@@ -122,7 +122,7 @@ def test_a_cancelled_tool_leaves_nothing_running(store):
         async with Session("job", agent=agent, store=store) as session:
             session.save()
             task = asyncio.ensure_future(think(agent, 60))
-            while not session._tool_runner.in_flight:
+            while not session._state.in_flight:
                 await asyncio.sleep(0.01)
             with pytest.raises(ConflictError, match="running: think"):
                 session.rollback()
@@ -169,7 +169,7 @@ def test_cancelled_at_any_moment_it_can_go_on(store):
                 with pytest.raises(asyncio.CancelledError):
                     await task
                     raise asyncio.CancelledError  # it was done before
-                assert session._tool_runner.in_flight == []
+                assert session._state.in_flight == []
             for effect in session.effects:
                 happened = effect.words in {f"send_once(words='{words}')" for words in _done}
                 if effect.status == "committed":
@@ -206,11 +206,11 @@ def test_two_sessions_in_two_tasks(store):
         agent = Agent()
         async with Session(key, agent=agent, store=manager) as session:
             for number in range(5):
-                assert current_session() is session
+                assert current_session() is session._tools
                 await think(agent, seconds)
                 note(agent, f"{key} {number}")
                 await send(f"{key} {number}")
-                assert current_session() is session
+                assert current_session() is session._tools
             return session.key, agent.memory, len(session.calls), len(session.effects)
 
     async def main():
@@ -219,7 +219,7 @@ def test_two_sessions_in_two_tasks(store):
             found = await asyncio.gather(
                 work("a", manager, 0.003), work("b", manager, 0.002), work("c", manager, 0.001)
             )
-            assert current_session() is outer
+            assert current_session() is outer._tools
             assert list(outer.calls) == []
         return found
 
@@ -270,13 +270,13 @@ def test_the_loop_goes_on_while_an_effect_waits_for_the_disk(store):
     async def main():
         async with Session("job", store=store) as session:
             loop_thread, seen = threading.get_ident(), []
-            real = session._ledger.append
+            real = session._state.ledger.append
 
             def append(*args, **kwargs):
                 seen.append(threading.get_ident())
                 return real(*args, **kwargs)
 
-            session._ledger.append = append
+            session._state.ledger.append = append
             await send("a")
             assert len(seen) == 2
             assert loop_thread not in seen
@@ -293,7 +293,7 @@ def test_a_zombie_is_told(store):
             with pytest.raises(ConflictError):
                 await send("too late")
             assert _done == []
-            with new._as_current():
+            with as_current(new._tools):
                 await send("now")
             new.close()
         with pytest.raises(InvalidInputError):
@@ -336,7 +336,7 @@ def test_a_call_that_is_cancelled_while_it_is_committed_is_replayed():
 
     async def main():
         async with Session("job", store=CheckpointManager()) as session:
-            real, slow = session._ledger.append, [1]
+            real, slow = session._state.ledger.append, [1]
 
             def append(what, **options):
                 if what == "committed" and slow:
@@ -344,7 +344,7 @@ def test_a_call_that_is_cancelled_while_it_is_committed_is_replayed():
                     time.sleep(0.3)
                 return real(what, **options)
 
-            session._ledger.append = append
+            session._state.ledger.append = append
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(once("bob"), 0.1)
             assert await once("bob") == 1

@@ -77,6 +77,6 @@ def test_a_call_writes_as_much_after_a_thousand_of_them(
         assert head is not None
         record = read_session_record(manager.store, head)
         assert record is not None
-        assert list(record.counts.rows()) == list(session._record.counts.rows())
+        assert list(record.counts.rows()) == list(session._state.record.counts.rows())
     with Session("work", store=manager) as session:
-        assert session._record.counts.next_number(None, next(record.counts.rows())[1], ()) > 1
+        assert session._state.record.counts.next_number(None, next(record.counts.rows())[1], ()) > 1

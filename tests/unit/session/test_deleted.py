@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from agent_checkpoint import CheckpointManager, ConflictError, Session, tool
+from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.store.ledger.ledger import Ledger
 
 SENT: list[str] = []
@@ -41,19 +42,19 @@ def manager(store: Any) -> Any:
 @pytest.mark.parametrize("anew", [True, False])
 def test_who_held_it_does_nothing_more_outside(manager: CheckpointManager, anew: bool) -> None:
     session = Session("work", store=manager)
-    with session._as_current():
+    with as_current(session._tools):
         mail("ann")
         with pytest.raises(OSError, match="no answer"):
             put("broken")
     manager.delete("work")
     fresh = Session("work", store=manager) if anew else None
-    with session._as_current():
+    with as_current(session._tools):
         for act in (lambda: mail("bob"), lambda: put("a"), lambda: put("broken")):
             with pytest.raises(ConflictError):
                 act()
     assert SENT == ["ann", "broken"]
     if fresh is not None:
-        with fresh._as_current():
+        with as_current(fresh._tools):
             assert mail("bob") == "bob"
         fresh.close()
     session.close()

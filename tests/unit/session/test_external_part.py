@@ -7,7 +7,7 @@ import time
 import pytest
 
 from agent_checkpoint import CheckpointManager, External, KeepLatest, Session
-from agent_checkpoint.core import external as module
+from agent_checkpoint.core import external_snapshot as module
 from agent_checkpoint.errors import InvalidInputError, StateError, StateMismatchError
 from agent_checkpoint.store.record_stream import RecordStream
 from tests.agents import Agent
@@ -175,7 +175,7 @@ def test_one_that_was_taken_for_a_save_that_failed(session, machine, monkeypatch
     step(session, machine, "one")
     machine.present = "orphan"
     with monkeypatch.context() as patch:
-        patch.setattr(session._writer, "_write", _stopped)
+        patch.setattr(session._state.writer, "_write", _stopped)
         with pytest.raises(KeyboardInterrupt):
             session.save()
     session.manager.gc()

@@ -24,7 +24,10 @@ from agent_checkpoint.errors import (
     NotFoundError,
     WorkspaceError,
 )
+from agent_checkpoint.session.checkpoint_writer import CheckpointWriter
+from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.session.rollback.rollback import Rollback
+from agent_checkpoint.workspace.restore.journal import Decision
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from tests.agents import Agent, Planner, TorchLike
 from tests.unit.session.places import files_of
@@ -243,8 +246,8 @@ def test_what_a_manager_saved_keeps_its_ledger_over_a_crash(store):
     manager = store if isinstance(store, CheckpointManager) else Session("o", store=store).manager
     manager.save("job", Agent(5))
     first = Session("job", store=manager)
-    with first._as_current(), pytest.raises(OSError, match="no more"):
-        first._writer._write = _refusing
+    with as_current(first._tools), pytest.raises(OSError, match="no more"):
+        first._state.writer._write = _refusing
         shout("once")
     with Session("job", store=manager, agent=Agent()) as session:
         assert [effect.words for effect in session.effects] == ["shout(words='once')"]
@@ -261,12 +264,12 @@ def test_what_was_done_after_the_last_save_is_told_after_a_crash(store):
     session = Session("job", store=store, every="manual")
     manager = session.manager
     session.save()
-    with session._as_current():
+    with as_current(session._tools):
         shout("once")
     for _ in range(2):  # also if that one stops before it has saved
         session = Session("job", store=manager, every="manual")
         (notice,) = session.notices
-        assert notice.startswith("shout(words='once') was done at 20")
+        assert notice.startswith("shout(words='once') was executed at 20")
         assert "and is still in place" in notice
     session.save()
     with Session("job", store=manager) as session:
@@ -496,14 +499,14 @@ def test_who_held_it_before_does_nothing_more(store, place):
     agent.count = 2
     with pytest.raises(ConflictError, match="opened again elsewhere"):
         old.save()
-    with old._as_current(), pytest.raises(ConflictError):
+    with as_current(old._tools), pytest.raises(ConflictError):
         shout("too late")
     assert _heard == []
     with pytest.raises(ConflictError):
         old.rollback()
     taken.count = 3
     new.save()
-    with new._as_current():
+    with as_current(new._tools):
         shout("now")
     assert _heard == ["now"]
     new.close()
@@ -545,16 +548,20 @@ def stop_at(monkeypatch, point):
     elif point == "before it is noted":
         monkeypatch.setattr(Rollback, "finish", stop)
     else:
-        real = Rollback._restore
+        real = Rollback._restore_parts
 
-        def set_back(self, safety):
-            if point == "after the files":
-                real(self, safety)
-            # Not by raising: what is caught there would be taken back, which a kill is not.
-            monkeypatch.setattr(self._session._writer, "write", stop)
+        def restore_parts(self, safety, decision):
+            def append(plan):
+                if decision is not None:
+                    decision.append(plan)
+                if point == "before the files":
+                    raise Killed
+
+            real(self, safety, Decision(() if decision is None else decision.parents, append))
             raise Killed
 
-        monkeypatch.setattr(Rollback, "_restore", set_back)
+        monkeypatch.setattr(Rollback, "_restore_parts", restore_parts)
+        monkeypatch.setattr(Rollback, "_abort", lambda *args: None)  # a kill aborts nothing
 
 
 @pytest.mark.parametrize("on_drift", ["keep", "restore", "raise"])
@@ -600,6 +607,50 @@ def test_a_rollback_that_was_stopped_twice_is_finished(store, place, monkeypatch
     (place / "later.txt").write_text("somebody's")
     with Session("job", store=manager):
         assert files_of(place).keys() == {*before, "later.txt"}  # nothing holds that one
+
+
+def test_a_rollback_finished_elsewhere_is_still_finished_here(store, place, tmp_path, monkeypatch):
+    session = Session("job", workspace=place, store=store)
+    manager, before = session.manager, files_of(place)
+    (place / "src/app.py").write_text("print(2)\n")
+    session.save()
+    with monkeypatch.context() as patch, killed():
+        stop_at(patch, "before the files")
+        session.rollback()
+    with Session("job", workspace=tmp_path / "elsewhere", store=manager):
+        assert files_of(tmp_path / "elsewhere") == before
+    assert files_of(place) != before
+    with Session("job", workspace=place, store=manager, rebind=True) as session:
+        assert files_of(place) == before
+        assert session.drift is None
+
+
+def _killed_at_the_rollback(write):
+    def until_then(self, draft, parents=None):
+        if draft.kind == "rollback":
+            raise Killed
+        return write(self, draft, parents)
+
+    return until_then
+
+
+def test_a_rollback_that_was_not_decided_is_not_decided_by_another(
+    store, place, tmp_path, monkeypatch
+):
+    session = Session("job", workspace=place, store=store)
+    manager, target = session.manager, session.save()
+    (place / "src/app.py").write_text("print(2)\n")
+    session.save()
+    after = files_of(place)
+    with monkeypatch.context() as patch, killed():
+        patch.setattr(CheckpointWriter, "write", _killed_at_the_rollback(CheckpointWriter.write))
+        patch.setattr("agent_checkpoint.workspace.restore.transition.remove_staging", print)
+        patch.setattr(Rollback, "_abort", lambda *args: None)  # a kill aborts nothing
+        session.rollback(to=target)
+    with Session("job", workspace=tmp_path / "elsewhere", store=manager) as session:
+        session.rollback(to=target)
+    with Session("job", workspace=place, store=manager, rebind=True) as session:
+        assert files_of(place) == after
 
 
 def test_a_stopped_rollback_still_leaves_alone_what_it_was_to(store, place, monkeypatch):
@@ -659,7 +710,7 @@ def test_others_who_open_it_at_the_same_time(store, monkeypatch):
 
 def test_there_is_nothing_to_undo(store):
     with Session("job", store=store) as session:
-        with pytest.raises(NotFoundError, match="no rollback to undo"):
+        with pytest.raises(NotFoundError, match="no rollback, restore or adopt to undo"):
             session.undo()
         with pytest.raises(NotFoundError, match="5 steps back"):
             session.rollback(steps=5)

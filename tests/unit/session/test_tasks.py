@@ -557,10 +557,10 @@ def test_two_lists_in_one_session(manager: CheckpointManager) -> None:
         (["one", 2], {}, "non-empty string"),
         ([""], {}, "non-empty string"),
         ("one", {}, r"\['one'\]"),
-        (["one"], {"on_resume": "stop"}, "restart or continue"),
-        (["one"], {"retries": -1}, "retries must be a number"),
-        (["one"], {"retries": True}, "retries must be a number"),
-        (["one"], {"retries": "2"}, "retries must be a number"),
+        (["one"], {"on_resume": "stop"}, "'restart' or 'continue'"),
+        (["one"], {"retries": -1}, "retries must be an integer"),
+        (["one"], {"retries": True}, "retries must be an integer"),
+        (["one"], {"retries": "2"}, "retries must be an integer"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(

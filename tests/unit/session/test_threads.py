@@ -69,7 +69,7 @@ def test_what_is_saved_meanwhile_says_so_and_steps_pass_over_it(store):
         barrier = threading.Barrier(2)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(wait, barrier, 7)
-            while not session._tool_runner.in_flight:
+            while not session._state.in_flight:
                 sleep(0.001)
             saved = session.save(label="meanwhile")
             head = session.manager.store.head("job")
@@ -103,7 +103,7 @@ def test_an_effect_that_was_being_made_is_not_known_to_what_was_saved_meanwhile(
     with Session("job", store=store) as session:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(order_slowly, "book")
-            while not session._tool_runner.in_flight:
+            while not session._state.in_flight:
                 sleep(0.001)
             meanwhile = session.save()
             go_on.set()
@@ -129,7 +129,7 @@ def test_tools_that_end_in_another_order_are_recorded_as_they_end(store):
     with Session("job", store=store) as session:
         with ThreadPoolExecutor(4) as pool:
             running = [pool.submit(gated, number) for number in range(4)]
-            while len(session._tool_runner.in_flight) < 4:
+            while len(session._state.in_flight) < 4:
                 sleep(0.001)
             for number in (2, 0, 3, 1):
                 gates[number].set()
@@ -237,9 +237,9 @@ def test_effects_are_listed_under_the_lock():
             return super().values()
 
     with Session("work", store=CheckpointManager()) as session:
-        ledger = session._ledger
-        ledger.effects = Growing(ledger.effects)
+        ledger = session._state.ledger
+        ledger.state.effects = Growing(ledger.state.effects)
         assert session.effects == []
         assert session.notices == []
-        assert list(session._effects.since(0)) == list(session._effects.unknown()) == []
+        assert list(session._state.effects.since(0)) == list(session._state.effects.unknown()) == []
     assert begun

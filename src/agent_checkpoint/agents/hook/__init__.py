@@ -1,1 +1,1 @@
-"""Save events of coding agents as checkpoints: client, daemon, event saver."""
+"""Saves checkpoints at events of coding agents: client, daemon, event saver."""

@@ -1,7 +1,7 @@
-"""The hook daemon: watches directories and saves the events of hooks. Owns its socket.
+"""The hook daemon: watches directories and saves hook events. Owns its socket.
 
-There is one per user, host and installed version. It exits after some idle minutes, when another
-version is installed, and on request.
+There is one per user, host and installed version. It exits after some minutes without requests,
+when another version is installed, or on request.
 """
 
 from __future__ import annotations
@@ -15,18 +15,17 @@ import threading
 import time
 from contextlib import suppress
 
-from agent_checkpoint.agents.hook.client import (
+from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request
+from agent_checkpoint.agents.hook.protocol import (
     IDLE,
     LOCATION_VARIABLES,
     MAX_EVENT_BYTES,
     SECRET,
     install_signature,
-    log_failure,
-    open_state_dir,
     socket_name,
 )
-from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request
 from agent_checkpoint.agents.session_lock import try_lock
+from agent_checkpoint.agents.state_dir import log_failure, open_state_dir
 
 STOP_REQUEST = b"end\n"
 _IDLE = 600.0
@@ -93,7 +92,7 @@ class HookServer:
                 connection, _ = self._listener.accept()
             except socket.timeout:
                 continue
-            except OSError as error:  # such as no free descriptors
+            except OSError as error:  # for example no free descriptors
                 if self._is_ending:
                     break
                 log_failure(f"The hook daemon cannot accept connections: {error}")
@@ -101,13 +100,13 @@ class HookServer:
                 continue
             with self._changed:
                 if self._running >= _MAX_REQUESTS:
-                    connection.close()  # the client then saves by itself
+                    connection.close()  # the client then saves in a child process
                     continue
                 self._running += 1
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def end(self) -> None:
-        """Accept no more requests."""
+        """Stop accepting requests."""
         self._is_ending = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes up accept()
@@ -147,7 +146,7 @@ class HookServer:
         if not self._is_trusted_client(connection):
             return
         text = _read_request(connection)
-        if not text:  # a probe whether the daemon listens
+        if not text:  # a probe for a listening daemon
             return
         if text == STOP_REQUEST:
             self.end()
@@ -164,7 +163,7 @@ class HookServer:
             connection.sendall(b".")
 
     def _is_trusted_client(self, connection: socket.socket) -> bool:
-        """Tell whether the client has the same user and the same mount namespace."""
+        """Return whether the client runs as the same user in the same mount namespace."""
         data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(data)
         if uid != os.geteuid() or pid <= 0:
@@ -203,7 +202,7 @@ def _read_request(connection: socket.socket) -> bytes:
         return pieces[0]
     left = sum(map(int, line.split()[:2])) - len(rest)
     if left > MAX_EVENT_BYTES + (1 << 20):
-        raise ValueError("the request is too long")
+        raise ValueError("the request is too large")
     while left > 0:
         piece = connection.recv(min(left, 1 << 20))
         if not piece:
@@ -216,7 +215,7 @@ def _read_request(connection: socket.socket) -> bytes:
 def _take_daemon_lock(directory: int, name: str) -> bool:
     """Take the daemon lock; False if another daemon holds it and listens.
 
-    The holder may never listen: the lock of a killed process outlives it for a moment.
+    A holder may not listen: the lock of a killed process is released with a short delay.
     """
     for _ in range(100):
         if try_lock(directory, f"{name}.lock") is not None:

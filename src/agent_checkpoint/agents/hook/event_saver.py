@@ -1,6 +1,6 @@
-"""Save hook events as checkpoints. Owns when one is due, and the caches between events.
+"""Saves hook events as checkpoints. Decides when a checkpoint is due; caches data between events.
 
-Used by the daemon, and by the child process that saves one event without it.
+Used by the daemon, and by a child process that saves one event if there is no daemon.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.agents.agent_events import AFTER, TURN, Event, read_event
-from agent_checkpoint.agents.hook.client import LOCATION_VARIABLES, log_failure
+from agent_checkpoint.agents.hook.protocol import LOCATION_VARIABLES
 from agent_checkpoint.agents.session_lock import LOCK_TIMEOUT, hold_session_lock
 from agent_checkpoint.agents.session_note import PART, TRANSCRIPT, SessionNote, read_note
+from agent_checkpoint.agents.state_dir import log_failure
 from agent_checkpoint.agents.transcript_file import Transcript, remove_stale_replacement
-from agent_checkpoint.backends.base import SupportsReplacementCheck
 from agent_checkpoint.backends.registry import open_named
 from agent_checkpoint.core.codec.encode import encode
 from agent_checkpoint.errors import (
@@ -28,15 +28,13 @@ from agent_checkpoint.errors import (
     InvalidInputError,
     StorageError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, check_key, short_repr
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
+from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Draft, Kind, check_key, short_repr
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import CapturedState
-from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
-from agent_checkpoint.workspace.workspace import Workspace
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
 
 _MOST_STORES, _MOST_WORKSPACES, _MOST_TRANSCRIPTS, _MOST_LOCKS = 4, 8, 16, 256
 _MOST_KEPT = 32 << 20
@@ -48,7 +46,7 @@ _ROOTS = (".git", ".hg", ".jj", ".svn")
 
 
 class Request(NamedTuple):
-    """A request of the hook client."""
+    """A request from the hook client."""
 
     agent: str
     store: str
@@ -66,9 +64,9 @@ def parse_request(text: bytes) -> Request:
         fields = [os.fsdecode(field) for field in rest[:head].split(b"\0")]
         agent, store, project, secret, *locations = fields
     except ValueError:
-        raise InvalidInputError("Invalid request of a hook client.") from None
+        raise InvalidInputError("Invalid request from a hook client.") from None
     if len(rest) != head + event or len(locations) != len(LOCATION_VARIABLES):
-        raise InvalidInputError("Incomplete request of a hook client.")
+        raise InvalidInputError("Malformed request from a hook client, perhaps of another version.")
     return Request(agent, store, project, secret, tuple(locations), rest[head:])
 
 
@@ -89,10 +87,10 @@ class EventSaver:
         self._sessions: OrderedDict[str, threading.Lock] = OrderedDict()
 
     def save(self, request: Request, *, timeout: float = LOCK_TIMEOUT) -> str | None:
-        """Save an event; return the id of the checkpoint, or None if none was due.
+        """Save an event; return the id of the checkpoint, or None if the event needs none.
 
         Args:
-            request: the request of the client.
+            request: the client's request.
             timeout: seconds to wait for the session lock.
 
         Raises:
@@ -124,7 +122,7 @@ class EventSaver:
             log_failure(f"Files saved without the conversation: {trouble}")
         noted = None if transcript is None else transcript.note()
         note = SessionNote.from_event(store, event, str(workspace.path), noted, trouble=trouble)
-        files = _Files(workspace, full=event.is_end)
+        files = WorkspaceFiles(workspace, full=event.is_end)
         captured: Any = CapturedState(files, store.writer)
         parts: dict[str, Any] = {FILES: captured}
         if transcript is not None:
@@ -137,13 +135,13 @@ class EventSaver:
         for attempt in range(_ATTEMPTS):
             is_new = _has_changes(note, {OBJECT: captured.name}, head, before)
             if not is_new and (event.moment != AFTER or _is_recorded(store, key, event)):
-                files.writer.committed()  # the head has the same contents
+                files.writer.committed()  # the head already has these contents
                 return None
             after = (0 if head is None else head.seq) if attempt < _ATTEMPTS - 1 else None
             try:
                 parents = () if head is None else (head.id,)
                 return store.write(draft, parents=parents, after=after).id
-            except ConflictError:  # another hook has saved first, perhaps the same
+            except ConflictError:  # another hook process has saved first, possibly the same event
                 head, before = _head(store, key)
         raise AssertionError("unreachable: the last attempt expects no head")
 
@@ -163,7 +161,7 @@ class EventSaver:
     def _store(self, name: str) -> Store:
         with self._lock:
             found = self._stores.pop(name, None)
-            if found is not None and _is_replaced(found):
+            if found is not None and found.backend.is_replaced():
                 self._forget(found)
                 found = None
             found = found or Store(open_named(name or None))
@@ -181,7 +179,7 @@ class EventSaver:
         name = id(store), root
         with self._lock:
             found = self._workspaces.pop(name, None)
-        if found is None:  # outside of the lock: finishing an interrupted restore may take long
+        if found is None:  # outside the lock: finishing an interrupted restore may take a long time
             found = Workspace(root, store, watch=self._watch)
             for notice in found.notices:
                 log_failure(notice)
@@ -193,7 +191,7 @@ class EventSaver:
             return found
 
     def _transcript(self, event: Event, key: str) -> tuple[Transcript | None, str | None]:
-        """Return the current transcript; or the reason why it cannot be read."""
+        """Return the current transcript, or the reason why it cannot be read."""
         if event.transcript is None:
             return None, None
         key = f"{key}\0{event.transcript}"
@@ -215,26 +213,8 @@ class EventSaver:
         return found, None
 
 
-class _Files:
-    """Captures a workspace, and remembers the writer."""
-
-    writer: Writer
-
-    def __init__(self, workspace: Workspace, *, full: bool) -> None:
-        self._workspace = workspace
-        self._full = full
-
-    def checkpoint_to(self, writer: Writer) -> str:
-        self.writer = writer
-        return self._workspace.checkpoint_to(writer, full=self._full)
-
-
-def _is_replaced(store: Store) -> bool:
-    return isinstance(store.backend, SupportsReplacementCheck) and store.backend.is_replaced()
-
-
 def session_root(event: Event, before: SessionNote | None, project: str) -> str:
-    """Return the root directory of a session: where it started, even if its cwd changes."""
+    """Return the root directory of a session: the directory where it started."""
     if before is not None and before.is_ours and os.path.isdir(before.root):
         return before.root
     if os.path.isabs(project) and os.path.isdir(project):
@@ -250,7 +230,7 @@ def session_root(event: Event, before: SessionNote | None, project: str) -> str:
 
 
 def _log_excluded(workspace: Workspace) -> None:
-    """Log what ignore rules exclude: the rules may have come with the project."""
+    """Log the paths that ignore rules exclude, because the rules of a project are untrusted."""
     names = workspace.left_out
     if names:
         some = ", ".join(map(short_repr, names[:_SHOWN]))
@@ -276,13 +256,13 @@ def _log_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> 
 
 
 def _recovered_head(store: Store, key: str) -> tuple[Checkpoint | None, SessionNote | None]:
-    """Return the head, after finishing a rewind that a crash has interrupted."""
+    """Return the head, after finishing a rewind that was interrupted by a crash."""
     head, before = _head(store, key)
-    if head is None or before is None or before.rewind is None:
+    if head is None or head.kind not in (Kind.SAFETY, *ROLLBACK_KINDS):
         return head, before
     from agent_checkpoint.agents.rewind.rewind import finish_rewind  # slow to import, rarely needed
 
-    message = finish_rewind(store, head, before)
+    message = finish_rewind(store, key)
     if message is not None:
         log_failure(message)
     return _head(store, key)
@@ -298,7 +278,7 @@ def _head(store: Store, key: str) -> tuple[Checkpoint | None, SessionNote | None
 
 
 def _readable(store: Store, key: str) -> Any:
-    from agent_checkpoint.store.entries import read_checkpoint
+    from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 
     for entry in store.entries(key):
         try:
@@ -310,17 +290,17 @@ def _readable(store: Store, key: str) -> Any:
 def _has_changes(
     note: SessionNote, files: Any, head: Checkpoint | None, before: SessionNote | None
 ) -> bool:
-    """Tell whether files or transcript differ from the head."""
-    if head is None or before is None or head.kind == SAFETY:
+    """Return whether files or transcript differ from the head."""
+    if head is None or before is None or head.kind == Kind.SAFETY:
         return True
     return head.parts.get(FILES) != files or note.transcript != before.transcript
 
 
 def _is_recorded(store: Store, key: str, event: Event) -> bool:
-    """Tell whether a tool call has a checkpoint; one without changes gets exactly one.
+    """Return whether a tool call already has a checkpoint.
 
-    Recent checkpoints count, not only the head: a process that was killed may have saved it, and
-    others since.
+    Recent checkpoints are searched, not only the head: a killed process may have saved the call,
+    and other processes may have saved later ones.
     """
     if not all(call.id for call in event.calls):
         return False

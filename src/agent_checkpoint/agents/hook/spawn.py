@@ -1,6 +1,6 @@
-"""Start the hook daemon, or a child that saves one event. Owns detaching them from the agent.
+"""Starts the hook daemon, or a child that saves one event, and detaches them from the agent.
 
-An agent may wait until all processes have closed its pipes.
+Detaching is needed because an agent may wait until all processes have closed its pipes.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import sys
 import time
 from contextlib import suppress
 
-from agent_checkpoint.agents.hook.client import (
-    FILE,
+from agent_checkpoint.agents.hook.protocol import (
+    CLIENT,
     IDLE,
     LOCATION_VARIABLES,
     SECRET,
     STILL_SAVING,
-    log_failure,
-    open_state_dir,
+    load_site_packages,
     remaining,
     wait_readable,
 )
+from agent_checkpoint.agents.state_dir import log_failure, open_state_dir
 
 _STARTS_WITHIN = 5.0
 _KEPT = frozenset(
     (*LOCATION_VARIABLES, SECRET, IDLE, "PATH", "TMPDIR", "TZ", "LANG", "LD_LIBRARY_PATH")
-) | {"COVERAGE_PROCESS_CONFIG"}  # by which tests measure child processes
+) | {"COVERAGE_PROCESS_CONFIG"}  # for test coverage of child processes
 
 
 def start_daemon(deadline: float) -> None:
@@ -36,7 +36,7 @@ def start_daemon(deadline: float) -> None:
         try:
             _detach(write)
             os.set_inheritable(write, True)
-            command = [sys.executable, "-I", "-S", FILE, "--serve", str(write)]
+            command = [sys.executable, "-I", "-S", CLIENT, "--serve", str(write)]
             os.execve(sys.executable, command, _environment())  # noqa: S606 - our own file
         finally:
             os._exit(127)
@@ -51,8 +51,11 @@ def save_in_child(request: bytes, deadline: float) -> None:
     if os.fork() == 0:
         try:
             _detach(write)
-            if open_state_dir() is None:  # no lock possible: a timer keeps children from piling up
+            if (
+                open_state_dir() is None
+            ):  # no lock is possible, so a timer limits the number of children
                 signal.setitimer(signal.ITIMER_REAL, remaining(deadline))
+            load_site_packages()
             from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request
 
             EventSaver(watch=False).save(parse_request(request), timeout=remaining(deadline))
@@ -67,14 +70,14 @@ def save_in_child(request: bytes, deadline: float) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the daemon; it must not keep secrets of the agent."""
+    """Return the environment of the daemon, without secrets of the agent."""
     return {
         name: value for name, value in os.environ.items() if name in _KEPT or name.startswith("LC_")
     }
 
 
 def _detach(kept: int) -> None:
-    """Detach from the agent: new session, and none of its descriptors open."""
+    """Detach from the agent: start a new session and close its descriptors."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)

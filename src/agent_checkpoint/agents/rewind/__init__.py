@@ -1,1 +1,1 @@
-"""Rewind the files and the conversation of a coding agent together."""
+"""Rewinds the files and the conversation of a coding agent together."""

@@ -1,13 +1,14 @@
-"""Rewind a session of a coding agent: files and transcript together. Owns the order of steps.
+"""Rewinds a session of a coding agent, files and transcript. Owns the order of steps.
 
 plan        changes of the files and of the transcript
 stage       write the old transcript next to the current one
-save        a safety checkpoint of the files and the transcript, with the intended rewind in its
-            note, then the journal entry outside of the store: from here on the rewind is finished,
-            by the next process after a crash
-files       restore them; the safety checkpoint has the present ones
+safety      a safety checkpoint of the files and the transcript
+decide      once the files are staged, too: write the journal of the transcript, then append a
+            checkpoint with the contents of the target
+files       restore them
 transcript  replace it atomically; the previous one is kept next to it
-head        save a checkpoint with the contents of the target: the head always matches the present
+
+After a crash, the next event of the session or the next `rewind` completes a decided rewind.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from agent_checkpoint.errors import (
     WorkspaceError,
 )
 from agent_checkpoint.formatting import format_count
-from agent_checkpoint.records import Checkpoint, Draft, short_repr
+from agent_checkpoint.records import Checkpoint, CheckpointKind, Draft, Kind, short_repr
 from agent_checkpoint.store.lookup import find
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
+from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
 from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
-from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.restore.operation import SafetySnapshot
-from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
-from agent_checkpoint.workspace.workspace import Workspace
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.restore.journal import Decision, Journal
+from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.restore.transition import SafetySnapshot, tree_after
+from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
 
 
 class Rewind:
@@ -82,12 +83,6 @@ class Rewind:
         self._target = target
         self._note = note
         self._exclude = exclude
-        self._intent = {
-            "target": target.id,
-            "files": files,
-            "conversation": conversation,
-            "exclude": list(exclude),
-        }
         self._is_whole = files and conversation and not exclude
         self._tree = tree_in(store, target) if files else None
         rules: dict[str, Any] = {}
@@ -99,12 +94,12 @@ class Rewind:
         self._workspace.saved_in = (target.key,)
         self._lines = self._lines_in(target) if conversation else None
         self.transcript_missing = note.trouble if conversation else None
-        """Why the target has no conversation, if it has none."""
+        """The reason why the target has no conversation; None if it has one."""
         self._present = Transcript(note.transcript["path"]) if note.transcript else None
         self.plan: Plan | None = None
         """The changes of the files."""
         self.transcript_change: str | None = None
-        """The change of the transcript, as text."""
+        """A description of the change of the transcript."""
         self.previous_transcript: str | None = None
         """The path of the previous transcript."""
         self.safety_id: str | None = None
@@ -121,7 +116,7 @@ class Rewind:
         self._workspace.close()
 
     def preview(self) -> None:
-        """Compute the plan. Raises as `run` does."""
+        """Compute the restore plan without changing anything. Raises the same errors as `run`."""
         self.plan = self._plan()
         self.transcript_change = self._describe_transcript_change()
 
@@ -131,33 +126,25 @@ class Rewind:
         return self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
 
     def run(self, only_if: Plan | None = None) -> None:
-        """Rewind.
+        """Rewind the session.
 
         Args:
             only_if: the plan that the user confirmed; any plan if None.
 
         Raises:
-            PlanChangedError: the plan has changed since; nothing was changed.
+            PlanChangedError: the plan differs from `only_if`; nothing was changed.
             RestoreIncompleteError: some files could not be restored; the transcript is unchanged.
             ConflictError: another process holds the session lock.
             CheckpointError: nothing was changed.
         """
         with hold_session_lock(self._target.key):
-            text = self._replacement()  # first: files are not rewound without the conversation
+            text = (
+                self._replacement()
+            )  # first, so that files are not rewound without the conversation
             try:
-                safety = self._save_checkpoint(SAFETY, "before the rewind to", self._intent)
+                safety = self._save_checkpoint(Kind.SAFETY, "before the rewind to")
                 self.safety_id = safety.id
-                if only_if is not None:
-                    present = self._plan()
-                    if present is None or present.digest != only_if.digest:
-                        raise PlanChangedError
-                try:
-                    rewind_journal.write_entry(self._store, safety)
-                except OSError as error:
-                    raise StorageError(
-                        f"Cannot write the rewind journal ({error}). Nothing was changed."
-                    ) from error
-                self.apply(safety, text)
+                self.apply(safety, text, only_if)
             finally:
                 if text is not None:
                     text.discard()
@@ -165,33 +152,79 @@ class Rewind:
                 self._store, self._target.key
             )  # last: the target may be among them
 
-    def apply(self, safety: Checkpoint, text: Replacement | None = None) -> None:
-        """Apply the rewind of a safety checkpoint; repeatable after a crash. Raises as `run`."""
+    def apply(
+        self, safety: Checkpoint, text: Replacement | None = None, only_if: Plan | None = None
+    ) -> None:
+        """Apply the rewind, given its safety checkpoint. Raises the same errors as `run`."""
+        parents = (self._target.id,) if self._is_whole else (safety.id,)
+        decided: list[Checkpoint] = []
+
+        def append(plan: Plan | None) -> Checkpoint:
+            self._write_journal(safety, parents)
+            decided.append(self._store.write(self._head_draft(safety, plan), parents=parents))
+            return decided[0]
+
+        decision, current = Decision(parents, append), tree_in(self._store, safety)
         try:
-            self._restore_files(safety)
-            if not self._has_old_transcript(safety):
-                text = text or self._replacement()
-                self.previous_transcript = None if text is None else text.put()
+            if self._tree is None or current is None:
+                append(None)
+            else:
+                self.plan = self._workspace.restore_held(
+                    self._tree,
+                    SafetySnapshot(current, safety.id),
+                    exclude=self._exclude,
+                    only_if=only_if,
+                    decision=decision,
+                )
+            self.put_transcript(safety, text)
         except Exception:
-            with suppress(CheckpointError):  # the error is reported now, and not retried later
-                self._save_checkpoint("restore", "not finished: the rewind to")
+            if decided:  # the error is reported now, and not retried later
+                with suppress(CheckpointError):
+                    self._save_checkpoint(Kind.RESTORE, "not finished: the rewind to")
             rewind_journal.remove_entry(self._target.key)
             raise
-        self._save_head()
+
+    def put_transcript(self, safety: Checkpoint, text: Replacement | None = None) -> None:
+        """Replace the transcript, unless it was replaced before; the rewind is then complete."""
+        if not self._has_old_transcript(safety):
+            text = text or self._replacement()
+            self.previous_transcript = None if text is None else text.put()
         rewind_journal.remove_entry(self._target.key)
 
-    def _save_head(self) -> None:
-        """Save the present as the new head of the session."""
-        if not self._is_whole:
-            self._save_checkpoint("restore", "after a part of the rewind to")
+    def _write_journal(self, safety: Checkpoint, parents: tuple[str, ...]) -> None:
+        if self._lines is None or self._present is None:
             return
-        parts: dict[str, Any] = {
-            name: ReusedPart(tree) for name, tree in self._target.parts.items()
-        }
-        if self._note.rewind is not None:  # the target is itself a safety checkpoint
-            parts[PART] = self._note._replace(rewind=None).sealed().dump()
-        draft = Draft(self._target.key, parts, kind="rollback", label=self._target.label)
-        self._store.write(draft, parents=(self._target.id,))
+        where = rewind_journal.store_name(self._store)
+        journal = Journal(
+            self._present.path, self._target.id, "", None, (), where, safety.id, decision=parents
+        )
+        try:
+            rewind_journal.write_entry(self._target.key, journal)
+        except OSError as error:
+            raise StorageError(
+                f"Cannot write the rewind journal ({error}). Nothing was changed."
+            ) from error
+
+    def _head_draft(self, safety: Checkpoint, plan: Plan | None) -> Draft:
+        """Return the checkpoint that the rewind leads to."""
+        target = self._target
+        parts: dict[str, Any]
+        if self._is_whole:
+            parts = {name: ReusedPart(tree) for name, tree in target.parts.items()}
+            if self._note.rewind is not None:  # of version 0.1: the target is a safety checkpoint
+                parts[PART] = self._note._replace(rewind=None).sealed().dump()
+            return Draft(target.key, parts, kind=Kind.ROLLBACK, label=target.label)
+        parts = {name: ReusedPart(tree) for name, tree in safety.parts.items()}
+        current = tree_in(self._store, safety)
+        if plan is not None and current is not None:
+            parts[FILES] = CapturedState(tree_after(plan, current), self._store.writer)
+        note = read_note(self._store, safety)
+        if self._lines is not None and note is not None:
+            parts[TRANSCRIPT] = ReusedPart(target.parts[TRANSCRIPT])
+            note = note._replace(transcript=self._note.transcript, trouble=None).sealed()
+            parts[PART] = note.dump()
+        label = f"after a part of the rewind to @{target.seq}"
+        return Draft(target.key, parts, kind=Kind.RESTORE, label=label)
 
     def _replacement(self) -> Replacement | None:
         if self._lines is None or self._present is None:
@@ -200,7 +233,7 @@ class Rewind:
         return Replacement(self._present.path, join_lines(self._lines, is_ended=ended))
 
     def _has_old_transcript(self, safety: Checkpoint) -> bool:
-        """Tell whether the transcript already has the old contents, or was replaced before."""
+        """Return whether the transcript already has the contents of the target."""
         then = self._lines
         if then is None or self._present is None:
             return True
@@ -209,21 +242,12 @@ class Rewind:
         now, held = list(self._present.lines), self._lines_in(safety) or []
         if len(held) > len(then) and now[: len(held)] == held:
             return False
-        return now[: len(then)] == then  # the agent may have appended since
+        return now[: len(then)] == then  # the agent may have appended lines
 
-    def _restore_files(self, safety: Checkpoint) -> None:
-        present = tree_in(self._store, safety)
-        if self._tree is None or present is None:
-            return
-        if self._exclude:
-            self.plan = self._workspace.restore(self._tree, exclude=self._exclude)
-        else:
-            self.plan = self._workspace.restore_held(self._tree, SafetySnapshot(present, safety.id))
-
-    def _save_checkpoint(
-        self, kind: str, words: str, intent: dict[str, Any] | None = None
-    ) -> Checkpoint:
-        captured: Any = CapturedState(_AllFiles(self._workspace), self._store.writer)
+    def _save_checkpoint(self, kind: CheckpointKind, words: str) -> Checkpoint:
+        captured: Any = CapturedState(
+            WorkspaceFiles(self._workspace, full=True), self._store.writer
+        )
         parts: dict[str, Any] = {FILES: captured}
         noted, trouble = None, None
         try:
@@ -231,13 +255,11 @@ class Rewind:
                 parts[TRANSCRIPT] = encode(self._present.lines, TRANSCRIPT)
                 noted = self._present.note()
         except StorageError as error:
-            if intent is not None and self._lines is not None:
+            if kind == Kind.SAFETY and self._lines is not None:
                 raise  # a transcript that is not saved must not be replaced
             trouble = str(error)
         event = Event(self._note.agent, "rewind", self._note.session, self._note.cwd, None)
-        note = SessionNote.from_event(
-            self._store, event, self._note.root, noted, trouble=trouble, rewind=intent
-        )
+        note = SessionNote.from_event(self._store, event, self._note.root, noted, trouble=trouble)
         parts[PART] = note.dump()
         label = f"{words} @{self._target.seq}"
         return self._store.write(Draft(self._target.key, parts, kind=kind, label=label))
@@ -271,10 +293,10 @@ class Rewind:
 
 
 def recover_rewind(store: Store, key: str) -> str | None:
-    """Finish an interrupted rewind of a session; return a message, or None if there was none.
+    """Complete an interrupted rewind of a session; return a message, or None if there was none.
 
     Raises:
-        CheckpointError: it cannot be finished, nor can the failure be saved.
+        CheckpointError: the rewind cannot be completed, and the failure cannot be saved.
     """
     with hold_session_lock(key):
         try:
@@ -284,46 +306,75 @@ def recover_rewind(store: Store, key: str) -> str | None:
             return None  # `verify` reports it
         if head is None or note is None:
             return None
-        if note.is_ours and note.transcript is not None:
-            remove_stale_replacement(note.transcript["path"])
-        return finish_rewind(store, head, note)
+        if note.is_ours:
+            if note.transcript is not None:
+                remove_stale_replacement(note.transcript["path"])
+            with suppress(WorkspaceError):  # moved or removed; a rewind reports it
+                Workspace(note.root, store, watch=False).close()  # completes or discards the files
+        return finish_rewind(store, key)
 
 
-def finish_rewind(store: Store, safety: Checkpoint, note: SessionNote) -> str | None:
-    """Finish an interrupted rewind; return a message, or None if there was none.
+def finish_rewind(store: Store, key: str) -> str | None:
+    """Complete an interrupted rewind; return a message, or None if there was none.
 
     The caller holds the session lock.
 
-    Args:
-        store: the store.
-        safety: the head of the session.
-        note: the note of the head.
-
     Raises:
-        CheckpointError: it cannot be finished, nor can the failure be saved.
+        CheckpointError: the rewind cannot be completed, and the failure cannot be saved.
     """
-    intent = note.rewind
-    if intent is None or safety.kind != SAFETY or not note.is_ours:
-        return None  # only a note sealed by this user may change files
-    if not rewind_journal.has_entry(store, safety):
-        return None  # finished, with later checkpoints deleted; or a rewind in another store
+    journal = rewind_journal.read_entry(store, key)
+    if journal is None:
+        return None
     try:
-        target = find(store, intent["target"])
-        then = read_note(store, target)
-        if then is None or not then.is_ours or target.key != safety.key:
-            return None
-        chosen = {name: intent[name] for name in ("files", "conversation")}
-        with Rewind(store, target, then, **chosen, exclude=tuple(intent["exclude"])) as work:
-            work.apply(safety)
+        head = store.head(key)
+        if head is None:
+            target = None
+        elif journal.is_decided_by(head):
+            target = _finish_transcript(store, find(store, journal.safety_id), journal.tree)
+        else:
+            target = _finish_legacy(store, head, journal.safety_id)
     except CheckpointError as error:
         return f"Cannot finish an interrupted rewind: {error}"
+    if target is None:  # not decided, or version 0.1 has continued the session since
+        rewind_journal.remove_entry(key)
+        return None
     return (
         f"Finished an interrupted rewind to @{target.seq}. Exit the agent, then resume the session."
     )
 
 
+def _finish_transcript(store: Store, safety: Checkpoint, target_id: str) -> Checkpoint | None:
+    """Complete a rewind whose checkpoint exists; opening the directory completes the files."""
+    target = find(store, target_id)
+    note = read_note(store, target)
+    if note is None or not note.is_ours or target.key != safety.key:
+        return None
+    with Rewind(store, target, note, files=False) as rewind:
+        rewind.put_transcript(safety)
+    return target
+
+
+def _finish_legacy(store: Store, head: Checkpoint, safety_id: str) -> Checkpoint | None:
+    """Complete a rewind of version 0.1, which has no checkpoint yet, but a note of the intent."""
+    held = read_note(store, head)
+    if head.id != safety_id or held is None or held.rewind is None or not held.is_ours:
+        return None  # completed, or its checkpoints were removed since
+    intent = held.rewind
+    target = find(store, intent["target"])
+    note = read_note(store, target)
+    if note is None or not note.is_ours or target.key != head.key:
+        return None
+    chosen = {name: intent[name] for name in ("files", "conversation")}
+    with Rewind(store, target, note, **chosen, exclude=tuple(intent["exclude"])) as rewind:
+        rewind.apply(head)
+    return target
+
+
 def _check_not_moved(root: str) -> str:
-    """Return a directory if its path leads to no other one now. Raises WorkspaceError."""
+    """Return the path of a directory.
+
+    Raises WorkspaceError if it now leads to another directory.
+    """
     real = os.path.realpath(root)
     if real != root:
         raise WorkspaceError(
@@ -332,13 +383,3 @@ def _check_not_moved(root: str) -> str:
             "`restore --into DIR` to write the files to another directory."
         )
     return root
-
-
-class _AllFiles:
-    """Captures a workspace with a full stat pass."""
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-
-    def checkpoint_to(self, writer: Writer) -> str:
-        return self._workspace.checkpoint_to(writer, full=True)

@@ -1,80 +1,81 @@
-"""The journal of rewinds in progress. Owns its entries, which are outside of every store.
+"""The journals of rewinds in progress, in the state directory of the user. Owns their places.
 
-A store may come from elsewhere, or have lost checkpoints. So the rewind in the note of a head is
-finished only if the journal in this user's state directory has an entry for it.
+A store may be shared, or have lost checkpoints. So an interrupted rewind is completed only if this
+user's state directory holds its journal.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-from agent_checkpoint.agents.hook.client import open_state_dir
-from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.agents.state_dir import open_state_dir
+from agent_checkpoint.errors import StateError
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.restore.journal import Journal, read_journal
+from agent_checkpoint.workspace.safe_open import EntryChanged, opened_file, read_all
 
-_MOST = 1 << 16
+_MAX_LEGACY_BYTES = 1 << 16
 
 
-def write_entry(store: Store, safety: Checkpoint) -> None:
-    """Write the entry of a rewind that is about to start.
+def store_name(store: Store) -> str:
+    """Return the name of a store in journals."""
+    return store.backend.properties.url or repr(store.backend)
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    directory = open_state_dir()
-    if directory is None:  # the rewind works, but could not be finished after a crash
-        return
-    name = _name(safety.key)
-    try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(f"{name}.new", flags, 0o600, dir_fd=directory)
-        try:
-            os.write(fd, _text(store, safety))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(f"{name}.new", name, src_dir_fd=directory, dst_dir_fd=directory)
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+
+def write_entry(key: str, journal: Journal) -> None:
+    """Write the journal of a rewind of a session. Raises OSError."""
+    with _state_dir() as directory:
+        if directory is not None:  # else it works, but cannot be completed after a crash
+            journal.write(directory, _name(key))
 
 
 def remove_entry(key: str) -> None:
-    """Remove the entry of a session."""
-    directory = open_state_dir()
-    if directory is None:
-        return
-    try:
-        with suppress(OSError):  # finishing a finished rewind changes nothing
-            os.unlink(_name(key), dir_fd=directory)
-    finally:
-        os.close(directory)
+    """Remove the journal of a session."""
+    with _state_dir() as directory:
+        if directory is not None:
+            with suppress(OSError):  # completing a completed rewind changes nothing
+                os.unlink(_name(key), dir_fd=directory)
 
 
-def has_entry(store: Store, safety: Checkpoint) -> bool:
-    """Tell whether the journal has an entry for the rewind of a safety checkpoint."""
-    directory = open_state_dir()
-    if directory is None:
-        return False
-    try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(_name(safety.key), flags, dir_fd=directory)
+def read_entry(store: Store, key: str) -> Journal | None:
+    """Return the journal of a rewind in a store, or None.
+
+    A journal of version 0.1 names no target: the note of the safety checkpoint does.
+    """
+    with _state_dir() as directory:
+        if directory is None:
+            return None
         try:
-            return os.read(fd, _MOST) == _text(store, safety)
-        finally:
-            os.close(fd)
-    except OSError:
-        return False
+            journal, is_own = read_journal(directory, _name(key))
+            return journal if is_own and journal.store == store_name(store) else None
+        except (OSError, EntryChanged, KeyError, TypeError, RecursionError, StateError):
+            return None
+        except ValueError:
+            return _read_legacy(directory, store, key)
+
+
+def _read_legacy(directory: int, store: Store, key: str) -> Journal | None:
+    try:
+        with opened_file(directory, os.fsencode(_name(key))) as file:
+            data = read_all(file.fd, min(file.stat.st_size, _MAX_LEGACY_BYTES))
+    except (OSError, EntryChanged):
+        return None
+    where, _, safety_id = data.decode("utf-8", "surrogateescape").rstrip("\n").rpartition("\n")
+    return Journal("", "", "", None, (), where, safety_id) if where == store_name(store) else None
+
+
+@contextmanager
+def _state_dir() -> Iterator[int | None]:
+    directory = open_state_dir()
+    try:
+        yield directory
     finally:
-        os.close(directory)
+        if directory is not None:
+            os.close(directory)
 
 
 def _name(key: str) -> str:
     return f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.rewind"
-
-
-def _text(store: Store, safety: Checkpoint) -> bytes:
-    where = store.backend.url or repr(store.backend)
-    return f"{where}\n{safety.id}\n".encode("utf-8", "surrogateescape")[:_MOST]

@@ -1,1 +1,1 @@
-"""Install the hook in the settings files of coding agents."""
+"""Installs the hook in the settings files of coding agents."""

@@ -1,4 +1,4 @@
-"""Install and uninstall the hook. Owns the settings formats of coding agents."""
+"""Installs and uninstalls the hook. Owns the settings formats of coding agents."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from agent_checkpoint.records import short_repr
 
 
 class SettingsFormat(NamedTuple):
-    """The hook settings of an agent."""
+    """Location and format of an agent's hook settings."""
 
     user: str
     """The settings file, relative to the home directory."""
@@ -38,18 +38,18 @@ class SettingsFormat(NamedTuple):
     """The settings file, relative to a project."""
     events: tuple[str, ...]
     newer: tuple[str, ...]
-    """Events that older versions do not know; they may reject the whole file for them."""
+    """Events that older versions of the agent do not support; they may reject the whole file."""
     seconds: int
     """Timeout units per second."""
     comments: bool
     next_step: str
-    """The next step for the user."""
+    """The next step for the user after the installation."""
 
 
 FORMATS = {
     CLAUDE: SettingsFormat(
         ".claude/settings.json",
-        # Not committed to git: the command has a path of this machine.
+        # Not committed to git, because the command contains a path of this machine.
         ".claude/settings.local.json",
         (
             "UserPromptSubmit",
@@ -106,13 +106,13 @@ def events_of(agent: str) -> tuple[str, ...]:
 
 
 def settings_file(agent: str, project: Path | None) -> Path:
-    """Return the settings file of an agent: that of the user, or of a project."""
+    """Return the path of an agent's settings file, for the user or for a project."""
     form = FORMATS[agent]
     return Path.home() / form.user if project is None else project / form.project
 
 
 def installed(agent: str, path: Path, project: Path | None = None) -> bool:
-    """Tell whether our hooks are installed, complete and current. Raises InvalidInputError."""
+    """Return whether our hooks are installed, complete and up to date. Raises InvalidInputError."""
     text = read_settings(path, project)
     if text is None or not text.strip():
         return False
@@ -125,7 +125,10 @@ def installed(agent: str, path: Path, project: Path | None = None) -> bool:
 
 
 def store_of(agent: str, path: Path, project: Path | None = None) -> str:
-    """Return the store in our hook command; empty if none. Raises InvalidInputError."""
+    """Return the `--store` value of the installed hook command, or "" if it has none.
+
+    Raises InvalidInputError if the settings file cannot be parsed.
+    """
     text = read_settings(path, project) or ""
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
     for event in hooks:
@@ -160,10 +163,10 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
 
 
 def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
-    """Remove our hooks; return whether there were any. Raises as `install`.
+    """Remove our hooks; return whether any were installed. Raises the same errors as `install`.
 
-    If nothing else was changed since the installation, the original file is restored byte by byte,
-    or removed if there was none.
+    If the settings were not edited since `install`, the original file is restored byte for byte, or
+    deleted if `install` created it.
     """
     before = read_settings(path, project) or ""
     text = _removed(agent, path, before) if before.strip() else before
@@ -175,7 +178,7 @@ def uninstall(agent: str, path: Path, project: Path | None = None) -> bool:
             folder.replace(folder.name, original)
             folder.remove(folder.backup)
         elif original is None and "".join(text.split()) == "{}":
-            folder.remove(folder.name)  # the installation created it
+            folder.remove(folder.name)  # `install` created it
         else:
             folder.replace(folder.name, text)
     return True
@@ -268,10 +271,10 @@ def _parsed(agent: str, path: Path, text: str) -> JsonNode:
         root = parse(text, comments=FORMATS[agent].comments)
         hooks = (root.members or {}).get("hooks")
         if root.members is None or (hooks is not None and hooks.members is None):
-            raise ValueError("it is not an object with an object `hooks`")
+            raise ValueError("expected a JSON object in which `hooks` is an object")
         events = (*FORMATS[agent].events, *FORMATS[agent].newer)
         if any(node.items is None for event, node in _hooks(root).items() if event in events):
-            raise ValueError("the hooks of an event are not an array")
+            raise ValueError("the hooks of an event must be an array")
     except (ValueError, RecursionError) as error:
         raise InvalidInputError(
             f"Cannot parse {short_repr(str(path), 200)} ({error}). Fix it and retry; it was not "

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from agent_checkpoint.agents.agent_events import AGENTS, GEMINI
-from agent_checkpoint.agents.hook.client import FILE
+from agent_checkpoint.agents.hook.protocol import CLIENT
 
 _CLIENTS = ("agent_checkpoint/agents/hook/client.py", "agent_checkpoint/cli/hooks/client.py")
 """The path of the client, now and in version 0.1."""
@@ -19,16 +19,16 @@ _STORE = "--store"
 def command_of(agent: str, store: str = "") -> str:
     """Return the command line for an agent, with `--store` if a store is given.
 
-    It succeeds even if Python or the package were removed: Python exits with 2 for a missing file,
-    and with that status the agent would block every tool call.
+    The command line succeeds even if Python or the package is removed. Python exits with status 2
+    for a missing file, which agents interpret as "block this tool call".
     """
-    parts = [sys.executable, "-I", "-S", FILE, agent, *([_STORE, store] if store else [])]
+    parts = [sys.executable, "-I", "-S", CLIENT, agent, *([_STORE, store] if store else [])]
     otherwise = "echo '{}'" if agent == GEMINI else "true"
     return f"{shlex.join(parts)} 2>/dev/null || {otherwise}"
 
 
 def is_ours(command: str) -> bool:
-    """Tell whether a command line is ours alone; one that only contains ours is not."""
+    """Return whether a command line is exactly our hook command, not one that contains it."""
     words = _words(command)
     if words[-2:-1] == [_STORE]:
         del words[-2:]
@@ -41,7 +41,7 @@ def is_ours(command: str) -> bool:
 
 
 def store_in(command: str) -> str:
-    """Return the store in our command line; empty if none."""
+    """Return the `--store` value of a hook command line, or "" if it has none."""
     words = _words(command)
     return words[-1] if words[-2:-1] == [_STORE] else ""
 

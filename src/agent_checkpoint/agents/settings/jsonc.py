@@ -1,6 +1,6 @@
-"""Edit JSON with comments (JSONC) as text. Owns the parser that records source positions.
+"""Edits JSON with comments (JSONC) as text. Owns a parser that records source positions.
 
-Edits keep the formatting of the user: order, comments and whitespace.
+Edits preserve the user's formatting: order, comments and whitespace.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class JsonNode(NamedTuple):
     items: list[JsonNode] | None = None
     """The items of an array."""
     key: int | None = None
-    """The start of its name, if it is a member."""
+    """The start of the property name, for a member of an object."""
 
 
 def parse(text: str, *, comments: bool) -> JsonNode:
-    """Parse a text. Raises ValueError if it is not JSON."""
+    """Parse JSON, with comments if allowed. Raises ValueError."""
     if not comments:
         json.loads(text)
     at = _skip(text, 0)
@@ -54,7 +54,7 @@ def append_item(text: str, node: JsonNode, value: str) -> str:
 def remove_node(text: str, outer: JsonNode, inner: JsonNode) -> str:
     """Return the text without a member or item, and without its comma.
 
-    Comments next to it stay.
+    Adjacent comments are kept.
     """
     siblings = outer.items if outer.items is not None else list((outer.members or {}).values())
     place = siblings.index(inner)
@@ -73,7 +73,7 @@ def remove_node(text: str, outer: JsonNode, inner: JsonNode) -> str:
 
 
 def is_only_child(text: str, outer: JsonNode, inner: JsonNode) -> bool:
-    """Tell whether an object or array has only this value, and no comments."""
+    """Return whether an object or array contains only this value and no comments."""
     start = inner.start if inner.key is None else inner.key
     return not (text[outer.start + 1 : start] + text[inner.end : outer.end - 1]).strip()
 
@@ -115,7 +115,7 @@ def _skip(text: str, at: int) -> int:
 
 def _value(text: str, at: int, depth: int) -> JsonNode:
     if depth > _DEEPEST:
-        raise ValueError("it is nested too deeply")
+        raise ValueError("nested too deeply")
     sign = text[at : at + 1]
     if sign == "{":
         members: dict[str, JsonNode] = {}
@@ -124,14 +124,14 @@ def _value(text: str, at: int, depth: int) -> JsonNode:
                 return JsonNode(_values(members), at, place.end, members=members)
             name = _STRING.match(text, place.start)
             if name is None:
-                raise ValueError(f"expected a name at position {place.start}")
+                raise ValueError(f"expected a quoted property name at position {place.start}")
             colon = _skip(text, name.end())
             if text[colon : colon + 1] != ":":
                 raise ValueError(f"expected a colon at position {colon}")
             node = _value(text, _skip(text, colon + 1), depth + 1)
             word = json.loads(name[0])
             if word in members:
-                raise ValueError(f"duplicate name {name[0]} at position {place.start}")
+                raise ValueError(f"duplicate property name {name[0]} at position {place.start}")
             members[word] = node._replace(key=place.start)
             place.at.append(node.end)
     if sign == "[":
@@ -148,7 +148,7 @@ def _value(text: str, at: int, depth: int) -> JsonNode:
 
 
 class _Slot(NamedTuple):
-    """The start of the next element of an array or object, or the end of the whole."""
+    """The start of the next element of an array or object, or the end of the array or object."""
 
     start: int
     end: int

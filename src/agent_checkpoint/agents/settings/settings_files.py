@@ -1,6 +1,6 @@
-"""Settings files of coding agents. Owns opening and replacing them safely, not their contents.
+"""Opens and replaces the settings files of coding agents safely. Does not interpret them.
 
-A project may come from elsewhere: inside it no symbolic link is followed. In the home directory,
+Projects are untrusted, so symbolic links inside a project are not followed. In the home directory,
 where dotfile managers create links, a link is followed if its target belongs to the same user.
 """
 
@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import make_directory
+from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import InvalidInputError, StorageError
-from agent_checkpoint.file_ownership import other_owner, other_writer
+from agent_checkpoint.file_trust import other_owner, other_writer
 from agent_checkpoint.records import short_repr
 
 _MOST = 4 << 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Follows no link, and does not block on a pipe.
+# Does not follow links, and does not block on a pipe.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -29,7 +29,7 @@ class SettingsDir:
     """The open directory of a settings file; files are accessed relative to its descriptor."""
 
     def __init__(self, fd: int, name: str, *, is_project: bool) -> None:
-        """Take an open directory, and the name of the settings file in it."""
+        """Use an open directory, and the name of the settings file in it."""
         self.name = name
         self.backup = f"{name}.before-agent-checkpoint"
         self._fd = fd
@@ -44,13 +44,13 @@ class SettingsDir:
         with os.fdopen(fd, "rb") as file:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise OSError("it is not a regular file")
+                raise OSError("not a regular file")
             why = None if self._is_project else other_owner("it", found, or_root=True)
             if why is not None:
-                raise OSError(f"{why}: set HOME to your own home")
+                raise OSError(f"{why}: set HOME to your home directory")
             data = file.read(_MOST + 1)
         if len(data) > _MOST:
-            raise OSError(f"it has more than {_MOST:,} bytes")
+            raise OSError(f"larger than {_MOST:,} bytes")
         return data.decode()
 
     def replace(self, name: str, text: str) -> None:
@@ -86,7 +86,7 @@ def read_settings(path: Path, project: Path | None) -> str | None:
         project: the project directory of the file; None for the user's file.
 
     Raises:
-        InvalidInputError: it cannot be read, or is a link that is not followed.
+        InvalidInputError: the file cannot be read, or is a link that is not followed.
     """
     try:
         with _folder(path, project, make=False) as folder:
@@ -99,14 +99,14 @@ def read_settings(path: Path, project: Path | None) -> str | None:
 
 @contextmanager
 def open_settings_dir(path: Path, project: Path | None) -> Iterator[SettingsDir]:
-    """Open the directory of a settings file for writing; created if missing.
+    """Open the directory of a settings file for writing; create it if missing.
 
     Args:
         path: the file.
         project: as for `read_settings`.
 
     Raises:
-        StorageError: it cannot be written, or is a link that is not followed.
+        StorageError: the directory cannot be written, or is a link that is not followed.
     """
     try:
         with _folder(path, project, make=True) as folder:
@@ -134,7 +134,7 @@ def _folder(path: Path, project: Path | None, *, make: bool) -> Iterator[Setting
 
 
 def _below(project: Path, names: tuple[str, ...], *, make: bool) -> int:
-    """Open a directory inside a project, following no links. Raises OSError."""
+    """Open a directory inside a project without following links. Raises OSError."""
     fd = os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     for name in names:
         try:

@@ -51,8 +51,7 @@ def arguments(parser: ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="KEY|ID",
-        help="list: the session (default: all); otherwise the id of the request, or its first "
-        "characters",
+        help="list: the session (default: all); otherwise the request id, or a unique prefix of it",
     )
     parser.add_argument("--all", action="store_true", help="list: include decided requests")
     parser.add_argument(
@@ -82,7 +81,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
             raise InvalidInputError(
                 "No request id given. Run `agent-checkpoint approvals` to list them."
             )
-        names = [name for ledger in all_ledgers(manager.store) for name in ledger.requests]
+        names = [name for ledger in all_ledgers(manager.store) for name in ledger.state.requests]
         name = match_id(args.name, names, "request")
         by = args.by or _user()
         if args.verb == "deny":
@@ -97,7 +96,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         out.line(f"{data['status'].capitalize()}: {one_line(data['words'], 200)}", style="green")
         if args.verb == "edit":
             out.line(f"  with {value_summary(data['arguments'], 500)}")
-        out.line("The session continues with it when it is resumed.")
+        out.line("The session uses the decision when it is resumed.")
 
     return CommandResult(data, show_answer)
 
@@ -106,7 +105,7 @@ def _rows(store: Store, approvals: Approvals, key: str | None, answered: bool) -
     found = approvals.pending(key)
     if answered:
         known = {item.id for item in found}
-        others = [item for ledger in all_ledgers(store) for item in ledger.requests.values()]
+        others = [item for ledger in all_ledgers(store) for item in ledger.state.requests.values()]
         found += [item for item in others if item.id not in known and key in (None, item.session)]
     rows = []
     for request in found:
@@ -142,7 +141,7 @@ def _edited(args: Namespace, approvals: Approvals, name: str) -> dict[str, Any]:
 
 
 def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Open the arguments in an editor; return those that were changed."""
+    """Open the arguments in an editor; return the changed arguments."""
     import json
 
     command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
@@ -151,7 +150,7 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
         kept = json.loads(before)
     except (TypeError, ValueError):
         raise InvalidInputError(
-            "The arguments cannot be written as JSON: edit them from Python."
+            "The arguments cannot be represented as JSON. Edit them from Python."
         ) from None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "arguments.json")
@@ -165,15 +164,17 @@ def _from_editor(arguments: dict[str, Any]) -> dict[str, Any]:
             ) from error
         text = file.read_text(encoding="utf-8")
     if done.returncode != 0:
-        raise CheckpointError("The editor failed: the request is still pending.")
+        raise CheckpointError("The editor failed. The request is still pending.")
     try:
         after = json.loads(text)
     except ValueError as error:
         raise InvalidInputError(
-            f"The edited text is not JSON ({error}): the request is still pending."
+            f"The edited text is not JSON ({error}). The request is still pending."
         ) from None
     if not isinstance(after, dict) or kept.keys() - after.keys():
-        raise InvalidInputError("Arguments are missing: the request is still pending.")
+        raise InvalidInputError(
+            "Arguments are missing in the edited text. The request is still pending."
+        )
     changed = {name: value for name, value in after.items() if value != kept.get(name)}
     if not changed:
         raise InvalidInputError(

@@ -149,7 +149,7 @@ function __agent_checkpoint_is
   end
   test "$found" = "$argv[1]"
 end"""
-"""Tests whether the command line has this command; without an argument, whether it has none."""
+"""Tests whether the command line has the given command; without an argument, no command."""
 
 
 def _quiet(text: str) -> str:

@@ -47,9 +47,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Show the preview, ask, and delete."""
+    """Show the preview, ask for confirmation, and delete."""
     with location.manager() as manager:
-        # Duplicates, and checkpoints of keys that are deleted anyway, count once.
+        # Drop duplicates, and checkpoints of keys that are deleted as a whole.
         found = dict.fromkeys(_find_deletion(location, manager, name) for name in args.names)
         keys = {item.key for item in found if item.id is None}
         deletions = [item for item in found if item.id is None or item.key not in keys]
@@ -79,11 +79,11 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
 
 
 def _find_deletion(location: StoreLocation, manager: CheckpointManager, name: str) -> _Deletion:
-    """Return the key, or the checkpoint, with a name. Raises CheckpointError."""
+    """Return the key or checkpoint to delete. Raises CheckpointError."""
     total = sum(1 for _ in manager.store.entries(name)) if name else 0
     if total:
         words = f"{one_line(name)}, {format_count(total, 'checkpoint')}"
-        with suppress(*UNUSABLE):  # damaged checkpoints can be deleted, too
+        with suppress(*UNUSABLE):  # damaged checkpoints can also be deleted
             head = manager.store.head(name)
             if head is not None and SESSION_PART in head.parts:
                 words += " (a session: a running agent can no longer save to it)"

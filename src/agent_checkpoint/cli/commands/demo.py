@@ -24,7 +24,9 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Run the demo."""
     if args.store is not None:
-        raise InvalidInputError("The demo uses its own store: choose its directory with --in DIR.")
+        raise InvalidInputError(
+            "The demo does not support --store: it creates its own store in --in DIR."
+        )
     from agent_checkpoint.demo.story import main
 
     status = main([] if args.home is None else ["--in", str(location.directory / args.home)])

@@ -22,10 +22,10 @@ from agent_checkpoint.present.state_json import (
     read_parts,
 )
 from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
 from agent_checkpoint.workspace.workspace import Workspace
 
 EXAMPLES = """
@@ -97,7 +97,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         }
         if sides.before.id != sides.after.id:
             data.update(_states(manager, sides, only))
-        # The internal files of git are left out of the text.
+        # The text output omits the internal files of git.
         shown = None if files is None else files.only(lambda path: git_above(path) is None)
         text = "" if shown is None or args.stat or args.json else shown.text()
         if args.json and files is not None and not args.stat:

@@ -1,4 +1,4 @@
-"""`doctor`: which features work on this machine, and how to enable the others."""
+"""`doctor`: checks which features work on this machine, and how to enable the others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.default_paths import default_store
-from agent_checkpoint.cli.hints import to_cli_terms
+from agent_checkpoint.cli.hints import error_text
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import describe_store
 from agent_checkpoint.cli.prompts import add_json
@@ -22,7 +22,7 @@ from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
 
 EXAMPLES = """
-agent-checkpoint doctor                  check this machine and your store
+agent-checkpoint doctor                  check this machine and the default store
 agent-checkpoint --store ./store doctor --json   check another store, print JSON
 """
 
@@ -56,30 +56,30 @@ def _store(location: StoreLocation) -> list[_Check]:
     use = "storing checkpoints"
     try:
         with location.manager() as manager:
-            backend: Any = manager.store.backend
+            backend = manager.store.backend
             keys = len(manager.list_keys())
-            place = getattr(backend, "path", None)
-            durability = getattr(backend, "durability", None)
+            properties = backend.properties
             where = describe_store(backend)
     except (CheckpointError, OSError) as error:
         return [
             _Check(
                 "store",
                 False,
-                one_line(to_cli_terms(str(error)), 500),
+                one_line(error_text(error), 500),
                 use,
                 "choose another store: --store PATH",
             )
         ]
     words = f"{one_line(where, 300)}, {format_count(keys, 'key')}"
-    can_write = place is None or os.access(_existing(Path(place)), os.W_OK | os.X_OK)
+    place, durability = properties.path, properties.durability
+    can_write = place is None or os.access(_existing(place), os.W_OK | os.X_OK)
     if can_write:
         found = [_Check("store", True, words, use, "")]
     else:
         get = "make it writable, or choose another store: --store PATH"
         found = [_Check("store", False, f"{words}, not writable", use, get)]
-    if backend.shared:
-        words = "writable by others: only checkpoints sealed with your secret are trusted"
+    if properties.shared:
+        words = "writable by other users: only checkpoints signed with your secret are trusted"
         found.append(_Check("shared store", True, words, use, ""))
     if durability is not None:
         is_full = durability == "full"
@@ -87,7 +87,7 @@ def _store(location: StoreLocation) -> list[_Check]:
         get = "" if is_full else "durability=full in the store's URL"
         found.append(_Check("durability", is_full, f"{durability}: {words}", use, get))
     if place is not None:
-        free, whole = _room(Path(place))
+        free, whole = _room(place)
         enough = free > 1 << 30
         words = f"{format_size(free)} free of {format_size(whole)}"
         get = "run agent-checkpoint prune, then gc; or move the store to another disk"
@@ -96,7 +96,7 @@ def _store(location: StoreLocation) -> list[_Check]:
 
 
 def _secret() -> _Check:
-    use = "sealed pickles, shared stores, and verifying your own records"
+    use = "signing pickles, shared stores and directory records"
     try:
         is_there = entry_key(create=False) is not None
     except StateError as error:
@@ -183,7 +183,7 @@ def _packages() -> list[_Check]:
     from agent_checkpoint.workspace.scan import chunking
 
     rows = (
-        ("zstd", compression.zstd is not None, "stores made with compression=zstd", "fast"),
+        ("zstd", compression.zstd is not None, "stores created with compression=zstd", "fast"),
         (
             "orjson",
             canonical_json.orjson is not None,
@@ -192,7 +192,7 @@ def _packages() -> list[_Check]:
         ),
         (
             "chunking",
-            chunking._is_installed(),
+            chunking.is_installed(),
             "content-defined chunking: small changes of large files store little",
             "chunks",
         ),

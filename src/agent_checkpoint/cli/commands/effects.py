@@ -11,9 +11,10 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
-from agent_checkpoint.store.ledger.ledger import Effect, Epoch, Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import Effect
 
 EXAMPLES = """
 agent-checkpoint effects                       session of the current directory
@@ -36,7 +37,7 @@ def arguments(parser: ArgumentParser) -> None:
         "outcome of an effect",
     )
     parser.add_argument(
-        "id", nargs="?", metavar="ID", help="resolve: the id of the effect, or its first characters"
+        "id", nargs="?", metavar="ID", help="resolve: the effect id, or a unique prefix of it"
     )
     parser.add_argument("--all", action="store_true", help="list the effects of all sessions")
     parser.add_argument(
@@ -86,7 +87,7 @@ def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
 
 
 def _is_of(meta: SessionRecord, effect: Effect) -> bool:
-    """Tell whether an effect is in the history of a session."""
+    """Return whether an effect belongs to the history of a session."""
     if effect.session == meta.key:
         return True
     return any(effect.session == key and effect.seq <= seen for key, seen in meta.lineage)
@@ -100,16 +101,13 @@ def _resolve(args: Namespace, manager: CheckpointManager) -> CommandResult:
     if not (args.happened or args.did_not):
         raise InvalidInputError("Pass --happened or --not.")
     ledgers = list(all_ledgers(manager.store))
-    name = match_id(args.id, [name for ledger in ledgers for name in ledger.effects], "effect")
-    ledger = next((ledger for ledger in ledgers if name in ledger.effects), None)
+    names = [name for ledger in ledgers for name in ledger.state.effects]
+    name = match_id(args.id, names, "effect")
+    ledger = next((ledger for ledger in ledgers if name in ledger.state.effects), None)
     if ledger is None:
-        raise NotFoundError(f"There is no effect {name}.")
-    effect = ledger.effects[name]
-    # Epoch 0 fences nobody: a process that has the session open continues and sees the outcome.
-    meta, epoch = SessionRecord(effect.session, ledger.lineage), Epoch(effect.session, 0)
-    outcomes = EffectOutcomes(ledger, meta, epoch, lambda tool, part: None)
-    outcomes.resolve(name, happened=args.happened, note=args.note)
-    data = effect_json(ledger.effects[name])
+        raise NotFoundError(f"No effect {name} in this store.")
+    resolve_effect(ledger, name, happened=args.happened, note=args.note)
+    data = effect_json(ledger.state.effects[name])
 
     def show(out: Output) -> None:
         outcome = "happened" if args.happened else "did not happen, may be retried"

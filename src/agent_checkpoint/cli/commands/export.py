@@ -41,7 +41,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
     def show(out: Output) -> None:
         what = f"{format_count(number, 'checkpoint')}, {format_size(file.stat().st_size)}"
         out.line(f"Wrote {one_line(file)}: {what}.", style="green")
-        # Without --store: it is to be run elsewhere, for another store.
+        # Without --store, because the archive is imported into another store.
         out.line(f"To import: agent-checkpoint import {shell_quote(file.name)}", style="dim")
 
     return CommandResult(data, show)

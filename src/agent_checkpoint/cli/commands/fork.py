@@ -1,4 +1,4 @@
-"""`fork`: a new key that starts at a checkpoint, with its own copy of the files if requested."""
+"""`fork`: creates a key that starts at a checkpoint, optionally with a copy of the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_checkpoint.agents.directory_keys import is_foreign
 from agent_checkpoint.agents.session_note import PART as HOOK
-from agent_checkpoint.agents.tracked_dir import TrackedDir
+from agent_checkpoint.agents.tracked_dir import fill, open_tracked
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_foreign
@@ -17,14 +17,14 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, Draft, check_key, short_repr
+from agent_checkpoint.records import Checkpoint, Draft, Kind, check_key, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.session.workspace_part import is_empty
 from agent_checkpoint.store.archive.importer import remove_dead_imports
-from agent_checkpoint.store.claims import make_claim
+from agent_checkpoint.store.directory_claims import make_claim
 from agent_checkpoint.store.objects.references import ReusedPart
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.plan import Plan
-from agent_checkpoint.workspace.tree_names import tree_in
 
 EXAMPLES = """
 agent-checkpoint fork fix-bug-42 try-a                    from the latest checkpoint
@@ -48,7 +48,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Fork it."""
+    """Create the fork."""
     with location.manager() as manager:
         key, at = _resolve(args, location, manager)
         point = location.checkpoint(manager, location.id_of(manager, at, key))
@@ -71,7 +71,9 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         if directory is not None:
             try:
                 files, plan = _put_files(manager, args.name, first, point, directory)
-            except BaseException:  # also Ctrl-C: the key must not belong to a partial directory
+            except (
+                BaseException
+            ):  # including Ctrl-C: the key must not belong to a partial directory
                 manager.delete(args.name)
                 raise
     data: dict[str, Any] = {
@@ -112,17 +114,20 @@ def _empty(directory: Path) -> Path:
 def _forked(
     manager: CheckpointManager, name: str, point: Checkpoint, directory: Path | None
 ) -> str:
-    """Write the first checkpoint; that of a plain directory carries a claim of the new directory.
+    """Write the first checkpoint of the fork, and return its id.
+
+    If the files go to `directory` and the key is not a session, the checkpoint has a claim that
+    binds the fork to that directory.
 
     Raises:
-        ConflictError: the key exists.
+        ConflictError: the key already exists.
     """
     if directory is None or SESSION_PART in point.parts:
         return manager.fork(point.key, name, point.id)
     parts: dict[str, Any] = {part: ReusedPart(tree) for part, tree in point.parts.items()}
-    parts.pop(HOOK, None)  # its note names the other directory
+    parts.pop(HOOK, None)  # its note contains the path of the original directory
     claim = make_claim(manager.store.backend, check_key(name), directory)
-    draft = Draft(name, parts, "fork", point.label, token=point.token, claim=claim)
+    draft = Draft(name, parts, Kind.FORK, point.label, token=point.token, claim=claim)
     remove_dead_imports(manager.store)
     return manager.store.write(draft, parents=(point.id,), after=0).id
 
@@ -147,8 +152,8 @@ def _put_files(
         plan = None
     else:
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        with TrackedDir(directory, manager.store, key, **rules) as tracked:
-            plan = tracked.fill(tree, first)
+        with open_tracked(directory, manager.store, key, **rules) as tracked:
+            plan = fill(tracked, tree, first)
     return tree.files, plan
 
 

@@ -1,4 +1,4 @@
-"""`gc`: delete objects that no checkpoint reaches."""
+"""`gc`: delete objects that are not reachable from any checkpoint."""
 
 from __future__ import annotations
 

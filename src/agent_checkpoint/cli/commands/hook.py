@@ -1,4 +1,4 @@
-"""`hook`: save at every tool call of a coding agent; install the hook in the agent's settings."""
+"""`hook`: save a checkpoint at every tool call of a coding agent; install the hook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import AGENTS
-from agent_checkpoint.agents.hook import client
+from agent_checkpoint.agents.hook import event_sender
 from agent_checkpoint.agents.settings.agent_settings import (
     FORMATS,
     install,
@@ -17,7 +17,8 @@ from agent_checkpoint.agents.settings.agent_settings import (
     store_of,
     uninstall,
 )
-from agent_checkpoint.backends.disk.posix import read_regular
+from agent_checkpoint.agents.state_dir import log_file
+from agent_checkpoint.backends.os_support.posix import read_regular
 from agent_checkpoint.cli.args import did_you_mean
 from agent_checkpoint.cli.output import CommandResult, Output
 from agent_checkpoint.cli.store_location import StoreLocation
@@ -52,23 +53,23 @@ def arguments(parser: ArgumentParser) -> None:
     scope.add_argument(
         "--project", action="store_true", help="use the settings of the current directory"
     )
-    scope.add_argument("--user", action="store_true", help="use your own settings (default)")
+    scope.add_argument("--user", action="store_true", help="use your user settings (default)")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Run a subcommand, or save an event; an event never fails."""
+    """Run a subcommand, or save an event. Saving an event never fails."""
     if not args.what and sys.stdin.isatty():
         raise InvalidInputError(
             "No event on stdin. To install the hook: agent-checkpoint hook install AGENT."
         )
-    store = client.absolute_store(args.store or "")
+    store = event_sender.absolute_store(args.store or "")
     if args.what in ("", *AGENTS):
-        client.main([args.what, *(["--store", store] if store else [])])
+        event_sender.main([args.what, *(["--store", store] if store else [])])
         args.json = False
         return CommandResult({}, lambda out: None)
     if args.what not in _VERBS:
-        # Not the status of a usage error: agents take 2 for "block this call".
+        # Not the status of a usage error, which agents interpret as "block this call".
         known = (*_VERBS, *AGENTS)
         near = did_you_mean(args.what, known) or "."
         names = ", ".join(known)
@@ -82,7 +83,8 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         words = "Stopped the daemon." if stopped else "No daemon is running."
         return CommandResult({"stopped": stopped}, lambda out: out.line(words))
     if args.agent not in AGENTS:
-        raise InvalidInputError(f"Name the agent: {', '.join(AGENTS)}.")
+        problem = f"Unknown agent {shown(args.agent)}." if args.agent else "No agent given."
+        raise InvalidInputError(f"{problem} Choose from {', '.join(AGENTS)}.")
     project = location.directory if args.project else None
     path = settings_file(args.agent, project)
     if args.what == "install":
@@ -115,7 +117,7 @@ def _status(location: StoreLocation) -> CommandResult:
                 rows.append({**row, "installed": is_installed, "store": store, "trouble": None})
             except InvalidInputError as error:
                 rows.append({**row, "installed": False, "store": "", "trouble": str(error)})
-    log = client.log_file()
+    log = log_file()
     failures = _failures(log)
     data = {"agents": rows, "log": log, "failures": failures}
 
@@ -148,7 +150,7 @@ def _failures(log: str | None) -> list[str]:
     if log is None:
         return []
     try:
-        data = read_regular(Path(log))  # a device or pipe in its place would never end
+        data = read_regular(Path(log))  # not a device or pipe, which may never end
     except OSError:
         return []
     return (data or b"").decode(errors="replace").splitlines()[-_LAST:]

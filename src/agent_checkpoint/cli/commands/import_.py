@@ -1,4 +1,4 @@
-"""`import`: import the key of an archive, completely or not at all."""
+"""`import`: import the key of an archive atomically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.records import short_repr as quoted_name
 
 EXAMPLES = """
-agent-checkpoint import fix.ckpt              import into your store; runs no code
+agent-checkpoint import fix.ckpt              import into the default store; runs no code
 agent-checkpoint --store ./store import fix.ckpt   import into another store
 """
 
@@ -36,7 +36,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         head = manager.store.head(key)
         number = sum(1 for _ in manager.store.entries(key))
         claimed = None
-        with suppress(*UNUSABLE):  # a damaged note does not undo the import
+        with suppress(*UNUSABLE):  # a damaged note does not fail the import
             claimed = None if head is None else claimed_directory(manager.store, head)
     data = {
         "key": key,
@@ -49,7 +49,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         out.line(f"Imported {one_line(key)}: {format_count(number, 'checkpoint')}.", style="green")
         if claimed is not None:
             out.line(f"It claims the directory {one_line(claimed)} (not verified).", style="yellow")
-        out.line("The imported key is not bound to any directory, session or agent of yours.")
+        out.line("The imported key is not bound to any of your directories, sessions or agents.")
         out.hint("To see it", f"log {shell_quote(key)}")
 
     return CommandResult(data, show)

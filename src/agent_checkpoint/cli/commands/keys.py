@@ -10,6 +10,7 @@ from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_
 from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE
+from agent_checkpoint.records import Kind
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import Store
 
@@ -82,5 +83,5 @@ def _row(store: Store, key: str) -> dict[str, Any]:
                     directory=session_directory(store, head) or tracked_directory(store, head)
                 )
     except UNUSABLE as error:
-        row.update(kind="unreadable", error=str(error))
+        row.update(kind=Kind.UNREADABLE, error=str(error))
     return row

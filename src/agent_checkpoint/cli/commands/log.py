@@ -14,9 +14,8 @@ from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.formatting import shell_quote, truncate_to_width
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import Fork, find_forks, origin_of
-from agent_checkpoint.present.lanes import ASCII, UNICODE, LaneNode, NodeId, draw_lanes
-from agent_checkpoint.records import parse_checkpoint_id
-from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS
+from agent_checkpoint.present.graph_lanes import ASCII, UNICODE, LaneNode, NodeId, draw_lanes
+from agent_checkpoint.records import ROLLBACK_KINDS, Kind, parse_checkpoint_id
 
 EXAMPLES = """
 agent-checkpoint log                    history of the current directory
@@ -25,22 +24,22 @@ agent-checkpoint log --all              complete history of every branch
 agent-checkpoint log --json | jq -r '.checkpoints[].id'
 """
 _SIGNS = {
-    "rollback": "↶",
-    "restore": "↶",
-    "adopt": "⇐",
-    "fork": "⑂",
-    "safety": "·",
-    "unreadable": "!",
+    Kind.ROLLBACK: "↶",
+    Kind.RESTORE: "↶",
+    Kind.ADOPT: "⇐",
+    Kind.FORK: "⑂",
+    Kind.SAFETY: "·",
+    Kind.UNREADABLE: "!",
 }
 _PLAIN = {
-    "rollback": "<",
-    "restore": "<",
-    "adopt": "<",
-    "fork": "Y",
-    "safety": ".",
-    "unreadable": "!",
+    Kind.ROLLBACK: "<",
+    Kind.RESTORE: "<",
+    Kind.ADOPT: "<",
+    Kind.FORK: "Y",
+    Kind.SAFETY: ".",
+    Kind.UNREADABLE: "!",
 }
-_QUIET = ("safety", "open", "close", "drift", "in_flight")
+_QUIET = (Kind.SAFETY, Kind.OPEN, Kind.CLOSE, Kind.DRIFT, Kind.IN_FLIGHT)
 _MOST_LANES = 8
 _LONGEST = 120
 
@@ -150,7 +149,7 @@ def _show_row(
     if label:
         label = f"  {one_line(label, out.limit(_LONGEST))}"
         if out.columns is not None:
-            # The label is cut so that the head marker stays visible.
+            # The label is truncated, so that the head marker stays visible.
             used = sum(display_width(text) for text, _ in pieces) + display_width(mark)
             label = truncate_to_width(label, max(out.columns - used, 0))
         pieces.append((label, quiet))
@@ -158,17 +157,17 @@ def _show_row(
 
 
 def _kind_words(row: dict[str, Any], own: str, short: int) -> str:
-    """Return the kind and the related checkpoint; empty if the label says the same."""
+    """Return the kind and the related checkpoint; empty for a save, or if the label has both."""
     kind = row["kind"]
-    if kind == "save" or (kind in ROLLBACK_KINDS and (row["label"] or "").startswith(RESTORED)):
+    if kind == Kind.SAVE or (kind in ROLLBACK_KINDS and (row["label"] or "").startswith(RESTORED)):
         return ""
-    if kind in (*ROLLBACK_KINDS, "fork") and row["parents"]:
+    if kind in (*ROLLBACK_KINDS, Kind.FORK) and row["parents"]:
         place = parse_checkpoint_id(row["parents"][-1])
         if place is not None:
             target = (
                 f"@{place.seq}" if place.key == own else f"{one_line(place.key, short)}@{place.seq}"
             )
-            return f"  {kind} {'of' if kind in ('adopt', 'fork') else 'to'} {target}"
+            return f"  {kind} {'of' if kind in (Kind.ADOPT, Kind.FORK) else 'to'} {target}"
     return f"  {kind}"
 
 
@@ -186,7 +185,7 @@ def _nodes(
     signs: dict[str, str],
     rich: bool,
 ) -> list[LaneNode]:
-    """Return the nodes to draw, newest first; within a key by number, since clocks may jump."""
+    """Return the nodes to draw, newest first; within a key by number, not by clock."""
     left = [list(reversed(item["checkpoints"])) for item in shown]
     keys = [item["key"] for item in shown]
     for item in shown:
@@ -222,7 +221,7 @@ def _parent(
     if parent is not None and (parent.key, parent.seq) in rows:
         return parent.key, parent.seq
     key, before = (parent.key, parent.seq) if parent is not None else place
-    if parent is None and row["kind"] != "unreadable":
+    if parent is None and row["kind"] != Kind.UNREADABLE:
         return None
     numbers = older.get(key, [])
     at = bisect_left(numbers, before)

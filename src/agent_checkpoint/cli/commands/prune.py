@@ -28,18 +28,27 @@ agent-checkpoint prune fix-bug-42 --keep-newer-than 7 --keep-tagged release
 def arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("key", metavar="KEY", help="the key")
-    parser.add_argument("--keep-latest", type=int, metavar="N", help="keep the N newest")
     parser.add_argument(
-        "--keep-every", type=int, metavar="N", help="keep every Nth (numbers divisible by N)"
+        "--keep-latest", type=int, metavar="N", help="keep the N newest checkpoints"
     )
     parser.add_argument(
-        "--keep-newer-than", type=float, metavar="DAYS", help="keep those newer than DAYS days"
+        "--keep-every",
+        type=int,
+        metavar="N",
+        help="keep checkpoints whose number is divisible by N",
+    )
+    parser.add_argument(
+        "--keep-newer-than",
+        type=float,
+        metavar="DAYS",
+        help="keep checkpoints newer than DAYS days",
     )
     parser.add_argument(
         "--keep-tagged",
         action="append",
         metavar="TAG",
-        help="keep those with this tag; repeatable; an empty TAG keeps all tagged checkpoints",
+        help="keep checkpoints with this tag; repeatable; an empty TAG keeps all tagged "
+        "checkpoints",
     )
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="show what would be deleted, delete nothing"
@@ -49,7 +58,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Show the preview, ask, and prune."""
+    """Show the preview, ask for confirmation, and prune."""
     policy = _policy(args)
     with location.manager() as manager:
         key = location.key(manager, args.key)
@@ -100,11 +109,13 @@ def _policy(args: Namespace) -> Policy:
         try:
             policies.append(KeepNewerThan(timedelta(days=args.keep_newer_than)))
         except (OverflowError, ValueError):
-            raise InvalidInputError("--keep-newer-than: number of days out of range.") from None
+            raise InvalidInputError(
+                f"--keep-newer-than: {args.keep_newer_than} days is out of range."
+            ) from None
     if args.keep_tagged is not None:
         policies.append(KeepTagged(*(tag for tag in args.keep_tagged if tag)))
     if not policies:
-        raise InvalidInputError("No retention policy given, such as --keep-latest 20.")
+        raise InvalidInputError("No retention policy given. Pass one, such as --keep-latest 20.")
     policy = policies[0]
     for other in policies[1:]:
         policy = policy | other

@@ -1,6 +1,6 @@
 """`purge`: remove a leaked secret from all checkpoints.
 
-The secret is read from a prompt or stdin: other processes can read command lines.
+The secret is read from a prompt or stdin, because other processes can read command lines.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.agents.hook import client
-from agent_checkpoint.backends.disk.posix import is_regular, read_regular, wrap_os_errors, write_new
+from agent_checkpoint.agents.state_dir import log_file
+from agent_checkpoint.backends.os_support.posix import (
+    is_regular,
+    read_regular,
+    wrap_os_errors,
+    write_new,
+)
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
@@ -37,7 +42,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Show the preview, ask, and purge."""
+    """Show the preview, ask for confirmation, and purge."""
     secret = _secret()
     with location.manager() as manager:
         found = manager.purge(secret, dry_run=True)
@@ -65,14 +70,16 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         out.line(f"Removed {format_count(len(done.checkpoints), 'checkpoint')}.", style="green")
         for key, name in done.replaced.items():
             out.line(f"  {one_line(key)} continues at {one_line(name)}, with the secret redacted")
-        out.line("Revoke the secret: copies of the store, archives and agents may still have it.")
+        out.line(
+            "Revoke the secret: copies of the store, archives and agents may still contain it."
+        )
 
     return CommandResult(_data(done, done=True), show)
 
 
 def _forget_in_log(secret: bytes) -> None:
     """Delete the lines of the hook log that contain the secret. Raises StorageError."""
-    found = client.log_file()
+    found = log_file()
     for path in () if found is None else (Path(found), Path(f"{found}.1")):
         with wrap_os_errors(f"rewrite {path}"):
             lines = (read_regular(path) or b"").splitlines(True) if is_regular(path) else []

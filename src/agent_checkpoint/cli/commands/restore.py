@@ -19,11 +19,12 @@ from agent_checkpoint.cli.store_location import StoreLocation, existing_director
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.formatting import format_paths, shell_quote
 from agent_checkpoint.records import Checkpoint, short_repr
-from agent_checkpoint.store.claims import newest_readable, why_not_owned
+from agent_checkpoint.store.directory_claims import newest_readable, why_not_owned
 from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.tree.snapshot import Tree
-from agent_checkpoint.workspace.tree_names import own_key, tree_in
 
 EXAMPLES = """
 agent-checkpoint restore @~1              restore the directory, one checkpoint back
@@ -45,11 +46,13 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="allow / or a home directory, or --into a directory that is not empty",
+        help="allow restoring to /, to a home directory, or to a non-empty --into directory",
     )
     parser.add_argument("--keep-git", action="store_true", help="do not change .git")
     parser.add_argument(
-        "--keep-unseen", action="store_true", help="keep files that no checkpoint contains"
+        "--keep-unseen",
+        action="store_true",
+        help="keep files created or changed since the last regular checkpoint",
     )
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
@@ -59,8 +62,8 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Show the plan, ask, and restore."""
-    from agent_checkpoint.agents.tracked_dir import TrackedDir
+    """Show the plan, ask for confirmation, and restore."""
+    from agent_checkpoint.agents.tracked_dir import open_tracked, restore_and_save
 
     with location.manager() as manager, _made(args.into, location):
         store = manager.store
@@ -72,7 +75,6 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         paths = RelativePaths(directory, directory if args.into is not None else location.directory)
         chosen = _chosen(args.paths, paths, directory, checkpoint, tree)
         options: dict[str, Any] = {
-            "paths": chosen,
             "exclude": [".git"] if args.keep_git else [],
             "keep_unseen": args.keep_unseen,
         }
@@ -85,14 +87,14 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         is_own = args.into is None and is_directory_key(store, head, directory)
         key = checkpoint.key if is_own else own_key(store, directory)
         of_others = is_foreign(store, checkpoint)
-        with TrackedDir(directory, store, key, force=args.force, **rules) as tracked:
+        with open_tracked(directory, store, key, force=args.force, **rules) as tracked:
             tracked.saved_in = (checkpoint.key,)
             notices = tracked.notices
             what, done = _what(chosen, directory, checkpoint), None
             while done is None:
                 with args.out.progress("Scanning files") as tell:
                     callbacks.append(tell)
-                    plan = tracked.restore(tree, dry_run=True, **options)
+                    plan = tracked.restore(tree, paths=chosen, dry_run=True, **options)
                 data = _data(plan, checkpoint, directory, of_others, done=False)
                 show_it = partial(
                     _show, plan=plan, paths=paths, of_others=of_others, notices=notices
@@ -102,14 +104,16 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
                 if not confirmed(args, show_it, f"Restore {what}?"):
                     return declined(data)
                 # A confirmation covers the plan that was shown; --yes covers any plan.
-                options["only_if"] = None if args.yes else plan
+                only_if = None if args.yes else plan
                 try:
                     with args.out.progress("Restoring") as tell:
                         callbacks.append(tell)
                         done = (
-                            tracked.restore_and_save(checkpoint, tree, chosen, **options)
+                            restore_and_save(
+                                tracked, checkpoint, tree, chosen, only_if=only_if, **options
+                            )
                             if is_own
-                            else tracked.restore(tree, **options)
+                            else tracked.restore(tree, paths=chosen, only_if=only_if, **options)
                         )
                 except PlanChangedError as error:
                     show_plan_changed(args, error)
@@ -133,8 +137,8 @@ def _chosen(
     """Return the paths to restore; None for everything.
 
     Raises:
-        NotFoundError: one is neither in the checkpoint nor in the directory.
-        InvalidInputError: one is not in the directory.
+        NotFoundError: a path is neither in the checkpoint nor in the directory.
+        InvalidInputError: a path is outside of the directory.
     """
     chosen = paths.resolve(typed) if typed else None
     for name, path in zip(typed, chosen or ()):
@@ -185,13 +189,13 @@ def _check_empty(directory: Path, store: Store) -> None:
     """Check that a target directory has no files that the restore would delete.
 
     Raises:
-        UnsafeWorkspaceError: it has files.
+        UnsafeWorkspaceError: the directory has files.
     """
-    own = Path(os.path.realpath(getattr(store.backend, "path", "/")))
+    own = Path(os.path.realpath(store.backend.properties.path or "/"))
     if any(path != own for path in directory.iterdir()):
         raise UnsafeWorkspaceError(
-            f"{one_line(directory)} is not empty, and the restore would delete its files. Name "
-            "another directory, or pass --force."
+            f"{one_line(directory)} is not empty, and the restore would delete its files. "
+            "Choose another directory, or pass --force."
         )
 
 

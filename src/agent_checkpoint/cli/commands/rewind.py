@@ -1,4 +1,4 @@
-"""`rewind`: rewind the files and conversation of a coding agent to a tool call, together."""
+"""`rewind`: rewind the files and the conversation of a coding agent to a tool call."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from agent_checkpoint.cli.store_location import StoreLocation, short_form
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
-from agent_checkpoint.records import Checkpoint, short_repr
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.records import Checkpoint, Kind, short_repr
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.lookup import find
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
@@ -81,8 +81,9 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
             )
         if not note.is_ours:
             raise InvalidInputError(
-                f"{short_repr(target.id, 120)} was imported or is not sealed with your secret: its "
-                "paths are not trusted. Use `restore --into DIR` to write its files to another "
+                f"{short_repr(target.id, 120)} was imported or is not signed with your "
+                "secret, so its paths are not trusted. Use `restore --into DIR` to write its "
+                "files to another "
                 "directory."
             )
         rewind = Rewind(
@@ -129,7 +130,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
 
 
 def _session_key(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> str:
-    """Return the key of the named checkpoint, else that of the session of the directory."""
+    """Return the key of the given checkpoint, or that of the session of the directory."""
     name: str | None = args.id
     if name is not None and short_form(name) is None:
         with suppress(NotFoundError):
@@ -204,7 +205,7 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
                 [
                     f"@{row['seq']}",
                     format_time(row["ts"]),
-                    f"{'' if row['kind'] == 'save' else row['kind'] + ' '}{row['label'] or ''}",
+                    f"{'' if row['kind'] == Kind.SAVE else row['kind'] + ' '}{row['label'] or ''}",
                     row["lines"],
                 ]
                 for row in rows
@@ -229,7 +230,7 @@ def _preview(out: Output, rewind: Rewind, paths: RelativePaths, finished: str | 
         out.line(f"  {one_line(rewind.transcript_change)}", style="yellow")
     if rewind.transcript_missing is not None:
         why = one_line(rewind.transcript_missing)
-        out.line(f"The checkpoint has no conversation; it is not rewound: {why}", style="yellow")
+        out.line(f"The checkpoint has no conversation, so it is not rewound: {why}", style="yellow")
 
 
 def _show_finished(out: Output, finished: str | None) -> None:

@@ -1,11 +1,11 @@
-"""`rollback`: roll a session back, files and state together, without the code of the agent."""
+"""`rollback`: roll back the files and state of a session, without the code of the agent."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from agent_checkpoint.agents.directory_keys import session_directory
 from agent_checkpoint.cli.effect_output import effect_json, effect_line
@@ -18,13 +18,13 @@ from agent_checkpoint.cli.store_location import StoreLocation, existing_director
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.records import parse_checkpoint_id
 from agent_checkpoint.records import short_repr as show_name
-from agent_checkpoint.session.rollback.rollback import POLICIES
+from agent_checkpoint.session.rollback.rollback_preview import preview_rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
-from agent_checkpoint.session.rollback_preview import preview_rollback
 from agent_checkpoint.session.session import Session
-from agent_checkpoint.session.tools.tool import REVERSIBLE
+from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 EXAMPLES = """
@@ -53,10 +53,10 @@ def arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--effects",
-        choices=POLICIES,
+        choices=get_args(RollbackEffects),
         default="refuse",
-        help="external side effects since the target: refuse to roll back past irreversible or "
-        "unknown ones (default), roll back with a warning, or run compensations first",
+        help="external side effects since the target: refuse (default) to roll back past effects "
+        "that are irreversible or whose outcome is unknown, warn, or compensate first",
     )
     parser.add_argument(
         "--import",
@@ -73,10 +73,14 @@ def arguments(parser: ArgumentParser) -> None:
         help="roll back only these parts, such as workspace; repeatable",
     )
     parser.add_argument(
-        "--keep-unseen", action="store_true", help="keep files that no checkpoint contains"
+        "--keep-unseen",
+        action="store_true",
+        help="keep files created or changed since the last regular checkpoint",
     )
     parser.add_argument(
-        "--workspace", metavar="DIR", help="the workspace directory, if the session has none"
+        "--workspace",
+        metavar="DIR",
+        help="directory for the files, if the session is not bound to one",
     )
     parser.add_argument(
         "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
@@ -86,7 +90,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Show the report, ask, and roll back."""
+    """Show the report, ask for confirmation, and roll back."""
     if args.steps < 0:
         raise InvalidInputError("--steps must not be negative.")
     parts = [name for names in args.parts or () for name in names.split(",") if name] or None
@@ -112,7 +116,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
                 keep_unseen=args.keep_unseen,
                 workspace=place,
             ).report
-            to, data = preview.target, _data(key, preview)  # a second prompt keeps the target
+            to, data = preview.target, _data(key, preview)  # a second prompt uses the same target
             show_it = partial(_show, key=key, report=preview, paths=paths)
             if args.dry_run:
                 return CommandResult(data, show_it)
@@ -156,7 +160,7 @@ def _directory(manager: CheckpointManager, key: str) -> Path | None:
 
 
 def _load(module: str, location: StoreLocation) -> None:
-    """Import a module of the user, from the current directory or from installed packages."""
+    """Import a user's module, from the current directory or from installed packages."""
     import sys
     from importlib import import_module
 
@@ -197,17 +201,17 @@ def _show_effects(out: Output, report: RollbackReport) -> None:
     shown = out.limit(_SHOWN)
     gone = {effect.id for effect in (*report.compensated, *report.unknown)}
     stands = [effect for effect in report.compensable if effect.id not in gone]
-    # Without the code of its tool, it is unknown whether an effect has a compensation.
-    unloaded = [effect for effect in report.irreversible if effect.kind == REVERSIBLE]
-    final = [effect for effect in report.irreversible if effect.kind != REVERSIBLE]
+    # Whether an effect has a compensation is known only with the code of its tool.
+    final = [one for one in report.irreversible if not behaviour_of(one.kind).is_compensable]
+    unloaded = [one for one in report.irreversible if behaviour_of(one.kind).is_compensable]
     for heading, effects, style in (
         ("irreversible", final, "red"),
         ("compensation needs the code of the tool (--import MODULE)", unloaded, "red"),
         ("outcome unknown", report.unknown, "red"),
         ("compensated", report.compensated, "green"),
         ("already compensated, but the restored state has its result", report.gone, "yellow"),
-        ("stays, can be compensated (--effects compensate)", stands, "yellow"),
-        ("stays, its recorded result is replayed", report.replayable, ""),
+        ("remains, can be compensated (--effects compensate)", stands, "yellow"),
+        ("remains, its recorded result is replayed", report.replayable, ""),
     ):
         for effect in effects[:shown]:
             out.line(f"  {heading}: {effect_line(effect)}", style=style)

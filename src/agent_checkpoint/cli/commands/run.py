@@ -1,4 +1,4 @@
-"""`run`: run a command, with checkpoints of its directory before, during and after."""
+"""`run`: run a command and save checkpoints of its directory before, during and after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent_checkpoint.formatting import shell_quote
 EXAMPLES = """
 agent-checkpoint run -- python agent.py         save before, on changes every 10 seconds, after
 agent-checkpoint run --every 60 -- make test    check for changes once a minute
-agent-checkpoint run --key nightly -- ./agent   save to a key of your own
+agent-checkpoint run --key nightly -- ./agent   save to a given key
 """
 _EVERY = 10.0
 
@@ -40,7 +40,11 @@ def arguments(parser: ArgumentParser) -> None:
         "--dir", metavar="DIR", help="working directory (default: the current directory)"
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="PATTERN", help="exclude matching files"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="exclude matching files; repeatable",
     )
     parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
 
@@ -54,7 +58,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
 
     command = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
     if not command:
-        raise InvalidInputError("No command given: agent-checkpoint run -- COMMAND.")
+        raise InvalidInputError("No command given. Usage: agent-checkpoint run -- COMMAND")
     every = checked_seconds(args.every)
     directory = existing_directory(args.dir, location.directory)
     options: dict[str, Any] = {"ignore": args.ignore, "gitignore": args.gitignore}
@@ -71,7 +75,9 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
             while not ended.wait(every):
                 try:
                     recorder.save(f"during {words}", only_changes=True)
-                except CheckpointError as error:  # the command continues, and the error may pass
+                except (
+                    CheckpointError
+                ) as error:  # the command continues, and the error may be temporary
                     _tell(str(error))
 
         watcher = threading.Thread(target=save_changes, daemon=True)
@@ -79,7 +85,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         try:
             status = child.run(on_start=watcher.start)
         except CannotStartError as error:
-            if before is not None:  # the checkpoint of a run that never started
+            if before is not None:  # delete the checkpoint of a run that did not start
                 manager.delete(key, before.id)
             _tell(str(error))
             return CommandResult({}, lambda out: None, error.status)
@@ -100,7 +106,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
 
 
 def _tell(text: str) -> None:
-    """Write a line to stderr, next to the output of the command."""
+    """Write a line to stderr, separate from the output of the command."""
     sys.stderr.write(f"agent-checkpoint: {escape_text(text)}\n")
 
 

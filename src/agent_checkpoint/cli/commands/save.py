@@ -28,7 +28,8 @@ def arguments(parser: ArgumentParser) -> None:
         "directory",
         nargs="?",
         metavar="DIR",
-        help="the directory (default: the nearest saved one, from the current directory upwards)",
+        help="the directory (default: the nearest saved directory, upwards from the current "
+        "one; else the current one)",
     )
     parser.add_argument("-m", "--label", metavar="TEXT", help="label of the checkpoint")
     parser.add_argument(
@@ -50,8 +51,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--mine",
         metavar="KEY",
-        help="continue this key of the directory as your own, although it was imported or sealed "
-        "with another secret or on another host",
+        help="continue this key of the directory and sign it with your secret, although it "
+        "was imported, or signed with another secret or on another host",
     )
     add_json(parser)
 
@@ -64,10 +65,10 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         unverified_keys,
         unverified_notice,
     )
-    from agent_checkpoint.agents.tracked_dir import TrackedDir
+    from agent_checkpoint.agents.tracked_dir import open_tracked
 
     if not 0 <= args.limit < 1e9:
-        raise InvalidInputError("--limit is a size in GiB; 0 means no limit.")
+        raise InvalidInputError("--limit must be a size in GiB, or 0 for no limit.")
     directory = existing_directory(args.directory, location.directory)
     is_around = False
     with location.manager() as manager, args.out.progress("Saving") as tell:
@@ -94,7 +95,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
             is_around = directory != location.directory
         else:
             key = directory_key(manager.store, directory)
-        with TrackedDir(directory, manager.store, key, **options) as workspace:
+        with open_tracked(directory, manager.store, key, **options) as workspace:
             before = manager.store.head(workspace.key)
             tree = workspace.snapshot(label=args.label, full=True)
             head, left_out = manager.store.head(workspace.key), workspace.left_out

@@ -23,13 +23,13 @@ from agent_checkpoint.present.state_json import LOGS, class_name_in, message_lin
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
 from agent_checkpoint.session.session_record import SESSION_PART
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 
 EXAMPLES = """
 agent-checkpoint show                      latest checkpoint of the current directory
 agent-checkpoint show fix-bug-42~1         second to last checkpoint of a session
-agent-checkpoint show fix-bug-42 --part messages   one part, complete
+agent-checkpoint show fix-bug-42 --part messages   one part in full
 agent-checkpoint show @3 --json            print JSON
 agent-checkpoint show @3 --files           list the files in the checkpoint
 agent-checkpoint show @3 src/app.py > app.py   print one file

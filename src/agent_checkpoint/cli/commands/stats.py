@@ -11,7 +11,7 @@ from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
-agent-checkpoint stats                       statistics of your store
+agent-checkpoint stats                       statistics of the default store
 agent-checkpoint --store ./store stats       statistics of another store
 agent-checkpoint stats --json | jq .stored_bytes
 """

@@ -22,7 +22,9 @@ TOKEN = "AGENT_CHECKPOINT_TOKEN"  # noqa: S105 - the name of a variable
 
 def arguments(parser: ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("key", nargs="?", metavar="KEY", help="the key to open (default: the list)")
+    parser.add_argument(
+        "key", nargs="?", metavar="KEY", help="the key to show (default: the list of keys)"
+    )
     parser.add_argument(
         "--port", type=int, metavar="N", help="the port (default: 8421, or a free one)"
     )
@@ -47,12 +49,12 @@ def _about_token() -> str:
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Serve the page until interrupted."""
+    """Run the server until interrupted."""
     try:
         from agent_checkpoint.web.server.server import listen, open_in_browser
     except ImportError as error:
         raise InvalidInputError(
-            f"The web page needs the package {error.name}: pip install 'agent-checkpoint[web]'"
+            f"The web UI needs the package {error.name}. Run: pip install 'agent-checkpoint[web]'"
         ) from None
     with location.manager() as manager:
         key = None if args.key is None else location.key(manager, args.key)
@@ -67,7 +69,8 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         )
         args.out.line(server.address)
         args.out.line(
-            "The link admits one browser, once, to the whole store. Press Ctrl-C to stop.",
+            "The link works once, in one browser, and gives access to the whole store. Press "
+            "Ctrl-C to stop.",
             style="dim",
         )
         args.out.flush()

@@ -1,4 +1,4 @@
-"""`verify`: read every checkpoint and object, and compare it with its hash."""
+"""`verify`: read every checkpoint and object, and check its hash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
     """Verify the store."""
-    # A missing store is an error, not an empty one that is intact.
+    # A missing store is an error; it is not treated as an empty store.
     options = {"counts_all": True, "must_exist": True}
     with progress_manager(location, args.out, "Verifying", **options) as manager:
         report = manager.verify()
@@ -47,6 +47,9 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
         for problem in report.problems:
             where = one_line(problem.checkpoint, limit)
             out.line(f"  {where}: {one_line(problem.reason, limit)}", style="red")
-        out.line("Other checkpoints are intact. Restore the store from a backup, or use those.")
+        out.line(
+            "All other checkpoints are intact. Restore the damaged ones from a backup, "
+            "or delete them."
+        )
 
     return CommandResult(data, show, 0 if report.ok else FAILED)

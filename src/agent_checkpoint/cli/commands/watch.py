@@ -33,16 +33,20 @@ def arguments(parser: ArgumentParser) -> None:
         help="interval between checks for changes (default: 2)",
     )
     parser.add_argument(
-        "--ignore", action="append", default=[], metavar="PATTERN", help="exclude matching files"
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="exclude matching files; repeatable",
     )
     parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
     parser.add_argument("--json", action="store_true", help="print JSON at the end")
 
 
 def run(args: Namespace, location: StoreLocation) -> CommandResult:
-    """Save on every change until interrupted, then once more."""
+    """Save on every change until interrupted, then save a last time."""
     from agent_checkpoint.agents.directory_keys import directory_key
-    from agent_checkpoint.agents.tracked_dir import TrackedDir
+    from agent_checkpoint.agents.tracked_dir import open_tracked
 
     every = checked_seconds(args.every)
     directory = existing_directory(args.directory, location.directory)
@@ -57,7 +61,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
     try:
         with (
             location.manager() as manager,
-            TrackedDir(
+            open_tracked(
                 directory, manager.store, directory_key(manager.store, directory), **options
             ) as workspace,
         ):
@@ -74,7 +78,8 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
                 except CheckpointError as error:
                     if is_first or is_last:
                         raise
-                    # Errors such as a full disk may pass; the next save includes all changes.
+                    # Errors such as a full disk may be temporary; the next save includes all
+                    # changes.
                     sys.stderr.write(f"agent-checkpoint: {escape_text(str(error))}\n")
                 if is_first:
                     _tell(args, f"Watching {directory}. Press Ctrl-C to stop.")

@@ -1,6 +1,6 @@
-"""Run the hook client. Settings installed by version 0.1 name this file.
+"""Runs the hook client. Settings installed by version 0.1 contain the path of this file.
 
-Like the client it imports nothing of the package and almost nothing of the standard library.
+It runs at every tool call, so it imports almost nothing.
 """
 
 import os

@@ -1,1 +1,1 @@
-"""Python values to JSON and back. Owns the tags, the type registry and sealed pickles."""
+"""Converts Python values to JSON and back. Owns the tags, the type registry and signed pickles."""

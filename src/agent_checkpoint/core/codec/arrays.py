@@ -1,6 +1,6 @@
-"""numpy arrays and scalars as JSON.
+"""Encodes numpy arrays and scalars as JSON.
 
-The only module that uses numpy, which is imported when a value or a checkpoint needs it.
+The only module that uses numpy. It imports numpy when a value or a checkpoint needs it.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.core.codec.scalars import decode_bytes, encode_bytes
 from agent_checkpoint.records import JsonValue
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value is a numpy array or scalar, not of a subclass."""
+    """Return whether a value is a numpy array or scalar, and not of a subclass."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return False
@@ -24,7 +24,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is a plain numpy array or scalar without Python objects."""
+    """Return whether a value is a plain numpy array or scalar whose dtype has no Python objects."""
     return is_plain(value) and not value.dtype.hasobject
 
 
@@ -35,14 +35,14 @@ def is_masked(value: Any) -> bool:
 
 
 def masked_content(value: Any) -> list[Any]:
-    """Return the content of a masked array; its pickle may omit defaults."""
+    """Return data, mask and fill value of a masked array. Its pickle may omit defaults."""
     import numpy
 
     return [value.data, numpy.ma.getmaskarray(value), value.fill_value]
 
 
 def zero_padding(value: Any) -> Any:
-    """Return an array with zeroed padding between its fields, which is random memory."""
+    """Return an array with zeroed padding between its fields. Padding is uninitialized memory."""
     import numpy
 
     if not value.dtype.names:
@@ -54,7 +54,7 @@ def zero_padding(value: Any) -> Any:
 
 
 def encode_array(value: Any) -> JsonValue:
-    """Encode an array as dtype, shape, order and bytes; None if its dtype has no text form."""
+    """Encode an array as dtype, shape, order and bytes; None if the dtype has no JSON form."""
     import numpy
 
     array = zero_padding(numpy.asarray(value))
@@ -106,7 +106,7 @@ def _descr_of(dtype: Any) -> Any:
 
 
 def _is_special(dtype: Any) -> bool:
-    """Return whether a dtype has what its descr lacks: metadata, alignment, a record class."""
+    """Return whether a dtype has metadata, alignment or a record class: its descr omits them."""
     import numpy
 
     below = [dtype[name] for name in dtype.names or ()]

@@ -15,7 +15,6 @@ from agent_checkpoint.core.codec.encode import FACTORIES
 from agent_checkpoint.core.codec.pickles import decode_pickle
 from agent_checkpoint.core.codec.scalars import DECODERS
 from agent_checkpoint.core.codec.type_registry import type_named
-from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text, key_segment
 from agent_checkpoint.core.stateful import CLASS, StateDict
 from agent_checkpoint.errors import IntegrityError
@@ -52,13 +51,13 @@ def decode(
         tree: a result of `encode`.
         path: the name of the value in messages.
         scope: returns the type hints of a class by its name.
-        rebuild: makes an object from a state nested in a registered type.
-        trust_pickle: load pickles without checking their seal.
+        rebuild: creates an object from a state nested in a value of a registered type.
+        trust_pickle: load pickles without verifying their signature.
         reader: reads the objects that the tree refers to, if it comes from a store.
 
     Raises:
-        StateError: a tag is unknown or damaged; the message names the path.
-        UntrustedDataError: a pickle has no valid seal.
+        StateError: a tag is unknown or damaged; the message contains the path.
+        UntrustedDataError: a pickle has no valid signature.
     """
     with as_state_error(path):
         decoder = _Decoder(scope, rebuild, trust_pickle, reader)
@@ -67,7 +66,10 @@ def decode(
 
 
 class _Decoder:
-    """One walk over a tree; `types` are the classes hinted by the innermost state."""
+    """Decodes one tree recursively.
+
+    `types` are the classes in the type hints of the enclosing state, by name.
+    """
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class _Decoder:
     @property
     def stored(self) -> Reader:
         if self.reader is None:
-            raise PathError("is damaged: it refers to objects of a store, but there is no store.")
+            raise PathError("refers to stored objects, but it is decoded without a store.")
         return self.reader
 
     def whole(self, tree: Any) -> Any:
@@ -137,7 +139,7 @@ class _Decoder:
         return payload
 
     def here(self, payload: Any) -> Any:
-        """Return the payload behind a store tag or a Large."""
+        """Return the payload that a store tag or an OutOfLineValue stands for."""
         if isinstance(payload, OutOfLineValue):
             return payload.inline()
         tag = tag_of(payload)
@@ -163,7 +165,7 @@ class _Decoder:
         if len(tree) != 1:
             raise PathError("is damaged: a tag must be the only member.")
         ((tag, payload),) = tree.items()
-        handler = _TAGS.get(tag)
+        handler = TAG_HANDLERS.get(tag)
         simple = DECODERS.get(tag)
         try:
             if handler is not None:
@@ -179,7 +181,7 @@ class _Decoder:
         except IntegrityError as error:
             raise PathError(f"cannot be read. {error}", IntegrityError) from None
         except Exception as error:
-            raise PathError(f"is damaged: not a {tag} ({cause_text(error)}).") from error
+            raise PathError(f"is damaged: invalid {tag} value ({cause_text(error)}).") from error
         raise PathError(f"has the tag {short_repr(tag)}, which this version does not support.")
 
     def outside(self, tag: str, payload: Any) -> Any:
@@ -195,9 +197,9 @@ class _Decoder:
         structure = type_named(name, self.types)
         if structure is None:
             raise PathError(
-                f"is of the type {short_repr(name)}, which is not registered here. Call "
-                "register_type() on its class, name the class in the type hints of the object "
-                f"being loaded, or register_alias({short_repr(name)}, …) if it was renamed."
+                f"is of the type {short_repr(name)}, which is not registered. Call register_type() "
+                "on its class, use the class in the type hints of the class being loaded, or "
+                f"call register_alias({short_repr(name)}, …) if it was renamed."
             )
         outer, self.inside_type = self.inside_type, True
         try:
@@ -209,7 +211,7 @@ class _Decoder:
         except Exception as error:
             raise PathError(
                 f"does not fit the current type {short_repr(name)} ({cause_text(error)}). "
-                "Register it with an encode and a decode that know the old form."
+                "Register the type with encode and decode functions that accept the old form."
             ) from error
 
     def state(self, payload: Any) -> Any:
@@ -242,7 +244,7 @@ class _Decoder:
         return decode_pickle(self.whole(payload), trust=self.trust)
 
     def reference(self, payload: Any) -> Any:
-        self.states += 1  # it may be for a live object
+        self.states += 1  # a live object may load it
         return ObjectRef(payload, self.stored.source)
 
     def default_dict(self, payload: Any) -> Any:
@@ -255,7 +257,7 @@ class _Decoder:
         return deque(self.items(values), maxlen)
 
 
-_TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
+TAG_HANDLERS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "$state": _Decoder.state,
     "$tuple": lambda decoder, payload: tuple(decoder.items(payload)),
     "$set": lambda decoder, payload: set(decoder.items(payload)),
@@ -266,10 +268,10 @@ _TAGS: dict[str, Callable[[_Decoder, Any], Any]] = {
     "$counter": lambda decoder, payload: _counter(decoder.pairs(payload)),
     "$defaultdict": _Decoder.default_dict,
     "$ndarray": lambda decoder, payload: decode_array(decoder.whole(payload)),
-    "$log": lambda decoder, payload: Log._of(decoder.items(payload)),
     "$pickle": _Decoder.pickle,
     OBJECT: _Decoder.reference,
 }
+"""The tags of values with other values inside. `core.log` adds its own."""
 
 
 def _counter(pairs: list[tuple[Any, Any]]) -> Counter[Any]:

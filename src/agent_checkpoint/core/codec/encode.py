@@ -1,4 +1,4 @@
-"""Encodes Python values as plain JSON; never changes the value.
+"""Encodes Python values as plain JSON. Values are never changed.
 
 JSON types are written directly. Any other value is an object with one member, a tag that begins
 with `$` and names the type: `{"$tuple": [1, 2]}`. A user key that begins with `$` gets a second
@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.core.checkpointable import (
-    Checkpointable,
-    class_name,
+from agent_checkpoint.core.captured_fields import (
+    is_checkpointable,
     overrides,
     read_fields,
     version_of,
 )
+from agent_checkpoint.core.class_names import name_of
 from agent_checkpoint.core.codec.arrays import encode_array, is_array, zero_padding
 from agent_checkpoint.core.codec.pickles import encode_pickle
 from agent_checkpoint.core.codec.scalars import LEAVES, encode_float, encode_int, encode_text
 from agent_checkpoint.core.codec.structures import BEYOND_FIELDS, has_hidden_content
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.codec.type_registry import type_of
-from agent_checkpoint.core.log import Log
 from agent_checkpoint.core.path_errors import (
     MAX_DEPTH,
     PathError,
@@ -48,8 +47,11 @@ from agent_checkpoint.store.objects.references import CapturedState, ObjectRef, 
 from agent_checkpoint.store.objects.splitting import inline_tree
 from agent_checkpoint.store.objects.writer import Writer
 
+if TYPE_CHECKING:
+    from agent_checkpoint.core.checkpointable import Checkpointable
+
 NewWriter = Callable[[], Writer]
-"""Makes a writer for the store that a state is captured for."""
+"""Creates a writer for the store that a state is captured for."""
 
 FACTORIES: dict[str, Any] = {
     cls.__name__: cls
@@ -58,7 +60,7 @@ FACTORIES: dict[str, Any] = {
 """The default factories of a defaultdict that are stored by name."""
 
 _LONGEST_KEY = 1024
-"""A longer key is encoded in a list of pairs, so that a store can split it off like any text."""
+"""Longer keys are encoded in a list of pairs, so that a store can split them like other strings."""
 
 _NO_TYPES: Mapping[str, type] = {}
 
@@ -67,22 +69,23 @@ def encode(value: Any, path: str = "agent", new_writer: NewWriter | None = None)
     """Return a value, or the state of a live object, as plain JSON.
 
     Args:
-        value: the value; it must not change meanwhile.
+        value: the value; it must not change during the call.
         path: the name of the value in messages.
-        new_writer: for parts that write their own objects; without it, `state_dict()` is used.
+        new_writer: creates the writer for values that write their own objects. If None, the result
+            of their `state_dict()` is encoded.
 
     Raises:
-        StateError: a nested value cannot be captured; the message names its path.
+        StateError: a nested value cannot be captured; the message contains its path.
     """
     with as_state_error(path, value):
-        return _Encoder(_NO_TYPES, new_writer).value(value, 0)
+        return Encoder(_NO_TYPES, new_writer).value(value, 0)
 
 
 def encode_as_pickle(value: Any, path: str = "agent") -> JsonValue:
-    """Return a value as one sealed pickle.
+    """Return a value as one pickle, signed with an HMAC under the user's secret.
 
     Raises:
-        StateError: it cannot be pickled; the message names the path.
+        StateError: the value cannot be pickled; the message contains the path.
     """
     with as_state_error(path, value):
         return {"$pickle": encode_pickle(value)}
@@ -100,17 +103,21 @@ class ItemEncoder:
 
     def __call__(self, item: Any) -> JsonValue:
         """Return an item as JSON. Raises PathError."""
-        return _Encoder(self.types).value(item, self.depth)
+        return Encoder(self.types).value(item, self.depth)
 
 
-class _Encoder:
-    """One walk over a value; `types` are the classes hinted by the innermost object."""
+class Encoder:
+    """Encodes one value recursively.
+
+    `types` are the classes in the type hints of the enclosing object, by name.
+    """
 
     def __init__(self, types: Mapping[str, type], new_writer: NewWriter | None = None) -> None:
         self.types = types
         self.new_writer = new_writer
 
     def value(self, value: Any, depth: int) -> JsonValue:
+        """Return a value as JSON. Raises PathError."""
         kind = type(value)
         if kind is str:
             return value if value.isascii() else encode_text(value)
@@ -118,15 +125,12 @@ class _Encoder:
             return encode_int(value)
         if value is None or kind is bool:
             return value  # type: ignore[no-any-return]
-        handler = _HANDLERS.get(kind)
+        handler = ENCODERS.get(kind)
         if handler is not None:
             if depth > MAX_DEPTH:
                 raise TooDeepError
             return handler(self, value, depth + 1)
         return self._other(value, depth)
-
-    def _float(self, value: float, depth: int) -> JsonValue:
-        return encode_float(value)
 
     def _items(self, values: Iterable[Any], depth: int) -> list[JsonValue]:
         done: list[JsonValue] = []
@@ -139,9 +143,6 @@ class _Encoder:
         except PathError as error:
             raise error.at(f"[{len(done)}]") from error.__cause__
         return done
-
-    def _list(self, value: list[Any], depth: int) -> JsonValue:
-        return self._items(value, depth)
 
     def _dict(self, value: dict[Any, Any], depth: int) -> JsonValue:
         # Check all keys first: encoding values twice would double the work at each level.
@@ -169,9 +170,6 @@ class _Encoder:
                 raise error.at(key_segment(key)) from error.__cause__
         return done
 
-    def _tuple(self, value: tuple[Any, ...], depth: int) -> JsonValue:
-        return {"$tuple": self._items(value, depth)}
-
     def _set(self, value: set[Any] | frozenset[Any], depth: int) -> JsonValue:
         # Sorted by their JSON text, so that equal sets give equal bytes.
         for member in value:
@@ -179,25 +177,12 @@ class _Encoder:
         members = sorted(self._items(value, depth), key=lambda tree: write_json(inline_tree(tree)))
         return {"$set" if type(value) is set else "$frozenset": members}
 
-    def _deque(self, value: deque[Any], depth: int) -> JsonValue:
-        return {"$deque": [self._items(value, depth), value.maxlen]}
-
-    def _ordered_dict(self, value: OrderedDict[Any, Any], depth: int) -> JsonValue:
-        return {"$ordereddict": self._pairs(value, depth)}
-
-    def _counter(self, value: Counter[Any], depth: int) -> JsonValue:
-        return {"$counter": self._pairs(value, depth)}
-
     def _default_dict(self, value: defaultdict[Any, Any], depth: int) -> JsonValue:
         factory = value.default_factory
         name = getattr(factory, "__name__", None)
         if factory is not None and FACTORIES.get(str(name)) is not factory:
             return {"$pickle": encode_pickle(value)}
         return {"$defaultdict": [name, self._pairs(value, depth)]}
-
-    def _log(self, value: Log[Any], depth: int) -> JsonValue:
-        tree: Any = {"$log": value.frozen(ItemEncoder(self.types, depth))}
-        return tree  # type: ignore[no-any-return]
 
     def _state_dict(self, value: StateDict, depth: int) -> JsonValue:
         outer, self.types = self.types, value.types
@@ -212,10 +197,10 @@ class _Encoder:
         if leaf is not None:
             text = leaf.encode(value)
             return {"$pickle": encode_pickle(value)} if text is None else {leaf.tag: text}
-        if isinstance(value, Checkpointable):
+        if is_checkpointable(value):
             return self.value(state_of(value), depth)
         if isinstance(value, ObjectRef) or writes_own_objects(value):
-            return self._reference(value)
+            return self._reference(value)  # type: ignore[no-any-return]
         known = type_of(value, self.types)
         if known is not None:
             name, structure = known
@@ -232,30 +217,27 @@ class _Encoder:
             value = zero_padding(value)
         return {"$pickle": encode_pickle(value)}
 
-    def _reference(self, value: Any) -> JsonValue:
-        tree: Any
+    def _reference(self, value: Any) -> Any:
         if isinstance(value, ObjectRef):
-            tree = ObjectReference(value.name, value.source)
-        elif self.new_writer is None:
+            return ObjectReference(value.name, value.source)
+        if self.new_writer is None:
             return self._reference(_call_state_dict(value))
-        else:
-            tree = CapturedState(value, self.new_writer)
-        return tree  # type: ignore[no-any-return]
+        return CapturedState(value, self.new_writer)
 
 
 def _refuse_object(value: Any) -> None:
     if type(value) in (tuple, frozenset):
         for item in value:
             _refuse_object(item)
-    if isinstance(value, Checkpointable):
+    if is_checkpointable(value):
         raise PathError(
-            f"has a {type(value).__name__} as a dict key or set member, but its state is not "
-            "hashable. Keep it in a list or as a dict value."
+            f"has a {type(value).__name__} as a dict key or set member, which is not "
+            "supported. Keep it in a list or as a dict value."
         )
 
 
 def state_of(value: Checkpointable) -> StateDict:
-    """Return the state of an object, with its fields not copied.
+    """Return the state of an object, without copying its field values.
 
     Calls `state_dict()` if the class overrides it.
 
@@ -269,18 +251,18 @@ def state_of(value: Checkpointable) -> StateDict:
         raise PathError(f"has a state_dict() that returns {type(given).__name__}, not a dict.")
     state = StateDict(given, types=hinted_types(type(value)))
     state.setdefault(VERSION, version_of(value))
-    state.setdefault(CLASS, class_name(value))
+    state.setdefault(CLASS, name_of(type(value)))
     return state
 
 
 def own_state(value: Checkpointable) -> StateDict:
-    """Return the captured fields of an object as its state, not copied.
+    """Return the captured fields of an object as its state, without copying the values.
 
     Raises:
         PathError: a field cannot be read, or the class has content outside its fields.
     """
     cls = type(value)
-    # A class that overrides state_dict() adds that content itself and calls this by super().
+    # A class that overrides state_dict() saves that content itself, and calls this through super().
     if has_hidden_content(cls) and not overrides(value, "state_dict"):
         raise PathError(
             f"cannot be captured: {cls.__name__} inherits from a built-in type whose content is "
@@ -290,24 +272,20 @@ def own_state(value: Checkpointable) -> StateDict:
     for name, item in read_fields(value).items():
         state[name] = foreign_state(item, f".{name}")
     state[VERSION] = version_of(value)
-    state[CLASS] = class_name(value)
+    state[CLASS] = name_of(type(value))
     return state
 
 
 def foreign_state(value: Any, segment: str) -> Any:
-    """Return the state of an attribute that is a foreign Stateful; other values unchanged.
+    """Return the state of an attribute that is a Stateful but not a Checkpointable.
 
-    A Stateful whose state has a reserved member is returned unchanged too: it would be mistaken for
-    a state of a Checkpointable.
+    Other values are returned unchanged. So is a Stateful whose state has a reserved member: it
+    could not be told from the state of a Checkpointable.
 
     Raises:
-        PathError: its `state_dict()` failed.
+        PathError: the `state_dict()` of the attribute failed.
     """
-    if (
-        not is_stateful_part(value)
-        or isinstance(value, Checkpointable)
-        or writes_own_objects(value)
-    ):
+    if not is_stateful_part(value) or is_checkpointable(value) or writes_own_objects(value):
         return value
     try:
         state = _call_state_dict(value)
@@ -327,17 +305,17 @@ def _call_state_dict(value: Any) -> Any:
         raise PathError(f"has a state_dict() that failed ({cause_text(error)}).") from error
 
 
-_HANDLERS: dict[type, Callable[[_Encoder, Any, int], JsonValue]] = {
-    float: _Encoder._float,
-    list: _Encoder._list,
-    dict: _Encoder._dict,
-    StateDict: _Encoder._state_dict,
-    tuple: _Encoder._tuple,
-    set: _Encoder._set,
-    frozenset: _Encoder._set,
-    deque: _Encoder._deque,
-    OrderedDict: _Encoder._ordered_dict,
-    Counter: _Encoder._counter,
-    defaultdict: _Encoder._default_dict,
-    Log: _Encoder._log,
+ENCODERS: dict[type, Callable[[Encoder, Any, int], JsonValue]] = {
+    float: lambda encoder, value, depth: encode_float(value),
+    list: Encoder._items,
+    dict: Encoder._dict,
+    StateDict: Encoder._state_dict,
+    tuple: lambda encoder, value, depth: {"$tuple": encoder._items(value, depth)},
+    set: Encoder._set,
+    frozenset: Encoder._set,
+    deque: lambda encoder, value, depth: {"$deque": [encoder._items(value, depth), value.maxlen]},
+    OrderedDict: lambda encoder, value, depth: {"$ordereddict": encoder._pairs(value, depth)},
+    Counter: lambda encoder, value, depth: {"$counter": encoder._pairs(value, depth)},
+    defaultdict: Encoder._default_dict,
 }
+"""The container types. `core.log` adds its own."""

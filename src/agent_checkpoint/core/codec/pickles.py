@@ -1,6 +1,7 @@
-"""Sealed pickles, for values that the codec cannot encode otherwise.
+"""Signed pickles, for values that the codec cannot encode otherwise.
 
-The only module that unpickles; it verifies the seal first.
+A pickle is stored with a seal, its HMAC under the user's secret. This is the only module that
+unpickles. It verifies the seal first.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _PROTOCOL = 4
 
 
 def encode_pickle(value: Any) -> JsonValue:
-    """Return a value as a sealed pickle.
+    """Return a value as a pickle with its seal.
 
     Raises:
-        PathError: it cannot be pickled; the path names the value at fault.
+        PathError: the value cannot be pickled; the path is that of the nested value that failed.
     """
     try:
         data = pickle.dumps(value, _PROTOCOL)
@@ -36,7 +37,7 @@ def encode_pickle(value: Any) -> JsonValue:
 
 
 def decode_pickle(payload: Any, *, trust: bool) -> Any:
-    """Return the value of a sealed pickle.
+    """Verify the seal of a pickle and return its value.
 
     Args:
         payload: a result of `encode_pickle`.
@@ -46,11 +47,11 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
         PathError: the seal is missing or invalid, or the pickle does not load.
     """
     if not isinstance(payload, dict) or not isinstance(payload.get("data"), (str, bytes)):
-        raise PathError("is damaged: not a sealed pickle.")
+        raise PathError("is damaged: invalid $pickle value.")
     try:
         data = decode_bytes(payload["data"])
     except (binascii.Error, ValueError):
-        raise PathError("is damaged: not a sealed pickle.") from None
+        raise PathError("is damaged: invalid $pickle value.") from None
     if not trust:
         try:
             check_seal(data, payload.get("seal"))
@@ -61,7 +62,7 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
     except Exception as error:
         raise PathError(
             f"cannot be unpickled ({cause_text(error)}). Its class may have moved "
-            "or changed. Types registered with register_type() need no pickle."
+            "or changed. Types registered with register_type() are not pickled."
         ) from error
 
 

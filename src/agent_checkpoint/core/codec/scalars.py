@@ -1,4 +1,4 @@
-"""Scalars that JSON lacks: dates, numbers, bytes, paths; their tags and text forms."""
+"""Encodes scalars that JSON lacks: dates, numbers, bytes, paths. Owns their tags and text forms."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ def _decode_int(data: str) -> int:
 
 def _decode_float(data: str) -> float:
     if data not in ("nan", "inf", "-inf"):
-        raise ValueError("not a special float")
+        raise ValueError("expected nan, inf or -inf")
     return float(data)
 
 
 def _decode_text(data: str) -> str:
     if _ESCAPED.fullmatch(data) is None:
-        raise ValueError("not escaped text")
+        raise ValueError("invalid escape sequence")
     return data.encode("ascii").decode("unicode_escape")
 
 
 def encode_bytes(value: bytes | bytearray) -> Any:
-    """Return bytes as base64; large ones as a Blob, which a store writes as its own object."""
+    """Return bytes as base64; large ones as a BlobValue, which a store writes as an object."""
     return BlobValue(bytes(value)) if len(value) >= BLOB_FROM else base64.b64encode(value).decode()
 
 
@@ -133,7 +133,7 @@ def _decode_timedelta(data: Any) -> timedelta:
 
 def _decode_decimal(data: Any) -> Decimal:
     if not isinstance(data, str):
-        raise ValueError("not text")
+        raise ValueError("expected a string")
     return Decimal(data)
 
 
@@ -156,7 +156,7 @@ def _decode_fraction(data: Any) -> Fraction:
     # Always two numbers: Fraction("1e999999999") would take all memory.
     numerator, denominator = (_number(part) for part in data)
     if not _is_small(numerator, denominator):
-        raise ValueError("not a fraction that was written")
+        raise ValueError("numerator or denominator too large")
     return Fraction(numerator, denominator)
 
 

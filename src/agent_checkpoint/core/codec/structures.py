@@ -1,6 +1,6 @@
 """Encodes dataclasses, named tuples, Enums, attrs classes and pydantic models field by field.
 
-Rebuilds them without `__init__`. Knows no registry.
+Values are rebuilt without calling `__init__`. Does not depend on the type registry.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import StateError
+from agent_checkpoint.records import short_repr
 
 _ATTRS = "__attrs_attrs__"
 
@@ -20,14 +21,14 @@ BEYOND_FIELDS = object()
 
 
 class Structure(NamedTuple):
-    """Encodes values of one class to fields, and decodes them."""
+    """The encoder and the decoder of one class: from a value to its fields, and back."""
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
 
 def has_hidden_content(cls: type) -> bool:
-    """Return whether a class inherits from a C type with its own content, such as list."""
+    """Return whether a class inherits from a C type with non-attribute content, such as list."""
     # Only such classes have a __new__ in C.
     return any(
         isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
@@ -54,7 +55,10 @@ def _slots(cls: type) -> list[str]:
 
 
 def structure_of(cls: type) -> Structure | None:
-    """Return the structure of a class, or None if its kind is not supported."""
+    """Return the encoder and the decoder of a class.
+
+    None unless it is an Enum, a named tuple, a dataclass, an attrs class or a pydantic model.
+    """
     if issubclass(cls, Enum):
         return Structure(_encode_enum, lambda data: _decode_enum(cls, data))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
@@ -82,7 +86,7 @@ def _encode_enum(value: Enum) -> Any:
 def _decode_enum(cls: type[Enum], data: Any) -> Any:
     if isinstance(data, str):
         if data not in cls.__members__:
-            raise StateError(f"{cls.__name__} has no such member")
+            raise StateError(f"{cls.__name__} has no member {short_repr(data)}")
         return cls.__members__[data]
     return cls(data["value"])
 
@@ -110,13 +114,16 @@ def _encode_fields(names: tuple[str, ...], value: Any) -> Any:
 
 
 def _check_attrs(cls: type, extra: set[str]) -> None:
-    """Refuse extra attributes of a slotted attrs class, which its pickle would lose too."""
+    """Reject extra attributes of a slotted attrs class: its pickle would drop them too."""
     if getattr(getattr(cls, "__getstate__", None), "__name__", "") != "slots_getstate":
         return
     # Slots that attrs adds are cached properties, which are recomputed.
     cached = {name for base in cls.__mro__ if hasattr(base, _ATTRS) for name in _slots(base)}
     if extra - cached:
-        raise StateError(f"neither fields nor pickled by attrs: {', '.join(sorted(extra))}")
+        raise StateError(
+            f"the attributes {', '.join(sorted(extra))} are not attrs fields, and the attrs pickle "
+            "would drop them"
+        )
 
 
 def _build(cls: Any, data: Mapping[str, Any]) -> Any:
@@ -188,7 +195,7 @@ def _keeps_extra(cls: Any) -> bool:
 
 def _check_names(cls: type, data: Any, known: Any) -> None:
     if not isinstance(data, Mapping):
-        raise StateError("not a mapping of fields")
+        raise StateError("expected a mapping of fields")
     unknown = sorted(set(data) - set(known))
     if unknown:
         raise StateError(f"{cls.__name__} has no field {', '.join(unknown)}")

@@ -1,7 +1,7 @@
 """The classes in the type hints of a class.
 
-The codec encodes their values field by field, and finds them again by name, without registration:
-the annotations of the class being loaded allow them.
+The codec encodes values of these classes field by field, without registration. When a state is
+decoded, its type names are looked up in the hints of the class being loaded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _cache: WeakKeyDictionary[type, Mapping[str, type]] = WeakKeyDictionary()
 def hinted_types(cls: type) -> Mapping[str, type]:
     """Return the classes in the type hints of a class, recursively, by name.
 
-    A name that two classes share is ambiguous and left out.
+    A name shared by two classes is ambiguous and omitted.
     """
     known = _cache.get(cls)
     if known is None:

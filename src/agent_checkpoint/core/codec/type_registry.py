@@ -1,7 +1,7 @@
 """The registry of user types that the codec encodes as JSON.
 
-A type tag in a checkpoint can only name an entry of this registry or a hinted type. So a foreign
-checkpoint can neither import nor call anything that the program did not register.
+A type tag in a checkpoint can only refer to a registered type, or to a type in the hints of the
+class being loaded. So an untrusted checkpoint cannot import or call anything else.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ def register_type(
     *,
     name: str | None = None,
 ) -> Any:
-    """Save values of a class as readable JSON instead of a sealed pickle. Also a decorator.
+    """Save values of a class as readable JSON instead of a signed pickle. Also a decorator.
 
     Args:
-        cls: the class; dataclasses, named tuples, Enums, attrs and pydantic models need no more.
+        cls: the class. Dataclasses, named tuples, Enums, attrs classes and pydantic models need no
+            functions.
         encode: returns a value that the codec can encode.
-        decode: rebuilds the value from it.
+        decode: rebuilds the value from the result of `encode`.
         name: the name in checkpoints; the class name by default.
 
     Raises:
@@ -73,8 +74,8 @@ def register_type(
         structure = structure_of(cls)
     if structure is None:
         raise InvalidInputError(
-            f"{cls.__name__} is not a dataclass, named tuple, Enum, attrs class or pydantic model: "
-            "pass functions, register_type(cls, encode, decode)."
+            f"{cls.__name__} is not a dataclass, named tuple, Enum, attrs class or pydantic model. "
+            "Pass encode and decode functions: register_type(cls, encode, decode)."
         )
     name = name or cls.__name__
     with _lock:
@@ -82,7 +83,7 @@ def register_type(
         if taken is not None and not _replaces(cls, taken):
             raise InvalidInputError(
                 f"The name {short_repr(name)} is registered for "
-                f"{taken.__module__}.{taken.__qualname__}: choose another with name=…."
+                f"{taken.__module__}.{taken.__qualname__}. Choose another name with name=…."
             )
         _by_name[name] = cls
         _by_class[cls] = (name, structure)
@@ -90,7 +91,7 @@ def register_type(
 
 
 def type_of(value: Any, hinted: Mapping[str, type]) -> tuple[str, Structure] | None:
-    """Return the name and structure for a value, if its class is registered or hinted."""
+    """Return the type name and the Structure of a value, if its class is registered or hinted."""
     cls = type(value)
     known = _by_class.get(cls)
     if known is not None:
@@ -102,7 +103,7 @@ def type_of(value: Any, hinted: Mapping[str, type]) -> tuple[str, Structure] | N
 
 
 def type_named(name: str, hinted: Mapping[str, type]) -> Structure | None:
-    """Return the structure for a type name in a checkpoint; None if it is not allowed."""
+    """Return the Structure for a type name in a checkpoint; None if it is not known."""
     for known_name in dict.fromkeys((name, canonical(name))):
         cls = _by_name.get(known_name)
         if cls is not None:

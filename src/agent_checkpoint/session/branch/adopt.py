@@ -1,55 +1,57 @@
-"""Adopting a fork: its last checkpoint becomes the head of its parent. Owns the conflict check.
+"""Adopts a fork: its last checkpoint becomes the head of its parent. Owns the conflict check.
 
-It takes the steps of a rollback: safety checkpoint, `adopt` checkpoint, then objects and files;
-after a crash, the next opening repeats the last step.
+Runs the same steps as a rollback: safety checkpoint, `adopt` checkpoint, then objects and files.
+After a crash, the next open of the session repeats the last step.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.core.external import External
+from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
 )
-from agent_checkpoint.records import Checkpoint, Draft, same_json, short_repr
+from agent_checkpoint.options import Merge, check_option
+from agent_checkpoint.records import Checkpoint, Draft, Kind, same_json, short_repr
 from agent_checkpoint.session.branch.file_merge import merge
 from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback import Rollback
-from agent_checkpoint.session.rollback.rollback_report import unseen_effect_notice
 from agent_checkpoint.session.session_record import SESSION_PART, SessionRecord, read_session_record
+from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.store.lookup import find
-from agent_checkpoint.workspace.restore.operation import SafetySnapshot
+from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.restore.journal import Decision
+from agent_checkpoint.workspace.restore.transition import SafetySnapshot, tree_after
 from agent_checkpoint.workspace.tree.snapshot import Tree
-from agent_checkpoint.workspace.tree_names import tree_in
 
 if TYPE_CHECKING:
-    from agent_checkpoint.session.work import Work
-    from agent_checkpoint.store.ledger.ledger import Effect
+    from agent_checkpoint.store.ledger.ledger_state import Effect
 
-ADOPT = "adopt"
-"""The kind of the checkpoint."""
 _MAX_NAMED = 20
 
 
 class Adoption(Rollback):
     """Replaces the parts of a session by those of its fork."""
 
-    def __init__(self, session: Work, target: Checkpoint) -> None:
+    def __init__(self, state: SessionState, target: Checkpoint) -> None:
         """Prepare the adoption; change nothing.
 
         Raises:
-            InvalidInputError: `target` is of no fork of this session.
+            InvalidInputError: `target` is not a checkpoint of a fork of this session.
             CheckpointError: `target` cannot be read.
         """
-        super().__init__(session, target, label=f"adopt {target.key}"[:200])
-        head = session._writer.head
+        super().__init__(state, target, label=f"adopt {target.key}"[:200])
+        head = state.writer.head
         current = {} if head is None else head.parts
-        # Equal parts need no restore. External parts were not forked, and stay.
+        # Equal parts need no restore. External parts were not forked and are not changed.
         external = self._external_parts
         self._names = [
             name
@@ -60,20 +62,21 @@ class Adoption(Rollback):
         self._all_parts = False
 
     def _read_target_record(self) -> SessionRecord:
-        session, record = self._session, read_session_record(self._store, self._target)
+        state, record = self._state, read_session_record(self._store, self._target)
         family = None if record is None else record.family
-        past = {session.key, *(key for key, _ in session._record.lineage)}
-        if record is None or family != session._record.family or record.origin not in past:
+        past = {state.key, *(key for key, _ in state.record.lineage)}
+        if record is None or family != state.record.family or record.origin not in past:
             raise InvalidInputError(
-                f"{short_repr(self._target.id, 120)} is not of a fork of the session "
-                f"{short_repr(session.key)}. Adopt a fork of a fork in its parent first."
+                f"{short_repr(self._target.id, 120)} is not a checkpoint of a fork of the session "
+                f"{short_repr(state.key)}. If it belongs to a nested fork, adopt that into its "
+                "parent fork first."
             )
         return record
 
     @property
     def _external_parts(self) -> set[str]:
         """The names of the external parts."""
-        parts = self._session._parts
+        parts = self._state.parts
         return {name for name, part in parts.items() if isinstance(part, External)}
 
     @property
@@ -86,7 +89,7 @@ class Adoption(Rollback):
 
     def _effects_since(self) -> Iterator[Effect]:
         """Iterate over the fork's effects after its last checkpoint."""
-        for effect in self._session._ledger.all_effects():
+        for effect in self._state.ledger.all_effects():
             is_later = (
                 effect.seq > self._target_record.ledger
                 or effect.id in self._target_record.under_way
@@ -95,7 +98,7 @@ class Adoption(Rollback):
                 yield effect
 
     def _save_safety(self) -> Checkpoint:
-        self._check(self._session._writer.head)
+        self._check(self._state.writer.head)
         safety = super()._save_safety()
         self._check(safety)
         return safety
@@ -109,16 +112,16 @@ class Adoption(Rollback):
         ]
         if current is None or changed:
             raise ConflictError(
-                f"The session {short_repr(self._session.key)} changed since {point.id}, where "
+                f"The session {short_repr(self._state.key)} changed since {point.id}, where "
                 f"{short_repr(self._target.key)} was forked ({', '.join(changed)}): adopting the "
                 "fork would lose work. Roll back to the fork point first, or merge the files with "
                 'merge="files".'
             )
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
-        current, fork_record = self._session._record, self._target_record
+        current, fork_record = self._state.record, self._target_record
         later = [effect.id for effect in self._effects_since()]
-        effects = self._session._ledger.effects
+        effects = self._state.ledger.state.effects
         before = [name for name in current.standing if name in effects]
         unknown = [
             name
@@ -126,29 +129,27 @@ class Adoption(Rollback):
             if not fork_record.knows(effects[name].session, effects[name].seq)
         ]
         standing_ids = dict.fromkeys([*unknown, *fork_record.standing, *later])
-        return SessionRecord(
-            current.key,
-            current.family,
-            lineage=_merged_lineage(current, fork_record, self._session._ledger.seq),
-            point=current.point,
-            inherited=current.inherited,
-            workspace=current.workspace,
-            seal=current.seal,
+        return replace(
+            current,
+            lineage=_merged_lineage(current, fork_record, self._state.ledger.seq),
             ledger=max(current.ledger, fork_record.ledger),
             counts=fork_record.counts.copy(),
             standing=[name for name in standing_ids if name in effects and effects[name].stands],
             gone=list(dict.fromkeys([*current.gone, *fork_record.gone])),
-            irreversible=current.irreversible,
+            pending=[],
+            under_way=[],
+            in_flight=[],
+            drift=[],
         )
 
     def _apply(self, safety: Checkpoint) -> None:
         super()._apply(safety)
-        # The fork's requests end with it; from now on the session makes its own.
-        ledger, epoch = self._session._ledger, self._session._epoch
+        # The approval requests of the fork become void with its adoption.
+        ledger, epoch = self._state.ledger, self._state.effects.epoch
         self.report.void += void_requests(ledger, self._target_record.key, epoch)
 
     def _draft(self, record: SessionRecord) -> Draft:
-        return super()._draft(record)._replace(kind=ADOPT)
+        return super()._draft(record)._replace(kind=Kind.ADOPT)
 
     def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
         return (self._point, self._target.id)
@@ -162,42 +163,47 @@ class FileAdoption(Adoption):
 
     def _effects_since(self) -> Iterator[Effect]:
         """Iterate over all effects of the fork: the session's state contains none of them."""
-        for effect in self._session._ledger.all_effects():
+        for effect in self._state.ledger.all_effects():
             if effect.session == self._target_record.key and effect.stands:
                 yield effect
 
     def _apply(self, safety: Checkpoint) -> None:
-        session, files = self._session, self._session._files
+        state, files = self._state, self._state.files
         base = self._tree(find(self._store, self._point))
         ours, theirs = self._tree(safety), self._tree(self._target)
         if files is None:
             raise InvalidInputError(
-                f"The session {short_repr(session.key)} has no files to merge into."
+                f"The session {short_repr(state.key)} has no files to merge into."
             )
         merged = merge(base, ours, theirs)
         if merged.conflicts:
             raise ConflictError(_conflict_message(self._target.key, merged.conflicts))
-        safety_snapshot = SafetySnapshot(ours, safety.id, self._last_regular_tree(safety))
+        state.ledger.refresh()
+        new_record = self._next_record([])
+        new_record.ledger = max(new_record.ledger, state.ledger.seq)
+        parents = (safety.id, self._target.id)
+
+        def append(plan: Any) -> Checkpoint:
+            """Append the merge: the session's parts, with the files that the plan makes."""
+            parts: dict[str, Any] = {n: ReusedPart(tree) for n, tree in safety.parts.items()}
+            parts[FILES] = CapturedState(tree_after(plan, ours), self._store.writer)
+            parts[SESSION_PART] = new_record.dump()
+            draft = Draft(state.key, parts, kind=Kind.ADOPT, label=self._label)
+            return state.writer.write(draft, parents)
+
+        held = SafetySnapshot(ours, safety.id, self._last_regular_tree(safety))
         try:
             self.report.files = files.workspace.restore_held(
-                theirs, safety_snapshot, paths=merged.paths
+                theirs, held, paths=merged.paths, decision=Decision(parents, append)
             )
-        except BaseException:  # also an interrupt: nothing stays half-applied
-            self._revert_files(safety)
+        except BaseException as error:
+            self._abort(safety, error)
             raise
-        session._ledger.refresh()
-        new_record = self._next_record([])
-        session._set_record(new_record)
-        draft = session._draft(kind=ADOPT, label=self._label)
-        checkpoint = session._writer.write(draft, parents=(safety.id, self._target.id))
-        self.finish(checkpoint)
-        self.report.id = checkpoint.id
-        self.report.parts = ["workspace"]
-        effects = session._ledger.effects
-        self.report.notices = [unseen_effect_notice(effects[name]) for name in new_record.standing]
+        self._complete(new_record)
+        self.report.parts = [FILES]
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
-        current = self._session._record
+        current = self._state.record
         new_record = super()._next_record(standing)
         new_record.counts, new_record.ledger = current.counts.copy(), current.ledger
         new_record.gone = list(current.gone)
@@ -213,32 +219,32 @@ class FileAdoption(Adoption):
         return tree
 
 
-def plan_adoption(session: Work, head: str | None, how: str | None) -> Adoption:
+def plan_adoption(state: SessionState, head: str | None, how: Merge | None) -> Adoption:
     """Return the operation that adopts a fork.
 
     Args:
-        session: the session that adopts it.
+        state: the session that adopts it.
         head: an id, key or short form; None if the fork was never started.
         how: `files` to merge files only, or None.
 
     Raises:
-        InvalidInputError: `head` is of no fork of the session, or `how` is invalid.
+        InvalidInputError: `head` is not a checkpoint of a fork, or `how` is invalid.
         NotFoundError: there is no such checkpoint.
     """
-    if how not in (None, "files"):
-        raise InvalidInputError(f'merge must be "files" or None, not {short_repr(how)}.')
+    if how is not None:
+        check_option("merge", how, Merge, "None")
     if head is None:
-        raise NotFoundError("Nothing to adopt: the fork was never started.")
+        raise NotFoundError("The fork was never started: there is nothing to adopt.")
     if not isinstance(head, str):
         raise InvalidInputError(
             f"adopt takes a fork, a trial or a checkpoint id, not {short_repr(head)}."
         )
-    target = find(session.manager.store, head)
+    target = find(state.manager.store, head)
     operation = FileAdoption if how == "files" else Adoption
     try:
-        return operation(session, target)
+        return operation(state, target)
     except NotFoundError as error:
-        raise NotFoundError(f"The fork point was removed: {error}") from error
+        raise NotFoundError(f"The fork point no longer exists: {error}") from error
 
 
 def _contents(checkpoint: Checkpoint, excluded: set[str]) -> dict[str, Any]:
@@ -248,7 +254,7 @@ def _contents(checkpoint: Checkpoint, excluded: set[str]) -> dict[str, Any]:
 def _merged_lineage(
     current: SessionRecord, fork_record: SessionRecord, seq: int
 ) -> list[list[Any]]:
-    """Return the lineage of both: the fork's effects become part of the session's history."""
+    """Return the merged lineage: the fork's effects become part of the session's history."""
     rows: dict[str, int] = {}
     for key, seen in [*current.lineage, *fork_record.lineage, [fork_record.key, seq]]:
         if key != current.key:

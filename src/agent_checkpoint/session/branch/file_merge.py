@@ -1,4 +1,4 @@
-"""Three-way merge of trees, path by path. Owns what is a conflict; never merges contents."""
+"""Three-way merge of trees, path by path. Defines conflicts; never merges file contents."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Merge(NamedTuple):
 def merge(base: Tree, ours: Tree, theirs: Tree) -> Merge:
     """Merge the changes of two sides to the same base tree.
 
-    A path conflicts if both sides changed it differently, or if one needs a directory where the
-    other has none.
+    A path conflicts if both sides changed it differently, or if one side needs a directory that
+    the other side removed or replaced.
 
     Raises:
         IntegrityError: a part of a tree is missing or damaged.
@@ -63,7 +63,7 @@ def _agree(mine: Change, other: Change) -> bool:
 
 
 def _lost_directory(edits: dict[bytes, Change], path: bytes) -> bool:
-    """Tell whether a side removed or replaced a directory."""
+    """Return whether a side removed or replaced a directory."""
     change = edits.get(path)
     return change is not None and (change.after is None or change.after.type != FOLDER)
 

@@ -22,18 +22,18 @@ from agent_checkpoint.errors import (
     NotFoundError,
 )
 from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.session.effects.effect_context import ToolCall
 from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
-from agent_checkpoint.session.tools.tool import Tool
-from agent_checkpoint.store.ledger.ledger import (
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
+from agent_checkpoint.store.ledger.ledger_state import (
     APPROVED,
     DENIED,
     PENDING,
-    PREFIX,
     UNREADABLE,
     VOID,
     Effect,
     Epoch,
-    Ledger,
     Request,
 )
 from agent_checkpoint.store.ledger.lineage import lineages
@@ -48,10 +48,10 @@ class Approvals:
         self._store: Store = getattr(store, "store", store)
 
     def pending(self, key: str | None = None) -> list[Request]:
-        """Return the requests without an answer, of one session or of all, oldest first.
+        """Return the requests without an answer, of one session or of all sessions, oldest first.
 
         A ledger that cannot be read is listed at the end as one request with the status
-        `unreadable`, whatever `key` is; its `reason` holds the error.
+        `unreadable`, whatever `key` is; its `reason` contains the error.
 
         Raises:
             StorageError: the medium failed.
@@ -59,18 +59,18 @@ class Approvals:
         pending, unreadable = [], []
         for family, ledger in self._ledgers():
             if isinstance(ledger, Ledger):
-                pending += [item for item in ledger.requests.values() if item.is_open]
+                pending += [item for item in ledger.state.requests.values() if item.is_open]
             else:
                 unreadable.append(_unreadable(family, ledger))
         pending = [request for request in pending if key in (None, request.session)]
         return [*sorted(pending, key=lambda request: request.ts), *unreadable]
 
     def get(self, approval_id: str) -> Request:
-        """Return a request, whatever its status. Raises as `approve` does."""
+        """Return a request, whatever its status. Raises the same errors as `approve`."""
         return self._find(approval_id)[1]
 
     def arguments(self, approval_id: str) -> dict[str, Any]:
-        """Return the arguments of the requested call. Raises as `approve` does."""
+        """Return the arguments of the requested call. Raises the same errors as `approve`."""
         ledger, request = self._find(approval_id)
         return arguments_of(ledger, request)
 
@@ -87,7 +87,7 @@ class Approvals:
         Raises:
             NotFoundError: there is no such request.
             InvalidInputError: the call has no such argument.
-            ConflictError: the request was answered already, or has expired.
+            ConflictError: the request was already answered, or has expired.
             IntegrityError: a ledger is damaged, and no readable one has the request.
         """
         parts = {}
@@ -103,25 +103,25 @@ class Approvals:
         self._answer(approval_id, approved=True, reason=None, by=by, parts=parts)
 
     def deny(self, approval_id: str, reason: str = "", *, by: str | None = None) -> None:
-        """Deny a call; the agent gets the reason. Raises as `approve` does."""
+        """Deny a call; the agent gets the reason. Raises the same errors as `approve`."""
         self._answer(approval_id, approved=False, reason=reason, by=by, parts={})
 
     def _answer(self, approval_id: str, **answer: Any) -> None:
         ledger, _ = self._find(approval_id)
 
         def guard() -> None:
-            request = ledger.requests[approval_id]
+            request = ledger.state.requests[approval_id]
             if request.status != PENDING:
                 raise ConflictError(f"The request {approval_id} is already {request.status}.")
             if request.is_expired:
                 raise ConflictError(
-                    f"The request {approval_id} has expired. The next call makes a new request."
+                    f"The request {approval_id} has expired. The next call creates a new request."
                 )
 
         ledger.append("answered", guard=guard, request=approval_id, **answer)
 
     def _find(self, approval_id: str) -> tuple[Ledger, Request]:
-        """Return a request and its ledger; an open one if several ledgers have the id.
+        """Return a request and its ledger. If several ledgers have the id, prefer an open request.
 
         An imported ledger can repeat ids, but none of its requests is open.
         """
@@ -130,8 +130,8 @@ class Approvals:
         for _, ledger in self._ledgers():
             if not isinstance(ledger, Ledger):
                 unreadable = ledger
-            elif approval_id in ledger.requests:
-                match = ledger, ledger.requests[approval_id]
+            elif approval_id in ledger.state.requests:
+                match = ledger, ledger.state.requests[approval_id]
                 if match[1].is_open:
                     return match
                 closed = closed or match
@@ -175,7 +175,7 @@ def _unreadable(family: str, error: CheckpointError) -> Request:
 
 def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Request | None:
     """Return the request of a call that can still be answered or consumed."""
-    for request in reversed(ledger.requests_for(identity)):
+    for request in reversed(ledger.state.requests_of.get(identity, {}).values()):
         is_it = (request.session, request.digest) == (session, digest)
         if is_it and not request.is_expired and request.status in (PENDING, APPROVED, DENIED):
             return request
@@ -190,37 +190,33 @@ def new_request_id() -> str:
 def append_request(
     ledger: Ledger,
     request_id: str,
-    tool: Tool,
-    arguments: Mapping[str, Any],
+    call: ToolCall,
     *,
     epoch: Epoch,
-    identity: str,
-    digest: str,
-    task: str | None,
     at: str,
-    part: str | None = None,
 ) -> None:
     """Append an approval request to the ledger; `at` is the checkpoint saved with it.
 
     Raises:
-        ConflictError: the session was opened elsewhere.
+        ConflictError: another process has opened the session.
         StorageError: the medium failed.
     """
+    tool = call.tool
     ledger.append(
         "asked",
-        parts={"arguments": encode_for_ledger(dict(arguments), f"{tool.name}'s arguments")},
+        parts={"arguments": encode_for_ledger(call.arguments, f"{tool.name}'s arguments")},
         fence=epoch,
         request=request_id,
         session=epoch.session,
         tool=tool.name,
         module=tool.module,
-        identity=identity,
-        digest=digest,
-        task=task,
+        identity=call.identity,
+        digest=call.digest,
+        task=call.task,
         at=at,
-        part=part,
+        part=call.part,
         expires=None if tool.expires is None else time.time() + tool.expires,
-        words=describe_call(tool.name, arguments),
+        words=describe_call(tool.name, call.arguments),
     )
 
 
@@ -228,7 +224,7 @@ def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
     """Consume an answer for a call without an external side effect.
 
     Raises:
-        ConflictError: the answer was used meanwhile, or the session was opened elsewhere.
+        ConflictError: the answer was used meanwhile, or another process has opened the session.
     """
     ledger.append(
         "used", guard=lambda: check_answer_usable(ledger, request), fence=epoch, request=request.id
@@ -237,9 +233,11 @@ def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
 
 def check_answer_usable(ledger: Ledger, request: Request) -> None:
     """Refuse an answer that was used or voided meanwhile. Raises ConflictError."""
-    status = ledger.requests[request.id].status
+    status = ledger.state.requests[request.id].status
     if status not in (APPROVED, DENIED):
-        raise ConflictError(f"The approval request {request.id} is {status} and cannot be used.")
+        raise ConflictError(
+            f"The answer to approval request {request.id} cannot be used: it is already {status}."
+        )
 
 
 def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
@@ -247,7 +245,7 @@ def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
     ledger.refresh()
     open_ones = [
         request.id
-        for request in list(ledger.requests.values())
+        for request in list(ledger.state.requests.values())
         if request.session == session and request.status in (PENDING, APPROVED, DENIED)
     ]
     if open_ones:
@@ -258,17 +256,17 @@ def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
 def void_unusable_answer(
     ledger: Ledger, request: Request, epoch: Epoch, why: CheckpointError
 ) -> None:
-    """Void an answer that cannot be carried out; the next call makes a new request.
+    """Void an answer whose call cannot run; the next call creates a new request.
 
     Raises:
-        ConflictError: the answer was used meanwhile, or the session was opened elsewhere.
+        ConflictError: the answer was used meanwhile, or another process has opened the session.
     """
     ledger.append(
         VOID,
         guard=lambda: check_answer_usable(ledger, request),
         fence=epoch,
         requests=[request.id],
-        reason=f"it cannot be carried out: {why}"[:500],
+        reason=f"the approved call cannot run: {why}"[:500],
     )
 
 
@@ -282,23 +280,28 @@ def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
     """Return the arguments of a request or an effect, with the approver's edits.
 
     Raises:
-        InvalidInputError: they were purged.
+        InvalidInputError: the arguments were purged.
         IntegrityError: the stored value is not a dict of arguments.
-        StateError: they cannot be decoded here.
+        StateError: the arguments cannot be decoded in this process.
     """
     name = "edited" if "edited" in record.parts else "arguments"
     arguments = decode_value(ledger, record.parts, name)
     if not isinstance(arguments, dict) or not all(isinstance(key, str) for key in arguments):
         raise IntegrityError(
-            f"Record {record.seq} of the ledger {short_repr(ledger.lineage, 300)} holds no valid "
-            "call arguments."
+            f"Record {record.seq} of the ledger {short_repr(ledger.lineage, 300)} has invalid call "
+            "arguments."
         )
     return arguments
 
 
 def decode_value(ledger: Ledger, parts: Mapping[str, JsonValue], name: str) -> Any:
-    """Decode a value of a ledger record. Raises InvalidInputError if purged, and StateError."""
+    """Decode one value of a ledger record.
+
+    Raises:
+        InvalidInputError: the value was purged.
+        StateError: the value cannot be decoded.
+    """
     if name not in parts:
-        raise InvalidInputError(f"Purged from the ledger: {name}.")
+        raise InvalidInputError(f"The value {name!r} was purged from the ledger.")
     tree = parts[name]
     return decode_part(tree, name, reader=ledger.stream.reader({name: tree})).value

@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+from agent_checkpoint.session.effects.idempotency import CallNumber
 from agent_checkpoint.session.tools.call_arguments import describe_call
-from agent_checkpoint.store.ledger.ledger import Effect, Request
-
-if TYPE_CHECKING:
-    from agent_checkpoint.session.effects.effects import Decision
-    from agent_checkpoint.session.effects.idempotency import CallNumber
-    from agent_checkpoint.session.tools.tool import Tool
+from agent_checkpoint.session.tools.tool import Tool
+from agent_checkpoint.store.ledger.ledger_state import Effect, Request
 
 
 class EffectContext:
@@ -41,6 +38,14 @@ class ApprovalQuestion:
     words: str
 
 
+class Decision(NamedTuple):
+    """The decision about a call: run the effect, or replay its recorded result."""
+
+    effect: Effect
+    is_replay: bool
+    result: Any = None
+
+
 @dataclass(eq=False)
 class ToolCall:
     """One tool call in progress."""
@@ -50,14 +55,16 @@ class ToolCall:
     arguments: dict[str, Any]
     task: str | None = None
     part: str | None = None
-    """The part whose method is called; empty for a method of an object that is no part."""
-    digest: str | None = None
-    identity: str | None = None
+    """The part whose method is called; empty for a method of an object that is not a part."""
+    digest: str = ""
+    """Hash of the requested arguments; empty if the call needs neither ledger nor approval."""
+    identity: str = ""
+    """The identity of the effect; see `effect_identity`."""
     call_number: CallNumber | None = None
     decision: Decision | None = None
     context: EffectContext | None = None
     request: Request | None = None
-    """The approved request, if `carry_out` makes this call."""
+    """The approved request, if `carry_out` runs this call."""
     is_awaited: bool = False
     """Whether the call runs on an event loop, with its blocking steps on another thread."""
     began: float = 0.0
@@ -67,7 +74,7 @@ class ToolCall:
     @property
     def words(self) -> str:
         """The label of the checkpoint after the call; that of the original call if replayed."""
-        if self.decision is not None and self.decision.is_replay:
+        if self.decision is not None and self.is_replay:
             return self.decision.effect.words
         return describe_call(self.tool.name, self.given)
 

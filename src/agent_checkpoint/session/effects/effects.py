@@ -2,109 +2,68 @@
 
 A committed effect of this session's own history is replayed, never repeated. An effect of a
 related session (fork or parent) is a conflict: it belongs to another history. An effect with an
-unknown outcome is verified, or a person resolves it.
+unknown outcome is verified, or resolved by a person.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import (
     EffectConflictError,
     EffectError,
     EffectUnknownError,
+    Hint,
     InvalidInputError,
 )
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.effects.approvals import check_answer_usable, void_unusable_answer
-from agent_checkpoint.session.effects.idempotency import CallNumber, CallNumbers, effect_identity
+from agent_checkpoint.session.effects.effect_context import Decision, ToolCall
+from agent_checkpoint.session.effects.idempotency import CallNumbers, effect_identity
 from agent_checkpoint.session.effects.outcomes import EffectOutcomes
 from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import describe_call, encode_for_ledger
-from agent_checkpoint.session.tools.tool import IDEMPOTENT, IRREVERSIBLE, Tool, check_same_tool
-from agent_checkpoint.store.ledger.ledger import (
+from agent_checkpoint.session.tools.effect_kinds import behaviour_of
+from agent_checkpoint.session.tools.tool import Tool, check_same_tool
+from agent_checkpoint.store.ledger.ledger_state import (
     COMMITTED,
     UNDONE,
     UNKNOWN,
     Effect,
-    Epoch,
-    Ledger,
     Request,
 )
 
 
-class Decision(NamedTuple):
-    """What to do with a call: run the effect, or replay its recorded result."""
-
-    effect: Effect
-    is_replay: bool
-    result: Any = None
-
-
-class Effects(EffectOutcomes):
+class Effects:
     """The effects of one session, and the decision about new ones."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        session_record: SessionRecord,
-        epoch: Epoch,
-        owner: Callable[[Tool, str | None], Any],
-    ) -> None:
-        """Manage the effects of a session; `owner` finds the object of a method tool."""
-        super().__init__(ledger, session_record, epoch, owner)
-        self.in_progress: dict[str, Any] = {}
+    def __init__(self, outcomes: EffectOutcomes, record: SessionRecord) -> None:
+        self.outcomes = outcomes
+        self.ledger, self.epoch = outcomes.ledger, outcomes.epoch
+        self.record = record
+        self.in_progress: dict[str, ToolCall] = {}
         """The calls that are running now, by effect id."""
-        self._call_numbers = CallNumbers()
+        self.call_numbers = CallNumbers(record)
 
-    # -- call numbers ----------------------------------------------------------------------------
-
-    def reserve_number(
-        self, tool: Tool, digest: str, task: str | None, call: Any
-    ) -> CallNumber | None:
-        """Reserve the number of a call among identical ones; None if the tool has a key."""
-        return self._call_numbers.reserve(self.session_record, tool, digest, task, call)
-
-    def release_for_retry(self, call: Any, call_number: CallNumber | None) -> None:
-        """Let the next identical call repeat this one: no caller received its result."""
+    def release_for_retry(self, call: ToolCall) -> None:
+        """Give the call number to the next identical call: no caller received the result."""
         for effect_id in [name for name, other in self.in_progress.copy().items() if other is call]:
             self.in_progress.pop(effect_id, None)
-        self._call_numbers.release_for_retry(self.session_record, call, call_number)
-
-    def release(self, call: Any) -> None:
-        """Release the number of a call that has returned."""
-        self._call_numbers.release(call)
+        self.call_numbers.release_for_retry(call, call.call_number)
 
     # -- run, replay or refuse -------------------------------------------------------------------
 
-    def decide(
-        self,
-        tool: Tool,
-        arguments: Mapping[str, Any],
-        *,
-        identity: str,
-        digest: str,
-        task: str | None,
-        at: str,
-        request: Request | None = None,
-        part: str | None = None,
-        call: Any = None,
-    ) -> Decision:
-        """Decide about a call. If the effect is to run, its `started` record is durable.
+    def decide(self, call: ToolCall, *, at: str, request: Request | None = None) -> Decision:
+        """Decide about a call for which `find_existing` found nothing.
+
+        If the effect is to run, its `started` record is already durable.
 
         Args:
-            tool: the tool.
-            arguments: the arguments of the call, with the approver's edits.
-            identity: the identity of the effect; see `effect_identity`.
-            digest: the digest of the requested arguments.
-            task: the current task.
+            call: the call, with the arguments that the approver edited.
             at: the id of the head.
             request: the approved request, which is consumed.
-            part: the part whose method is called.
-            call: the call that runs the effect.
 
         Raises:
             EffectConflictError: the idempotency key was used with different arguments, or a
@@ -112,38 +71,36 @@ class Effects(EffectOutcomes):
             EffectUnknownError: the outcome of an earlier attempt is unknown.
             EffectError: irreversible tools are not allowed in this fork.
             InvalidInputError: `key=` failed on the approver's arguments; the answer is void.
-            ConflictError: the session was opened elsewhere.
+            ConflictError: another process has opened the session.
         """
-        edited_identity = None
+        tool, also = call.tool, None
         if request is not None and tool.key is not None:
             try:
-                edited_identity = effect_identity(tool, arguments, digest, task, part=part)
+                edited = effect_identity(
+                    tool, call.arguments, call.digest, call.task, part=call.part
+                )
             except InvalidInputError as error:
                 void_unusable_answer(self.ledger, request, self.epoch, error)
                 raise
-        existing = self.find_existing(tool, identity, digest, call)
-        if existing is not None:
-            return existing
+            also = None if edited == call.identity else edited
         self.check_allowed(tool)
+        if request is not None:  # an approval may have taken days
+            self.ledger.refresh()
         effect_id = secrets.token_hex(8)
 
         def guard() -> None:
-            names = (
-                [identity]
-                if edited_identity in (None, identity)
-                else [identity, str(edited_identity)]
-            )
-            taken = [effect for name in names for effect in self._conflicting(name, digest)]
+            names = [name for name in (call.identity, also) if name is not None]
+            taken = [effect for name in names for effect in self._conflicting(name, call.digest)]
             if taken:
                 raise EffectConflictError(
-                    f"{taken[-1].title} was {_done_or_started(taken[-1])} by the session "
-                    f"{short_repr(taken[-1].session)}: an external side effect is not repeated."
+                    f"{taken[-1].title} was already {_past_action(taken[-1])} by the session "
+                    f"{short_repr(taken[-1].session)}. External side effects are not repeated."
                 )
             if request is not None:
                 check_answer_usable(self.ledger, request)
 
-        compensated = [effect for effect in self.ledger.of(identity) if effect.status == UNDONE]
-        parts = {"arguments": encode_for_ledger(dict(arguments), f"{tool.name}'s arguments")}
+        earlier = self.ledger.effects_of(call.identity)
+        parts = {"arguments": encode_for_ledger(call.arguments, f"{tool.name}'s arguments")}
         self.in_progress[effect_id] = call  # before it is visible: another thread would verify it
         try:
             self.ledger.append(
@@ -152,87 +109,104 @@ class Effects(EffectOutcomes):
                 fence=self.epoch,
                 guard=guard,
                 effect=effect_id,
-                session=self.session_record.key,
+                session=self.record.key,
                 epoch=self.epoch.number,
                 kind=tool.kind,
                 tool=tool.name,
                 module=tool.module,
-                identity=identity,
-                also=edited_identity if edited_identity != identity else None,
-                digest=digest,
-                task=task,
+                identity=call.identity,
+                also=also,
+                digest=call.digest,
+                task=call.task,
                 at=at,
-                part=part,
-                words=describe_call(tool.name, arguments),
-                generation=len(compensated),
+                part=call.part,
+                words=describe_call(tool.name, call.arguments),
+                generation=sum(effect.status == UNDONE for effect in earlier),
                 request=None if request is None else request.id,
             )
         except BaseException as error:
             self.in_progress.pop(effect_id, None)
-            is_edited = request is not None and edited_identity not in (None, identity)
-            if request is not None and is_edited and isinstance(error, EffectConflictError):
+            if isinstance(error, EffectConflictError):  # another call was faster
+                existing = self.find_existing(call)
+                if existing is not None:
+                    return existing
+            if request is not None and also and isinstance(error, EffectConflictError):
                 void_unusable_answer(self.ledger, request, self.epoch, error)
             raise
-        return Decision(self.ledger.effects[effect_id], False)
+        return Decision(self.ledger.state.effects[effect_id], False)
 
     def check_allowed(self, tool: Tool) -> None:
         """Refuse an irreversible tool in a fork that may not run it. Raises EffectError."""
-        if tool.kind == IRREVERSIBLE and not self.session_record.irreversible:
+        if tool.behaviour.is_final and not self.record.irreversible:
             raise EffectError(
-                f"{short_repr(self.session_record.key)} is a fork, and forks may not run "
-                f"irreversible tools: {tool.name}. Call it in the session that was forked, or fork "
-                'with effects="allow".'
+                f"{short_repr(self.record.key)} is a fork, and forks may not run "
+                f"irreversible tools: {tool.name}. Call it in the parent session, or fork with "
+                'effects="allow".'
             )
 
-    def find_existing(
-        self, tool: Tool, identity: str, digest: str, call: Any = None
-    ) -> Decision | None:
-        """Return the decision if the effect exists already, else None. Raises as `decide`."""
+    def find_existing(self, call: ToolCall) -> Decision | None:
+        """Return the decision for an effect that already exists, else None.
+
+        Raises the same errors as `decide`.
+        """
         self.ledger.refresh()
-        for effect in reversed(self._conflicting(identity, digest)):
-            check_same_tool(tool, effect, effect.title)
+        for effect in reversed(self._conflicting(call.identity, call.digest)):
+            check_same_tool(call.tool, effect, effect.title)
             if not self.is_ours(effect):
                 raise EffectConflictError(
-                    f"{effect.title} was {_done_or_started(effect)} by the related session "
-                    f"{short_repr(effect.session)}: an external side effect is not repeated. "
-                    "Continue in that session, or make a different call."
+                    f"{effect.title} was already {_past_action(effect)} by the related session "
+                    f"{short_repr(effect.session)}. External side effects are not repeated. "
+                    "Continue in that session, or call the tool with other arguments or another "
+                    "idempotency key."
                 )
             if effect.id in self.in_progress:
                 raise EffectConflictError(f"{effect.title} is running in another call.")
-            if effect.digest != digest:
+            if effect.digest != call.digest:
                 raise EffectConflictError(
                     f"{effect.title}: idempotency key already used with different arguments. Use "
                     "the first arguments to get the recorded result, or use another key."
                 )
             if effect.status == COMMITTED:
-                return Decision(effect, True, self.result(effect))
-            return self._resolve_in_doubt(tool, effect, call)
+                return Decision(effect, True, self.outcomes.result(effect))
+            return self._resolve_in_doubt(effect, call)
         return None
 
     def _conflicting(self, identity: str, digest: str) -> list[Effect]:
-        """Return the effects that prevent a new one; another session's idempotent one does not."""
+        """Return the existing effects that prevent a new one.
+
+        An idempotent effect of another session with equal arguments does not.
+        """
         return [
             effect
-            for effect in self.ledger.of(identity)
+            for effect in self.ledger.effects_of(identity)
             if effect.stands
-            and (self.is_ours(effect) or effect.kind != IDEMPOTENT or effect.digest != digest)
+            and (
+                self.is_ours(effect)
+                or not behaviour_of(effect.kind).is_repeatable
+                or effect.digest != digest
+            )
         ]
 
-    def _resolve_in_doubt(self, tool: Tool, effect: Effect, call: Any) -> Decision | None:
+    def _resolve_in_doubt(self, effect: Effect, call: ToolCall) -> Decision | None:
         """Verify an effect whose outcome is unknown, and decide."""
-        self.verify(effect, tool)
+        self.outcomes.verify(effect, call.tool)
         if effect.status == COMMITTED:
-            return Decision(effect, True, self.result(effect))
+            return Decision(effect, True, self.outcomes.result(effect))
         if not effect.stands:
             return None
-        if effect.kind == IDEMPOTENT and effect.status == UNKNOWN:
+        if behaviour_of(effect.kind).is_repeatable and effect.status == UNKNOWN:
             self.ledger.refresh()
             self.ledger.check(self.epoch)
             self.in_progress[effect.id] = call
             return Decision(effect, False)
         raise EffectUnknownError(
-            f"{effect.title} was started before, and its outcome is unknown. Check it, and record "
-            f"it with session.resolve({effect.id!r}, happened=True or False)."
+            f"{effect.title} was started earlier, and its outcome is unknown.",
+            hint=Hint(
+                "Check it, and record it with "
+                f"session.resolve({effect.id!r}, happened=True or False).",
+                "resolve",
+                effect=effect.id,
+            ),
         )
 
     def call_ended(self, effect: Effect) -> None:
@@ -242,15 +216,13 @@ class Effects(EffectOutcomes):
     # -- queries ---------------------------------------------------------------------------------
 
     def is_ours(self, effect: Effect) -> bool:
-        """Tell whether an effect belongs to this session's history."""
-        if effect.session == self.session_record.key:
+        """Return whether an effect belongs to this session's history."""
+        if effect.session == self.record.key:
             return True
-        return any(
-            effect.session == key and effect.seq <= seq for key, seq in self.session_record.lineage
-        )
+        return any(effect.session == key and effect.seq <= seq for key, seq in self.record.lineage)
 
     def since(self, seq: int) -> Iterator[Effect]:
-        """Iterate over effects of this history in force that started after a ledger record."""
+        """Iterate over effects of this history that remain and started after a ledger record."""
         for effect in self.ledger.all_effects():
             if effect.seq > seq and effect.stands and self.is_ours(effect):
                 yield effect
@@ -264,9 +236,9 @@ class Effects(EffectOutcomes):
     def verify_unknown(self) -> None:
         """Run `verify=` for all effects with an unknown outcome; failures leave them unknown."""
         for effect in list(self.unknown()):
-            with suppress(EffectUnknownError):  # it stays unknown, and a notice reports it
-                self.verify(effect)
+            with suppress(EffectUnknownError):  # the outcome stays unknown, and a notice reports it
+                self.outcomes.verify(effect)
 
 
-def _done_or_started(effect: Effect) -> str:
-    return "done" if effect.status == COMMITTED else "started"
+def _past_action(effect: Effect) -> str:
+    return "performed" if effect.status == COMMITTED else "started"

@@ -1,4 +1,4 @@
-"""The identity of an effect: calls with equal identity are one effect. Reads no ledger."""
+"""Computes the identity of an effect. Calls with the same identity are one effect."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ class CallNumber(NamedTuple):
 class CallNumbers:
     """Reserves numbers for running calls without a key. The caller holds the lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: SessionRecord) -> None:
+        self._record = record
         self._reserved: dict[Any, CallNumber] = {}
 
-    def reserve(
-        self, session_record: SessionRecord, tool: Tool, digest: str, task: str | None, holder: Any
-    ) -> CallNumber | None:
+    def reserve(self, tool: Tool, digest: str, task: str | None, holder: Any) -> CallNumber | None:
         """Reserve the lowest free number; return None if the tool has a key."""
         if tool.key is not None:
             return None
@@ -41,7 +40,7 @@ class CallNumbers:
             for call_number in list(self._reserved.values())
             if call_number[:2] == (task, kind)
         }
-        call_number = CallNumber(task, kind, session_record.counts.next_number(task, kind, taken))
+        call_number = CallNumber(task, kind, self._record.counts.next_number(task, kind, taken))
         self._reserved[holder] = call_number
         return call_number
 
@@ -49,14 +48,12 @@ class CallNumbers:
         """Drop a reservation, whether its number was used or not."""
         self._reserved.pop(holder, None)
 
-    def release_for_retry(
-        self, session_record: SessionRecord, holder: Any, call_number: CallNumber | None
-    ) -> None:
+    def release_for_retry(self, holder: Any, call_number: CallNumber | None) -> None:
         """Give the number to the next identical call: no caller received the result."""
         call_number = call_number or self._reserved.get(holder)
         if call_number is not None:
-            session_record.counts.mark_unused(*call_number)
-        self.release(holder)
+            self._record.counts.mark_unused(*call_number)
+        self._reserved.pop(holder, None)
 
 
 def effect_identity(

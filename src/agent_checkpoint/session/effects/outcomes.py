@@ -19,11 +19,11 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.effects.approvals import arguments_of, decode_value
 from agent_checkpoint.session.effects.effect_context import EffectContext
-from agent_checkpoint.session.session_record import SessionRecord
 from agent_checkpoint.session.tools.call_arguments import encode_for_ledger, recordable
 from agent_checkpoint.session.tools.invoke import invoke_by_name, run_if_awaitable, takes_owner
 from agent_checkpoint.session.tools.tool import Tool, registered_tool
-from agent_checkpoint.store.ledger.ledger import (
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import (
     BEFORE,
     COMMITTED,
     FAILED,
@@ -32,7 +32,6 @@ from agent_checkpoint.store.ledger.ledger import (
     UNKNOWN,
     Effect,
     Epoch,
-    Ledger,
 )
 
 
@@ -42,28 +41,24 @@ class EffectOutcomes:
     def __init__(
         self,
         ledger: Ledger,
-        session_record: SessionRecord,
         epoch: Epoch,
         owner: Callable[[Tool, str | None], Any],
     ) -> None:
-        """Manage the effects of a session; `owner` finds the object of a method tool."""
+        """Manage the outcomes of a session's effects.
+
+        `owner` returns the object on which a tool defined as a method is called.
+        """
         self.ledger = ledger
-        self.session_record = session_record
         self.epoch = epoch
         self._owner = owner
 
-    @property
-    def family(self) -> str:
-        """The name of the ledger."""
-        return self.ledger.lineage
-
     def commit(self, effect: Effect, result: Any) -> None:
-        """Record an effect as committed. Not fenced: a replaced owner must report it as well.
+        """Record an effect as committed. Not fenced: a fenced-off owner must report it too.
 
         A result that cannot be encoded is stored as a description.
 
         Raises:
-            EffectConflictError: another owner of the session compensated it meanwhile.
+            EffectConflictError: another owner of the session has compensated it meanwhile.
             StorageError: the medium failed.
         """
         described = False
@@ -74,8 +69,8 @@ class EffectOutcomes:
         self._append_outcome(COMMITTED, effect, described=described, parts={"result": tree})
         if effect.status != COMMITTED:
             raise EffectConflictError(
-                f"{effect.title} was done, but another owner of the session had recorded it as "
-                f"{effect.status} before. Check whether the effect is still in place."
+                f"{effect.title} was performed, but another owner of the session had already "
+                f"recorded it as {effect.status}. Check whether the effect is still in place."
             )
 
     def fail(self, effect: Effect, note: str) -> None:
@@ -99,14 +94,14 @@ class EffectOutcomes:
     def verify(self, effect: Effect, tool: Tool | None = None) -> None:
         """Run `verify=` of an effect with an unknown outcome, and record the answer.
 
-        Effects of the parent session are left alone: it may be running them right now.
+        Effects of other sessions are skipped: the parent session may be running them now.
 
         Raises:
             EffectUnknownError: `verify=` failed.
         """
         tool = tool or registered_tool(effect)
         self.ledger.refresh()
-        if effect.status != UNKNOWN or effect.session != self.session_record.key:
+        if effect.status != UNKNOWN or effect.session != self.epoch.session:
             return
         if tool is None or tool.verify is None:
             return
@@ -114,51 +109,20 @@ class EffectOutcomes:
             outcome = self._call_about(tool, tool.verify, effect)
         except Exception as error:
             raise EffectUnknownError(
-                f"{effect.title} was started before, and its verify= failed ({cause_text(error)}): "
-                "the outcome is unknown."
+                f"{effect.title} was started earlier, and its verify= failed "
+                f"({cause_text(error)}). The outcome is unknown."
             ) from error
         if outcome is None:
-            self.fail(effect, "verify= says that it did not happen")
+            self.fail(effect, "verify= reported that it did not happen")
         else:
             self.commit(effect, outcome)
-
-    def resolve(
-        self, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
-    ) -> None:
-        """Record the outcome of an effect whose outcome is unknown.
-
-        Raises:
-            NotFoundError: there is no such effect.
-            EffectError: the outcome is known already.
-        """
-
-        def guard() -> None:
-            effect = self.ledger.effects.get(effect_id)
-            if effect is None:
-                raise NotFoundError(f"There is no effect {short_repr(effect_id)}.")
-            if effect.status not in (UNKNOWN, UNDOING):
-                raise EffectError(f"{effect.title} is already recorded as {effect.status}.")
-
-        self.ledger.refresh()
-        known = getattr(self.ledger.effects.get(effect_id), "parts", {})
-        parts = {}
-        if happened and (result is not None or "result" not in known):  # else keep the stored one
-            parts = {"result": encode_for_ledger(result, "The result")}
-        self.ledger.append(
-            "resolved",
-            guard=guard,
-            effect=effect_id,
-            happened=bool(happened),
-            note=note,
-            parts=parts,
-        )
 
     def undo(self, effect: Effect) -> None:
         """Compensate an effect with its tool's `undo=`.
 
         Raises:
-            EffectError: no `undo=` is available, the status does not permit it, or `undo=` failed:
-                then the outcome is unknown.
+            EffectError: no `undo=` is available, the status does not permit it, or `undo=` failed
+                and the outcome is unknown.
         """
         tool = registered_tool(effect)
         if tool is None or tool.undo is None:
@@ -179,16 +143,11 @@ class EffectOutcomes:
         self, tool: Tool, function: Callable[..., Any], effect: Effect, **more: Any
     ) -> Any:
         """Call `verify=` or `undo=` of a tool for an effect. Raises what the function raises."""
-        arguments = tool.keyword_arguments(self.arguments(effect))
+        arguments = tool.keyword_arguments(arguments_of(self.ledger, effect))
         if tool.is_method and takes_owner(function):
             arguments = {**arguments, "self": self._owner(tool, effect.part)}
-        return run_if_awaitable(
-            invoke_by_name(function, arguments, effect=EffectContext(effect, self.family), **more)
-        )
-
-    def arguments(self, effect: Effect) -> dict[str, Any]:
-        """Return the arguments of an effect. Raises CheckpointError."""
-        return arguments_of(self.ledger, effect)
+        context = EffectContext(effect, self.ledger.lineage)
+        return run_if_awaitable(invoke_by_name(function, arguments, effect=context, **more))
 
     def result(self, effect: Effect) -> Any:
         """Return the recorded result of an effect.
@@ -198,13 +157,42 @@ class EffectOutcomes:
         """
         if effect.described:
             raise EffectError(
-                f"{effect.title} was done, but its result could not be stored. Return plain data "
-                "from the tool."
+                f"{effect.title} completed, but its result could not be encoded and is not "
+                "available. Return built-in types, or types registered with register_type()."
             )
         return (
             decode_value(self.ledger, effect.parts, "result") if "result" in effect.parts else None
         )
 
 
+def resolve_effect(
+    ledger: Ledger, effect_id: str, *, happened: bool, result: Any = None, note: str = ""
+) -> None:
+    """Record the outcome of an effect whose outcome is unknown.
+
+    Not fenced: a process that has the session open continues, and sees the outcome.
+
+    Raises:
+        NotFoundError: there is no such effect.
+        EffectError: the outcome is already known.
+    """
+
+    def guard() -> None:
+        effect = ledger.state.effects.get(effect_id)
+        if effect is None:
+            raise NotFoundError(f"There is no effect {short_repr(effect_id)}.")
+        if effect.status not in (UNKNOWN, UNDOING):
+            raise EffectError(f"{effect.title} is already recorded as {effect.status}.")
+
+    ledger.refresh()
+    known = getattr(ledger.state.effects.get(effect_id), "parts", {})
+    parts = {}
+    if happened and (result is not None or "result" not in known):  # else keep the stored one
+        parts = {"result": encode_for_ledger(result, "The result")}
+    ledger.append(
+        "resolved", guard=guard, effect=effect_id, happened=bool(happened), note=note, parts=parts
+    )
+
+
 class _OutcomeKnownError(Exception):
-    """The outcome of the effect is known already."""
+    """The outcome of the effect is already known."""

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.errors import StorageError
+from agent_checkpoint.options import RollbackEffects
+from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.session.explore.trial_run import Strategy
-from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.session import Session, state_of
 from agent_checkpoint.session.tools.call_arguments import describe_call, describe_error
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
 
@@ -22,7 +24,7 @@ class Backtracking:
     result: Any = None
     """The result of the strategy for the accepted variant."""
     failures: list[tuple[dict[str, Any], str]] = field(default_factory=list)
-    """The variants tried before it, each with the reason of its failure."""
+    """The variants that failed, each with the reason."""
 
     def __bool__(self) -> bool:
         return self.variant is not None
@@ -34,15 +36,15 @@ def backtrack(
     variants: Iterable[Mapping[str, Any]],
     *,
     accept: Callable[[Any], object] = lambda result: True,
-    effects: str = "refuse",
+    effects: RollbackEffects = "refuse",
 ) -> Backtracking:
     """Try variants in order until one is accepted; roll back after each that fails.
 
     Args:
         session: the session to work on; it is not forked.
-        strategy: called with the session and a variant's values as keywords. It fails by raising.
+        strategy: called with the session and a variant's values as keywords; fails by raising.
         variants: the variants, in order.
-        accept: tells whether a result is good enough.
+        accept: returns whether a result is accepted.
         effects: the rollback policy for external side effects; see `Session.rollback`.
 
     Raises:
@@ -54,7 +56,7 @@ def backtrack(
     for item in variants:
         variant = dict(item)
         try:
-            with session._as_current():
+            with as_current(state_of(session).tools):
                 result = run_if_awaitable(strategy(session, **variant))
             if accept(result):
                 outcome.variant, outcome.result = variant, result

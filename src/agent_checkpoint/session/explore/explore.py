@@ -23,15 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.errors import InvalidInputError, WorkspaceError
+from agent_checkpoint.options import Driver, ForkEffects
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.session.branch.session_fork import SessionForker
+from agent_checkpoint.session.branch.session_fork import ForkPoint
+from agent_checkpoint.session.branch.trial import Trial, TrialInspection
 from agent_checkpoint.session.explore.in_process import run_in_process
-from agent_checkpoint.session.explore.inspection import TrialInspection
-from agent_checkpoint.session.explore.outcome import Outcome, Trial
+from agent_checkpoint.session.explore.outcome import Outcome
 from agent_checkpoint.session.explore.payload import encode_payload
 from agent_checkpoint.session.explore.trial_run import Strategy
 from agent_checkpoint.session.explore.worker import Job, run_in_worker
-from agent_checkpoint.session.session import Session
+from agent_checkpoint.session.session import Session, state_of
 from agent_checkpoint.session.task_progress import show_progress
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.workspace.fork.drivers import ForkPaths, end_fork, this_process
@@ -39,7 +40,7 @@ from agent_checkpoint.workspace.fork.isolated import IsolatedForks
 
 _POLL_SECONDS = 0.5
 _LONGEST_KEY = 900
-"""How many bytes of the session's key the keys of its trials repeat."""
+"""The maximum number of bytes of the session's key in the keys of its trials."""
 
 
 def explore(
@@ -50,15 +51,15 @@ def explore(
     at: str | None = None,
     executor: Executor | None = None,
     timeout: float | None = None,
-    effects: str = "refuse",
+    effects: ForkEffects = "refuse",
     repeats: int = 1,
     agent: Callable[[], Any] | None = None,
-    driver: str = "auto",
+    driver: Driver = "auto",
     on_trial: Callable[[Trial], object] | None = None,
 ) -> Outcome:
     """Run a strategy once per variant, each in its own fork of the same checkpoint.
 
-    The session and its files are not changed. Nothing may write to the workspace meanwhile.
+    The session and its files are not changed. Nothing may write to the workspace during the call.
 
     Args:
         session: the session to fork.
@@ -66,12 +67,12 @@ def explore(
             dict of metrics. It works in `branch.workspace.path`.
         variants: the variants, as dicts of keywords.
         at: the checkpoint to fork; if not given, the current state is saved and forked.
-        executor: runs trials concurrently: a ThreadPoolExecutor in this process, any other one in
-            one process per trial. Trials run sequentially if not given.
+        executor: runs trials concurrently. A ThreadPoolExecutor runs them in this process, any
+            other executor in one process per trial. By default, trials run sequentially.
         timeout: seconds after which a trial fails. Its process is killed; a thread keeps running.
         effects: `allow` or `refuse` irreversible tools in the forks.
         repeats: how many times each variant runs.
-        agent: makes the agent of a fork; the session's is cloned if not given.
+        agent: creates the agent of a fork; by default, the session's agent is cloned.
         driver: how files are forked in this process; see `Workspace.fork`.
         on_trial: called with each trial when it ends.
 
@@ -81,13 +82,12 @@ def explore(
         CheckpointError: the session cannot be saved. Failures of a trial are reported in its
             outcome.
     """
-    session._check_open()
+    state = state_of(session)
+    state.check_open()
     _check(strategy, executor, timeout, repeats, on_trial)
-    forking = SessionForker(session, at=at, label="explore", effects=effects, agent=agent)
-    trials = _plan_trials(session.key, variants, repeats)
-    look = TrialInspection(session, forking.point)
-    for trial in trials:
-        trial._inspection = look
+    forking = ForkPoint(state, at=at, label="explore", effects=effects, agent=agent)
+    look = TrialInspection(state, forking.checkpoint, session.adopt)
+    trials = _plan_trials(session.key, variants, repeats, look)
     with ExitStack() as stack:
         stack.enter_context(_held(forking))
         ends = _run_all(stack, forking, strategy, trials, executor, timeout, driver)
@@ -120,7 +120,9 @@ def _check(strategy: Any, executor: Any, timeout: Any, repeats: Any, on_trial: A
         )
 
 
-def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) -> list[Trial]:
+def _plan_trials(
+    key: str, variants: Iterable[Mapping[str, Any]], repeats: int, look: TrialInspection
+) -> list[Trial]:
     token = secrets.token_hex(3)
     begin = key.encode()[:_LONGEST_KEY].decode(errors="ignore")
     trials = []
@@ -133,12 +135,15 @@ def _plan_trials(key: str, variants: Iterable[Mapping[str, Any]], repeats: int) 
             )
         for repeat in range(repeats):
             name = f"{begin}/{token}-{number}" + (f".{repeat}" if repeats > 1 else "")
-            trials.append(Trial(_copy_variant(variant), number, repeat, name))
+            trials.append(Trial(_copy_variant(variant), number, repeat, name, _inspection=look))
     return trials
 
 
 def _copy_variant(variant: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of a variant, so that runs do not share it; a shallow one if need be."""
+    """Return a deep copy of a variant, so that runs do not share values.
+
+    A shallow copy if a value cannot be deep-copied.
+    """
     try:
         return copy.deepcopy(dict(variant))
     except Exception:  # such as a lock, which threads may share
@@ -146,13 +151,14 @@ def _copy_variant(variant: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _held(forking: SessionForker) -> Iterator[None]:
+def _held(forking: ForkPoint) -> Iterator[None]:
     """Hold the workspace if its current files are forked: copy-on-write forks are then cheap."""
-    workspace, tree = forking.session.workspace, forking.tree
-    if workspace is None or tree is None or workspace._held_tree is not None:
+    workspace, tree = forking.state.workspace, forking.tree
+    origin = None if workspace is None else workspace.fork_origin
+    if workspace is None or tree is None or origin is None or origin.held is not None:
         yield
         return
-    if workspace._scan().stored.id != tree.id:  # the fork point has other files
+    if origin.present_id() != tree.id:  # the fork point has other files
         yield
         return
     with workspace.hold(tree):
@@ -161,12 +167,12 @@ def _held(forking: SessionForker) -> Iterator[None]:
 
 def _run_all(
     stack: ExitStack,
-    forking: SessionForker,
+    forking: ForkPoint,
     strategy: Strategy,
     trials: list[Trial],
     executor: Executor | None,
     timeout: float | None,
-    driver: str,
+    driver: Driver,
 ) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """Iterate over the trials as they end, with their results."""
     if executor is None or isinstance(executor, ThreadPoolExecutor):
@@ -234,14 +240,14 @@ def _hint(error: BaseException) -> str:
 class _WorkerTrials:
     """Prepares trials that run in their own processes: shared files, and one job each."""
 
-    def __init__(self, forking: SessionForker, strategy: Strategy, timeout: float | None) -> None:
+    def __init__(self, forking: ForkPoint, strategy: Strategy, timeout: float | None) -> None:
         self._forking = forking
         self._strategy = strategy
         self._timeout = timeout
         self._owner = this_process()
         self._stage: IsolatedForks | None = None
         self._places: dict[str, ForkPaths] = {}
-        url = forking.session.manager.store.backend.url
+        url = forking.state.manager.store.backend.properties.url
         if url is None:
             raise InvalidInputError(
                 "Other processes cannot open this store. Use a store with a path or URL, a "
@@ -250,10 +256,10 @@ class _WorkerTrials:
         self._url = url
 
     def __enter__(self) -> _WorkerTrials:
-        workspace, tree = self._forking.session.workspace, self._forking.tree
+        workspace, tree = self._forking.state.workspace, self._forking.tree
         if workspace is not None and tree is not None:
             with suppress(WorkspaceError):  # otherwise trials restore their files from the store
-                self._stage = IsolatedForks(workspace, tree)
+                self._stage = IsolatedForks(workspace.fork_origin, tree)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -266,20 +272,20 @@ class _WorkerTrials:
 
     def job(self, trial: Trial) -> Job:
         """Return the job of a trial for a worker. Raises InvalidInputError, WorkspaceError."""
-        forking, session = self._forking, self._forking.session
-        agent = forking.new_agent or session.agent
+        forking, state = self._forking, self._forking.state
+        agent = forking.new_agent or state.agent
         view = None
         if self._stage is not None:
             self._places[trial.key], view = self._stage.fork()
-        options = {} if session.workspace is None else session.workspace._options
+        options = {} if state.workspace is None else state.workspace.options
         spec = {
             "store": self._url,
             "key": trial.key,
-            "point": forking.point.id,
-            "every": session.every,
+            "point": forking.checkpoint.id,
+            "every": state.every,
             "effects": forking.effects,
             "makes_agent": forking.new_agent is not None,
-            "fmt": session.manager.fmt,
+            "fmt": state.manager.fmt,
             "view": view,
             "files": None,
             "has_files": forking.tree is not None,

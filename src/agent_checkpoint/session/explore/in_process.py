@@ -8,18 +8,20 @@ from threading import Thread
 from typing import Any
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.branch.session_fork import Branch, SessionForker
+from agent_checkpoint.options import Driver
+from agent_checkpoint.session.branch.session_fork import ForkPoint
 from agent_checkpoint.session.explore.trial_run import Strategy, run_strategy
+from agent_checkpoint.session.session import Branch, create_branch
 from agent_checkpoint.session.tools.call_arguments import describe_error
 
 
 def run_in_process(
-    forking: SessionForker,
+    point: ForkPoint,
     key: str,
     strategy: Strategy,
     variant: Mapping[str, Any],
     *,
-    driver: str,
+    driver: Driver,
     timeout: float | None,
 ) -> dict[str, Any]:
     """Run one variant in its own fork; return its result as JSON.
@@ -29,7 +31,7 @@ def run_in_process(
     """
     began = time.monotonic()
     try:
-        branch = forking.make(key, driver=driver)
+        branch = create_branch(point, key, driver=driver)
     except Exception as error:  # including errors of the agent= function
         return {"error": f"The fork could not be created: {describe_error(error)}"}
     ready = time.monotonic() - began
@@ -60,9 +62,9 @@ def _run_with_timeout(
     thread.join(timeout)
     if ends:
         return ends[0]
-    # A thread cannot be killed. Its session is closed, so nothing it does from now on is saved.
+    # A thread cannot be killed. Its session is closed, so its later changes are not saved.
     message = (
-        f"Timed out after {timeout:g} s. The thread keeps running, but nothing of it is saved."
+        f"Timed out after {timeout:g} s. The thread keeps running, but its changes are not saved."
     )
     return {"error": message, "seconds": timeout, "head": branch.head}
 

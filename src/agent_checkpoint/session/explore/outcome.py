@@ -1,129 +1,19 @@
-"""Trials and outcome of an exploration. Owns metrics and their comparison; runs nothing."""
+"""Outcome of an exploration. Owns the comparison of metrics; runs nothing."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.records import safe_repr, short_repr
-from agent_checkpoint.session.tools.call_arguments import describe_call
-
-if TYPE_CHECKING:
-    from agent_checkpoint.core.state_diff import Changes
-    from agent_checkpoint.session.explore.inspection import TrialInspection
-    from agent_checkpoint.session.rollback.rollback_report import RollbackReport
-    from agent_checkpoint.store.ledger.ledger import Effect
-    from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
+from agent_checkpoint.errors import NotFoundError
+from agent_checkpoint.options import Mode, check_option
+from agent_checkpoint.records import short_repr
+from agent_checkpoint.session.branch.trial import SCORE, Trial, variant_label
 
 _LONGEST = 60
-SCORE = "score"
-"""The metric that a strategy returns as a bare number."""
-
-
-@dataclass
-class Trial:
-    """One run of one variant, in its own fork."""
-
-    variant: dict[str, Any]
-    number: int
-    """The index of the variant, from 0."""
-    repeat: int
-    """The index of the run of this variant, from 0."""
-    key: str
-    """The key of the fork."""
-    head: str | None = None
-    """The last checkpoint of the fork; None if the fork was not created."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str | None = None
-    """Why the trial failed; None if it succeeded."""
-    seconds: float = 0.0
-    ready: float = 0.0
-    """Seconds until the strategy was called."""
-    steps: int = 0
-    """The number of tool calls."""
-    place: str | None = None
-    """The workspace path of the trial."""
-    output: str = ""
-    """The end of stdout and stderr, if the trial had its own process."""
-    _inspection: TrialInspection | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def ok(self) -> bool:
-        """Whether the trial succeeded."""
-        return self.error is None
-
-    @property
-    def score(self) -> float | None:
-        """The metric `score`, if there is one."""
-        return self.metrics.get(SCORE)
-
-    @property
-    def state_diff(self) -> Changes:
-        """Changes of the state since the fork, by path. Raises CheckpointError."""
-        return self._require_inspection.state(self._require_head)
-
-    @property
-    def file_diff(self) -> WorkspaceDiff | None:
-        """Changes of the files since the fork, if there are files. Raises CheckpointError."""
-        return self._require_inspection.files(self._require_head)
-
-    @property
-    def effects(self) -> list[Effect]:
-        """The external side effects of the trial. Raises CheckpointError."""
-        return self._require_inspection.effects(self.key)
-
-    def adopt(self, *, merge: str | None = None) -> RollbackReport:
-        """Adopt the trial in the explored session. Takes and raises as `Session.adopt` does."""
-        return self._require_inspection.adopt(self, merge=merge)
-
-    def set_result(self, result: dict[str, Any]) -> None:
-        """Set the fields from the JSON result of the run. Raises StorageError."""
-        for name in ("metrics", "error", "seconds", "ready", "steps", "place", "output", "head"):
-            if name in result:
-                setattr(self, name, result[name])
-        if self.head is None and self._inspection is not None:  # its process died before reporting
-            self.head = self._inspection.head(self.key)
-
-    def in_words(self) -> str:
-        """Return the variant and its metrics or error, on one line."""
-        values = ", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items())
-        end = "done" if self.error is None else self.error.splitlines()[0]
-        return f"{_variant_label(self)}: {values or end}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without reading the store."""
-        return {
-            "variant": {str(name): _plain(value) for name, value in self.variant.items()},
-            "number": self.number,
-            "repeat": self.repeat,
-            "key": self.key,
-            "head": self.head,
-            "ok": self.ok,
-            "metrics": dict(self.metrics),
-            "error": self.error,
-            "seconds": self.seconds,
-            "ready": self.ready,
-            "steps": self.steps,
-            "place": self.place,
-            "output": self.output,
-        }
-
-    @property
-    def _require_inspection(self) -> TrialInspection:
-        if self._inspection is None:
-            raise NotFoundError(f"The trial {short_repr(self.key)} is not attached to a session.")
-        return self._inspection
-
-    @property
-    def _require_head(self) -> str:
-        if self.head is None:
-            raise NotFoundError(f"The trial {short_repr(self.key)} was not started: {self.error}")
-        return self.head
 
 
 @dataclass(frozen=True)
@@ -163,7 +53,7 @@ class Outcome:
         spread = statistics.stdev(values) if len(values) > 1 else None
         return Summary(len(values), statistics.fmean(values), spread)
 
-    def best(self, metric: str = SCORE, *, mode: str = "max") -> Trial:
+    def best(self, metric: str = SCORE, *, mode: Mode = "max") -> Trial:
         """Return the best run of the variant with the best mean.
 
         Args:
@@ -171,11 +61,10 @@ class Outcome:
             mode: `max`, or `min` if less is better.
 
         Raises:
-            InvalidInputError: `mode` is neither.
+            InvalidInputError: `mode` is neither `max` nor `min`.
             NotFoundError: no run has the metric.
         """
-        if mode not in ("max", "min"):
-            raise InvalidInputError(f"mode must be max or min, not {short_repr(mode)}.")
+        check_option("mode", mode, Mode)
         sign = 1 if mode == "max" else -1
         means = {}
         for number in {trial.number for trial in self.trials}:
@@ -214,7 +103,7 @@ class Outcome:
             errors = list(dict.fromkeys(trial.error for trial in runs if trial.error))
             rows.append(
                 [
-                    _variant_label(runs[0]),
+                    variant_label(runs[0]),
                     f"{len(good)}/{len(runs)}",
                     *("" if summary is None else str(summary) for summary in summaries),
                     f"{statistics.fmean(trial.seconds for trial in runs):.2f}",
@@ -234,16 +123,3 @@ class Outcome:
 def _first_line(error: str) -> str:
     line = error.splitlines()[0]
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
-
-
-def _plain(value: Any) -> Any:
-    """Return a value, or its repr if JSON cannot represent it."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return safe_repr(value)
-    return value
-
-
-def _variant_label(trial: Trial) -> str:
-    return describe_call("", trial.variant)[1:-1] or f"#{trial.number}"

@@ -1,7 +1,7 @@
 """The payload of a trial in another process: strategy, variant, agent and parts, pickled.
 
-cloudpickle, if installed, pickles functions and classes of the main program by value. Without it
-the trial imports the main program again, as `multiprocessing` does: the program then needs an
+cloudpickle, if installed, pickles functions and classes of the main program by value. Otherwise the
+trial imports the main program again, as `multiprocessing` does, and the program needs an
 `if __name__ == "__main__"` guard.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import InvalidInputError
 
 
@@ -40,7 +40,7 @@ def encode_payload(content: Mapping[str, Any]) -> bytes:
         raise InvalidInputError(
             f"{_culprit(content, dumps)} cannot be pickled for another process ({error}). Define "
             "functions and classes at the top level of a module, pass agent= as a function that "
-            f"makes the agent{hint}."
+            f"returns the agent{hint}."
         ) from error
 
 
@@ -75,7 +75,7 @@ def _import_path() -> list[str]:
 
 
 def _main_program() -> dict[str, Any]:
-    """Return what another process needs to import the main program; empty if it has no file."""
+    """Return the data with which another process imports the main program; empty without a file."""
     with block_forks():
         from multiprocessing import spawn
 

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_checkpoint.backends.disk.posix import open_private
+from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.explore.worker import JOB, PAYLOAD, RESULT
 from agent_checkpoint.session.tools.call_arguments import describe_error
@@ -47,16 +47,16 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
     if spec["files"] is not None:
         os.chdir(spec["files"])
     from agent_checkpoint.manager.manager import CheckpointManager
-    from agent_checkpoint.session.branch.session_fork import open_branch
     from agent_checkpoint.session.explore.payload import decode_payload
     from agent_checkpoint.session.explore.trial_run import run_strategy
-    from agent_checkpoint.workspace.workspace import Workspace
+    from agent_checkpoint.session.session import open_branch, state_of
+    from agent_checkpoint.workspace.workspace import Workspace, open_in_namespace
 
     strategy, variant, agent, parts = decode_payload((private / PAYLOAD).read_bytes()).values()
     with CheckpointManager(spec["store"], fmt=spec["fmt"]) as manager:
         workspace = None
         if view is not None:
-            workspace = view.open(manager.store, spec["options"])
+            workspace = open_in_namespace(view, manager.store, spec["options"])
         elif spec["files"] is not None:
             workspace = Workspace(spec["files"], manager.store, force=True, **spec["options"])
         branch = open_branch(
@@ -72,6 +72,6 @@ def _run(spec: dict[str, Any], private: Path, began: float) -> dict[str, Any]:
         ready = time.monotonic() - began
         place = None if workspace is None else str(workspace.path)
         result = run_strategy(branch, strategy, variant)
-        branch._is_ended = True  # already saved; the worker removes the files
+        state_of(branch).is_ended = True  # already saved; the worker removes the files
         branch.close()
     return {**result, "ready": ready, "place": place}

@@ -1,4 +1,4 @@
-"""Runs one strategy on one fork. Owns metrics and errors of the run; knows no executor."""
+"""Runs one strategy on one fork. Owns its metrics and errors. Does not depend on the executor."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_checkpoint.errors import CheckpointError, InvalidInputError, Suspended
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.session.explore.outcome import SCORE
+from agent_checkpoint.session.branch.trial import SCORE
+from agent_checkpoint.session.current_session import as_current
+from agent_checkpoint.session.session import Session, state_of
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.tools.invoke import run_if_awaitable
-
-if TYPE_CHECKING:
-    from agent_checkpoint.session.session import Session
 
 Strategy = Callable[..., Any]
 _REPORTED = ("tokens", "cost")
@@ -32,7 +31,7 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
     began, calls, used = time.monotonic(), len(branch.calls), _reported(branch.agent)
     outcome: dict[str, Any] = {"metrics": {}, "error": None}
     try:
-        with branch._as_current():
+        with as_current(state_of(branch).tools):
             result = run_if_awaitable(strategy(branch, **variant))
         spent = {
             name: value - used.get(name, 0.0) for name, value in _reported(branch.agent).items()
@@ -56,7 +55,7 @@ def run_strategy(branch: Session, strategy: Strategy, variant: Mapping[str, Any]
 
 
 def _saved(branch: Session, label: str, metrics: Mapping[str, float]) -> str:
-    """Save the last checkpoint. Metrics that a checkpoint cannot hold stay in the outcome only."""
+    """Save the last checkpoint, without metrics that a checkpoint cannot contain."""
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     try:
         return branch.save(label=label, metrics=finite)
@@ -65,7 +64,7 @@ def _saved(branch: Session, label: str, metrics: Mapping[str, float]) -> str:
 
 
 def _with_traceback(error: BaseException) -> str:
-    """Return an error with the last frames of its traceback."""
+    """Return the description of an error and the last frames of its traceback."""
     last = traceback.format_tb(error.__traceback__)[-_LEVELS:]
     return describe_error(error) + "\n" + "".join(last)
 

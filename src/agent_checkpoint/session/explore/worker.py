@@ -21,7 +21,7 @@ from threading import Thread
 from threading import enumerate as enumerate_threads
 from typing import Any, NamedTuple
 
-from agent_checkpoint.backends.disk.posix import open_private
+from agent_checkpoint.backends.os_support.posix import open_private
 from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.workspace.fork.drivers import begin_fork, end_fork, is_gone
 from agent_checkpoint.workspace.fork.isolated import is_same_machine, private_forks_dir
@@ -43,7 +43,7 @@ class Job(NamedTuple):
     spec: dict[str, Any]
     """The options of the trial process, as JSON."""
     owner: dict[str, str]
-    """The process that called `explore`: once it is gone, the trial is stopped."""
+    """The process that called `explore`: when it exits, the trial is stopped."""
     timeout: float | None
 
 
@@ -58,7 +58,7 @@ def run_in_worker(job: Job) -> dict[str, Any]:
         try:
             result = _run_without_view(job)
         except CheckpointError as error:
-            result = {"error": f"No directory for its files: {error}"}
+            result = {"error": f"No directory for the files of the trial: {error}"}
     result.setdefault("seconds", time.monotonic() - began)
     return result
 
@@ -130,7 +130,7 @@ def _wait(process: subprocess.Popen[bytes], job: Job) -> str | None:
             if deadline is not None and time.monotonic() >= deadline:
                 return f"Timed out after {job.timeout:g} s and was killed."
             if is_gone(job.owner):
-                return "The exploring process is gone."
+                return "The process that called explore() has exited."
         else:
             return None
 

@@ -3,27 +3,30 @@
 report      classify the external side effects since the target
 refuse      if the policy does not permit the rollback
 safety      save a safety checkpoint of all parts
-compensate  run `undo=` of the compensable effects, newest first, if asked for
-commit      append the rollback checkpoint: from here on the session is rolled back
-restore     restore files and objects; after a crash, the next opening repeats this step
+compensate  run `undo=` of the compensable effects, newest first, if requested
+stage       write the new file contents and the journal to the directory
+commit      append the rollback checkpoint: the session is rolled back from this point on
+restore     restore files and objects; after a crash, the next open completes this step
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent_checkpoint.core.external import External
+from agent_checkpoint.core.external_snapshot import External
 from agent_checkpoint.errors import (
     EffectError,
     InvalidInputError,
     RollbackRefusedError,
     WorkspaceError,
 )
-from agent_checkpoint.manager.parts import restore_parts
-from agent_checkpoint.records import Checkpoint, Draft, draft_from, short_repr
+from agent_checkpoint.manager.checkpoint_parts import restore_parts
+from agent_checkpoint.options import RollbackEffects
+from agent_checkpoint.records import Checkpoint, Draft, Kind, draft_from, short_repr
 from agent_checkpoint.session.effects.approvals import void_requests
 from agent_checkpoint.session.rollback.rollback_report import (
     RollbackReport,
@@ -38,23 +41,19 @@ from agent_checkpoint.session.session_record import (
     is_foreign,
     read_session_record,
 )
+from agent_checkpoint.session.session_state import SessionState
 from agent_checkpoint.session.tools.call_arguments import describe_error
 from agent_checkpoint.session.workspace_part import without_paths
-from agent_checkpoint.store.ledger.ledger import UNDONE, Effect
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY, prune_safety_checkpoints
+from agent_checkpoint.store.ledger.ledger_state import UNDONE, Effect
+from agent_checkpoint.store.maintenance.safety_checkpoints import prune_safety_checkpoints
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import ObjectRef, ReusedPart
-from agent_checkpoint.workspace.restore.operation import SafetySnapshot
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.restore.journal import Decision
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
+from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.tree.snapshot import Tree
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
-
-if TYPE_CHECKING:
-    from agent_checkpoint.session.work import Work
-
-ROLLBACK, PARTIAL = "rollback", "restore"
-POLICIES = ("refuse", "warn", "compensate")
 
 
 class Rollback:
@@ -62,7 +61,7 @@ class Rollback:
 
     def __init__(
         self,
-        session: Work,
+        state: SessionState,
         target: Checkpoint,
         *,
         parts: Iterable[str] | None = None,
@@ -73,10 +72,10 @@ class Rollback:
         """Prepare a rollback and its report; change nothing.
 
         Args:
-            session: the session to roll back.
+            state: the session to roll back.
             target: the checkpoint to roll back to.
             parts: the parts to roll back; all if None.
-            keep_unseen: keep files that were created or changed since the last checkpoint.
+            keep_unseen: keep files created or changed since the last regular checkpoint.
             label: the label of the rollback checkpoint.
             voids: whether unused approval requests become void.
 
@@ -84,21 +83,21 @@ class Rollback:
             InvalidInputError: the target has no such part.
             CheckpointError: the target cannot be read.
         """
-        self._session = session
+        self._state = state
         self._target = target
         self._keep_unseen = keep_unseen
         self._label = label
         self._voids = voids
-        self._store = session.manager.store
+        self._store = state.manager.store
         self._target_record = self._read_target_record()
         self._names = _selected_parts(target, parts)
         self._all_parts = parts is None
-        session._ledger.refresh()
+        state.ledger.refresh()
         self.report = RollbackReport(
             target.id, self._names, foreign=is_foreign(self._store, target)
         )
         effects = list(self._effects_since())
-        self.report.classify(effects, session._record.is_own)
+        self.report.classify(effects, state.record.is_own)
         if self._rewinds_state:
             self.report.gone = self._compensated_since()
             self.report.notices = self._notices(effects)
@@ -108,44 +107,35 @@ class Rollback:
         return notices + [compensated_notice(effect) for effect in self.report.gone]
 
     def _read_target_record(self) -> SessionRecord:
-        """Return the session record of the target; an empty one if it is not of this history."""
-        current, target_record = (
-            self._session._record,
-            read_session_record(self._store, self._target),
-        )
+        """Return the session record of the target; an empty record if it has another history."""
+        current, record = self._state.record, read_session_record(self._store, self._target)
         past = {current.key: None, **dict(current.lineage)}
-        if (
-            target_record is None
-            or target_record.family != current.family
-            or target_record.key not in past
-        ):
+        if record is None or record.family != current.family or record.key not in past:
             return SessionRecord(current.key, current.family)
-        until = past[target_record.key]
+        until = past[record.key]
         if until is not None:  # the ancestor's effects after the fork are of another history
-            target_record.ledger = min(target_record.ledger, until)
-        return target_record
+            record.ledger = min(record.ledger, until)
+        return record
 
     @property
     def _rewinds_state(self) -> bool:
-        """Whether state is rolled back too: it then no longer contains later effects."""
+        """Whether state is rolled back too, so that it no longer contains later effects."""
         return self._all_parts or any(name != FILES for name in self._names)
 
     def _effects_since(self) -> Iterator[Effect]:
-        """Iterate over the effects in force that the target's state does not contain."""
-        session, target_record = self._session, self._target_record
-        learned = {*target_record.standing, *target_record.under_way} - set(
-            session._record.standing
-        )
-        for effect in session._effects.since(0):
+        """Iterate over the remaining effects that the target's state does not contain."""
+        state, target_record = self._state, self._target_record
+        learned = {*target_record.standing, *target_record.under_way} - set(state.record.standing)
+        for effect in state.effects.since(0):
             if not target_record.knows(effect.session, effect.seq) or effect.id in learned:
                 yield effect
 
     def _compensated_since(self) -> list[Effect]:
         """Return the effects that the target's state contains and that were compensated since."""
-        session, target_record = self._session, self._target_record
+        state, target_record = self._state, self._target_record
         undone = [
             str(record.get("effect"))
-            for seq, record in session._ledger.stream.read(target_record.ledger)
+            for seq, record in state.ledger.stream.read(target_record.ledger)
             if record["type"] in (UNDONE, "resolved")
             and (record.get("instead") or seq) > target_record.ledger
         ]
@@ -157,24 +147,24 @@ class Rollback:
         ]
         return [
             effect
-            for effect in still_compensated(session._ledger, candidates)
-            if effect.seq <= target_record.ledger and session._effects.is_ours(effect)
+            for effect in still_compensated(state.ledger, candidates)
+            if effect.seq <= target_record.ledger and state.effects.is_ours(effect)
         ]
 
     def preview(self) -> RollbackReport:
-        """Return the report, with the plan for the files. Raises as `run` does."""
+        """Return the report, with the plan for the files. Raises the same errors as `run`."""
         tree = tree_in(self._store, self._target) if FILES in self._names else None
-        if tree is not None and self._session._files is not None:
-            workspace = self._session._files.workspace
+        if tree is not None and self._state.files is not None:
+            workspace = self._state.files.workspace
             plan = workspace.restore(tree, dry_run=True)
             self.report.files_digest = plan.digest
             # Files unchanged since the head are saved in it.
-            changed = self._session._files.changed_since(self._store, self._session._writer.head)
+            changed = self._state.files.changed_since(self._store, self._state.writer.head)
             plan.unseen = [path for path in plan.unseen if path in changed]
             self.report.files = without_paths(plan, plan.unseen) if self._keep_unseen else plan
         return self.report
 
-    def run(self, policy: str, only_if: RollbackReport | None = None) -> RollbackReport:
+    def run(self, policy: RollbackEffects, only_if: RollbackReport | None = None) -> RollbackReport:
         """Roll back.
 
         Args:
@@ -183,54 +173,54 @@ class Rollback:
 
         Raises:
             PlanChangedError: files or effects differ from `only_if`; nothing was changed.
-            RollbackRefusedError: the policy refuses, or a compensation failed; it has the report.
-            ConflictError: tools are running, or the session was opened elsewhere.
+            RollbackRefusedError: the policy refuses, or a compensation failed; see its `report`.
+            ConflictError: tools are running, or another process has opened the session.
             CheckpointError: a part cannot be restored; all parts are unchanged.
         """
-        session, report = self._session, self.report
-        session._check_idle("roll back")
+        state, report = self._state, self.report
+        state.check_idle("roll back")
         if self._rewinds_state and policy != "warn" and report.blocking:
-            raise RollbackRefusedError(refusal(report), report)
+            raise refusal(report)
         if only_if is not None:
             shown = {effect.id for effect in only_if.effects}
             if any(effect.id not in shown for effect in report.effects):
-                raise PlanChangedError("What was done outside has")
-        with session._writer.lock:
+                raise PlanChangedError("External side effects have")
+        with state.writer.lock:
             safety = self._save_safety()
             if only_if is not None:
                 self._check_files(only_if)
             if policy == "compensate" and self._rewinds_state:
                 self._compensate()
             self._apply(safety)
-            prune_safety_checkpoints(self._store, session.key)  # last: the target may be one
+            prune_safety_checkpoints(self._store, state.key)  # last: the target may be one
         return report
 
     def roll_forward(self, safety: Checkpoint, checkpoint: Checkpoint) -> None:
         """Complete a rollback after a crash: its checkpoint exists, its restore is unfinished."""
         self._keep_unseen = bool(self._target_record.keep_unseen)
-        self._restore(safety)
+        self._restore_parts(safety, None)
         self.finish(checkpoint)
 
     # -- the steps -------------------------------------------------------------------------------
 
     def _save_safety(self) -> Checkpoint:
-        session = self._session
-        with session._full_scan():
-            draft = session._draft(kind=SAFETY)
-        saved = session._writer.write(draft)
+        state = self._state
+        with state.full_scan():
+            draft = state.draft(kind=Kind.SAFETY)
+        saved = state.writer.write(draft)
         self.report.safety_id = saved.id
         return saved
 
     def _check_files(self, shown: RollbackReport) -> None:
-        """Check that the files match the confirmed report; the safety checkpoint holds them now.
+        """Check that the files match the confirmed report. The safety checkpoint contains them now.
 
-        Later writes are left alone: the safety checkpoint does not hold them.
+        Later writes are not overwritten: the safety checkpoint does not contain them.
 
         Raises:
             PlanChangedError: the files differ.
         """
         tree = tree_in(self._store, self._target) if FILES in self._names else None
-        files = self._session._files
+        files = self._state.files
         if tree is None or files is None:
             return
         plan = files.workspace.restore(tree, dry_run=True)
@@ -245,48 +235,51 @@ class Rollback:
         report = self.report
         for effect in sorted(report.compensable, key=lambda item: item.seq, reverse=True):
             try:
-                self._session._effects.undo(effect)
+                self._state.effects.outcomes.undo(effect)
             except EffectError as error:
-                why = error.__cause__  # its text may hold arguments: for the report only
+                why = error.__cause__  # its text may contain arguments: for the report only
                 report.failure = str(error) if why is None else f"{error} ({describe_error(why)})"
                 report.unknown = [effect]
                 report.gone = list(report.compensated)
                 report.notices = self._notices(self._effects_since())
-                self._session._record.gone += [item.id for item in report.compensated]
+                self._state.record.gone += [item.id for item in report.compensated]
                 raise RollbackRefusedError(
-                    f"Not rolled back: a compensation failed. {error} {len(report.compensated)} of "
-                    f"{len(report.compensable)} effects were compensated before it, newest first."
+                    f"Not rolled back: a compensation failed. {error.with_hint()} "
+                    f"{len(report.compensated)} of {len(report.compensable)} effects were "
+                    "compensated before it, newest first."
                     f"\n{report.outline()}",
                     report,
+                    hint=error.hint,
                 ) from error
             report.compensated.append(effect)
 
     def _apply(self, safety: Checkpoint) -> None:
-        session = self._session
+        state = self._state
         if self._voids:
-            self.report.void = void_requests(session._ledger, session.key, session._epoch)
-        session._ledger.refresh()
+            self.report.void = void_requests(state.ledger, state.key, state.effects.epoch)
+        state.ledger.refresh()
         standing = [effect.id for effect in self._effects_since()]
         new_record = self._next_record(standing if self._rewinds_state else [])
-        try:
-            checkpoint = session._writer.write(
-                self._draft(new_record), parents=self._parents(safety)
-            )
-            self._restore(safety)
-        except BaseException as error:
-            self._abort(safety, error)
-            raise
-        new_record.keep_unseen = None
-        session._set_record(new_record)
-        self.finish(checkpoint)
-        self.report.id = checkpoint.id
-        self.report.notices = self._notices(
-            session._ledger.effects[name] for name in new_record.standing
+        parents = self._parents(safety)
+        self._restore(
+            safety,
+            Decision(parents, lambda _: state.writer.write(self._draft(new_record), parents)),
         )
+        self._complete(new_record)
+
+    def _complete(self, record: SessionRecord) -> None:
+        """Continue with the new session record: all parts are restored."""
+        state = self._state
+        record.keep_unseen = None
+        state.record.become(record)
+        self.finish(state.writer.head)
+        self.report.id = state.writer.head_id
+        effects = state.ledger.state.effects
+        self.report.notices = self._notices(effects[name] for name in record.standing)
 
     def _abort(self, safety: Checkpoint, error: BaseException) -> None:
-        """Return the session to the safety checkpoint: nothing stays half-applied."""
-        writer = self._session._writer
+        """Return the session to the safety checkpoint, so that no change is half-applied."""
+        writer = self._state.writer
         writer.resolve_interrupted()  # the rollback checkpoint may have been appended
         if writer.head_id == safety.id:
             return
@@ -295,64 +288,71 @@ class Rollback:
             self._revert_files(safety)
         if is_interrupt:  # it may have come after the objects were restored
             self._revert_objects(safety)
-        writer.write(draft_from(safety, self._session.key, ROLLBACK), parents=(safety.id,))
+        writer.write(draft_from(safety, self._state.key, Kind.ROLLBACK), parents=(safety.id,))
         self.finish(writer.head)
 
     def _next_record(self, standing: list[str]) -> SessionRecord:
-        """Return the session record after the rollback: the target's, with today's lineage."""
-        current, target_record = self._session._record, self._target_record
+        """Return the session record after the rollback: the target's, with the current lineage."""
+        current, target_record = self._state.record, self._target_record
         kept = [] if self._all_parts else current.standing
         known = dict.fromkeys([*target_record.standing, *kept, *standing])
-        effects = self._session._ledger.effects
+        effects = self._state.ledger.state.effects
         still = [name for name in known if name in effects and effects[name].stands]
-        return SessionRecord(
-            current.key,
-            current.family,
-            lineage=current.lineage,
-            point=current.point,
-            inherited=current.inherited,
-            workspace=current.workspace,
-            seal=current.seal,
-            ledger=target_record.ledger if self._rewinds_state else current.ledger,
-            counts=(target_record if self._rewinds_state else current).counts.copy(),
-            standing=still if self._rewinds_state else list(current.standing),
-            gone=[effect.id for effect in self.report.gone]
-            if self._rewinds_state
-            else current.gone,
+        rewinds = self._rewinds_state
+        return replace(
+            current,
+            ledger=target_record.ledger if rewinds else current.ledger,
+            counts=(target_record if rewinds else current).counts.copy(),
+            standing=still if rewinds else list(current.standing),
+            gone=[effect.id for effect in self.report.gone] if rewinds else current.gone,
             pending=[] if self._voids else list(current.pending),
-            irreversible=current.irreversible,
+            under_way=[],
+            in_flight=[],
+            drift=[],
             keep_unseen=self._keep_unseen or None,
         )
 
     def _draft(self, record: SessionRecord) -> Draft:
-        head = self._session._writer.head
+        head = self._state.writer.head
         kept: dict[str, Any] = {} if head is None or self._all_parts else dict(head.parts)
         chosen = {name: self._target.parts[name] for name in self._names}
         parts: dict[str, Any] = {
             name: ReusedPart(tree) for name, tree in {**kept, **chosen}.items()
         }
         parts[SESSION_PART] = record.dump()
-        kind = ROLLBACK if self._all_parts else PARTIAL
-        return Draft(self._session.key, parts, kind=kind, label=self._label or self._target.label)
+        kind = Kind.ROLLBACK if self._all_parts else Kind.RESTORE
+        return Draft(self._state.key, parts, kind=kind, label=self._label or self._target.label)
 
     def _parents(self, safety: Checkpoint) -> tuple[str, ...]:
         return (self._target.id,) if self._all_parts else (safety.id, self._target.id)
 
-    def _restore(self, safety: Checkpoint) -> None:
-        session, target = self._session, self._target
-        live = session._live_parts()
+    def _restore(self, safety: Checkpoint, decision: Decision) -> None:
+        """Commit, and restore the parts; on an error return to the safety checkpoint."""
+        try:
+            self._restore_parts(safety, decision)
+        except BaseException as error:
+            self._abort(safety, error)
+            raise
+
+    def _restore_parts(self, safety: Checkpoint, decision: Decision | None) -> None:
+        state, target = self._state, self._target
+        live = state.live_parts()
         targets = {name: live[name] for name in self._names if name in live}
         if FILES in targets:  # first: most likely to fail
             targets = {FILES: targets.pop(FILES), **targets}
         reader = self._store.reader(target)
-        files = session._files
+        files = state.files
         if files is not None:
             held = tree_in(self._store, safety)
             if held is not None:
                 files.held = SafetySnapshot(held, safety.id, self._last_regular_tree(safety))
             files.keep_unseen = self._keep_unseen
-        elsewhere = {name: part for name, part in targets.items() if isinstance(part, External)}
-        for name, part in elsewhere.items():
+        if FILES in targets and files is not None and files.held is not None:
+            files.decision = decision  # the commit comes after the staging of the files
+        elif decision is not None:
+            decision.append(None)
+        external = {name: part for name, part in targets.items() if isinstance(part, External)}
+        for name, part in external.items():
             tag = safety.parts.get(name)
             if isinstance(tag, dict) and OBJECT in tag:
                 part.held = (part.handle_in(ObjectRef(str(tag[OBJECT]), self._store.backend)),)
@@ -360,19 +360,19 @@ class Rollback:
             results = restore_parts(target.parts, targets, reader=reader)
         finally:
             if files is not None:
-                files.held, files.keep_unseen = None, False
-            for part in elsewhere.values():
+                files.held, files.keep_unseen, files.decision = None, False, None
+            for part in external.values():
                 part.held = None
         self.report.files = results.get(FILES)
 
     def _revert_files(self, safety: Checkpoint) -> None:
-        files, tree = self._session._files, tree_in(self._store, safety)
+        files, tree = self._state.files, tree_in(self._store, safety)
         if files is not None and tree is not None:
             with suppress(WorkspaceError):  # raise the first error; remaining changes are drift
                 files.workspace.restore(tree)
 
     def _revert_objects(self, safety: Checkpoint) -> None:
-        live = self._session._live_parts()
+        live = self._state.live_parts()
         chosen = [name for name in self._names if name in live and name != FILES]
         targets = {name: live[name] for name in chosen if name in safety.parts}
         restore_parts(safety.parts, targets, reader=self._store.reader(safety))
@@ -380,15 +380,15 @@ class Rollback:
     def _last_regular_tree(self, safety: Checkpoint) -> Tree | None:
         """Return the files of the last regular checkpoint before a safety checkpoint."""
         # Drift was saved when the session was opened, not by the user.
-        passing = (SAFETY, "drift") if self._keep_unseen else (SAFETY,)
-        older = self._store.newest_first(self._session.key, before=safety.seq)
+        passing = (Kind.SAFETY, Kind.DRIFT) if self._keep_unseen else (Kind.SAFETY,)
+        older = self._store.newest_first(self._state.key, before=safety.seq)
         regular = next((item for item in islice(older, 100) if item.kind not in passing), None)
         return None if regular is None else tree_in(self._store, regular)
 
     def finish(self, checkpoint: Checkpoint | None) -> None:
         """Record in the ledger that the restore step is complete. Raises StorageError."""
         if checkpoint is not None:
-            self._session._ledger.append("finished", checkpoint=checkpoint.id)
+            self._state.ledger.append("finished", checkpoint=checkpoint.id)
 
 
 def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str]:
@@ -399,9 +399,13 @@ def _selected_parts(target: Checkpoint, parts: Iterable[str] | None) -> list[str
         raise InvalidInputError(f"parts must be a list of names, such as [{parts!r}].")
     names = list(dict.fromkeys(parts))
     missing = [name for name in names if name not in available]
-    if missing or not names:
+    if not names:
         raise InvalidInputError(
-            f"The checkpoint {target.id} has no part "
-            f"{', '.join(map(short_repr, missing)) or 'at all'}; it has {', '.join(available)}."
+            f"parts= is empty. The checkpoint {target.id} has {', '.join(available)}."
+        )
+    if missing:
+        raise InvalidInputError(
+            f"The checkpoint {target.id} has no part {', '.join(map(short_repr, missing))}; it has "
+            f"{', '.join(available)}."
         )
     return names

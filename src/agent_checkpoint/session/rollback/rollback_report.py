@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.session.tools.tool import IDEMPOTENT, REVERSIBLE, registered_tool
-from agent_checkpoint.store.ledger.ledger import COMMITTED, UNDOING, UNDONE, Effect, Ledger
+from agent_checkpoint.errors import Hint, RollbackRefusedError
+from agent_checkpoint.session.tools.effect_kinds import behaviour_of
+from agent_checkpoint.session.tools.tool import registered_tool
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import COMMITTED, UNDOING, UNDONE, Effect
 
 if TYPE_CHECKING:
     from agent_checkpoint.workspace.restore.plan import Plan
@@ -18,7 +21,7 @@ _SHOWN = 20
 
 @dataclass(repr=False)
 class RollbackReport:
-    """What a rollback did or would do, and the external side effects that it cannot undo."""
+    """The changes of a rollback, and the external side effects that it cannot undo."""
 
     target: str
     """The checkpoint to roll back to."""
@@ -48,11 +51,11 @@ class RollbackReport:
     files: Plan | None = None
     """The plan for the files."""
     foreign: bool = False
-    """Whether the target was imported, or lacks this user's seal."""
+    """Whether the target was imported, or has no valid HMAC under this user's secret."""
     files_digest: str | None = None
     """A digest of the file plan, to detect changes after a preview; None without files."""
     notices: list[str] = field(default_factory=list)
-    """Texts for the agent about effects that its restored state does not reflect."""
+    """Messages for the agent about effects that its restored state does not reflect."""
 
     def __repr__(self) -> str:
         return f"<RollbackReport to {self.target}: {'done' if self.id else 'not done'}>"
@@ -71,17 +74,18 @@ class RollbackReport:
         """Classify the effects since the target.
 
         Args:
-            effects: the effects in force.
-            is_own: tells whether this session may compensate effects of a session.
+            effects: the effects that remain.
+            is_own: returns whether this session may compensate effects of a session.
         """
         for effect in effects:
-            if not is_own(effect.session) and effect.kind == REVERSIBLE:
+            behaviour = behaviour_of(effect.kind)
+            if not is_own(effect.session) and behaviour.is_compensable:
                 self.irreversible.append(effect)
             elif effect.status != COMMITTED:
                 self.unknown.append(effect)
-            elif effect.kind == IDEMPOTENT:
+            elif behaviour.is_repeatable:
                 self.replayable.append(effect)
-            elif effect.kind == REVERSIBLE and can_be_undone(effect):
+            elif behaviour.is_compensable and can_be_undone(effect):
                 self.compensable.append(effect)
             else:
                 self.irreversible.append(effect)
@@ -126,25 +130,28 @@ class RollbackReport:
         return [effect for effect in self.compensable if effect.id not in tried]
 
 
-def refusal(report: RollbackReport) -> str:
-    """Return the text of a refusal: the reason, and the options."""
+def refusal(report: RollbackReport) -> RollbackRefusedError:
+    """Return the error for effects that the rollback cannot undo: the reason, and the options."""
     number = len(report.blocking)
-    hint = ""
+    hint = Hint('Pass effects="warn" to roll back anyway, or choose a later checkpoint.', "effects")
     if report.unknown:
-        hint = (
-            " Record an unknown outcome with session.resolve("
-            f"{report.unknown[0].id!r}, happened=True if the effect is in place, else False)."
+        effect = report.unknown[0].id
+        hint = Hint(
+            f"{hint} Record an unknown outcome with session.resolve("
+            f"{effect!r}, happened=True if the effect is in place, else False).",
+            "effects_unknown",
+            effect=effect,
         )
-    return (
+    return RollbackRefusedError(
         f"Not rolled back: {number} external side effect{'s' if number > 1 else ''} since the "
-        f"target {'are' if number > 1 else 'is'} irreversible or in doubt. Pass "
-        f'effects="warn" to roll back anyway, or choose a later checkpoint.{hint}\n'
-        f"{report.outline()}"
+        f"target {'are' if number > 1 else 'is'} irreversible or in doubt.\n{report.outline()}",
+        report,
+        hint=hint,
     )
 
 
 def can_be_undone(effect: Effect) -> bool:
-    """Tell whether a registered tool has an `undo=` for an effect."""
+    """Return whether a registered tool has an `undo=` for an effect."""
     tool = registered_tool(effect)
     return tool is not None and tool.undo is not None
 
@@ -154,36 +161,36 @@ def unseen_effect_notice(effect: Effect) -> str:
     when = _when(effect.ts)
     if effect.status == UNDOING:
         return (
-            f"{effect.words}, done at {when}: its compensation was interrupted, outcome unknown. A "
-            f"person has to record it with session.resolve({effect.id!r}, happened=True if the "
-            "effect is in place, else False)."
+            f"{effect.words}, executed at {when}: its compensation was interrupted, outcome "
+            f"unknown. A person must record it with session.resolve({effect.id!r}, "
+            "happened=True if the effect is in place, else False)."
         )
-    if effect.status != COMMITTED and effect.kind == IDEMPOTENT:
+    if effect.status != COMMITTED and behaviour_of(effect.kind).is_repeatable:
         return (
             f"{effect.words} was started at {when}, outcome unknown. It is idempotent: the call "
             "may be repeated."
         )
     if effect.status != COMMITTED:
         return (
-            f"{effect.words} was started at {when}, outcome unknown. A person has to record it "
+            f"{effect.words} was started at {when}, outcome unknown. A person must record it "
             f"with session.resolve({effect.id!r}, happened=True or False)."
         )
     return (
-        f"{effect.words} was done at {when} and is still in place, although the session's state "
-        "does not contain it. Do not repeat it: the same call returns the recorded result."
+        f"{effect.words} was executed at {when} and is still in place, although the session's "
+        "state does not contain it. Do not repeat it: the same call returns the recorded result."
     )
 
 
 def still_compensated(ledger: Ledger, names: Iterable[str]) -> list[Effect]:
     """Return the effects that were compensated and not repeated since."""
-    known = (ledger.effects[name] for name in names if name in ledger.effects)
+    known = (ledger.state.effects[name] for name in names if name in ledger.state.effects)
     undone = [item for item in sorted(known, key=lambda item: item.seq) if item.status == UNDONE]
     standing = [effect for effect in ledger.all_effects() if effect.stands] if undone else []
     return [effect for effect in undone if not any(_is_again(item, effect) for item in standing)]
 
 
 def _is_again(later: Effect, effect: Effect) -> bool:
-    """Tell whether an effect repeats another; without a key it has another identity."""
+    """Return whether an effect repeats another; without a key it has another identity."""
     is_alike = (later.tool, later.module, later.digest) == (
         effect.tool,
         effect.module,
@@ -195,8 +202,9 @@ def _is_again(later: Effect, effect: Effect) -> bool:
 def compensated_notice(effect: Effect) -> str:
     """Return the notice about a compensated effect whose result the state contains."""
     return (
-        f"{effect.words} was done at {_when(effect.ts)} and compensated since: it is no longer in "
-        "place, although the session's state has its result. The same call repeats it."
+        f"{effect.words} was executed at {_when(effect.ts)} and compensated since. It is no longer "
+        "in place, although the session's state contains its result. The same call executes it "
+        "again."
     )
 
 

@@ -25,7 +25,7 @@ _OUTER_DEPTH = 5
 def recordable(value: Any, depth: int = 0) -> Any:
     """Return a copy of a value for the list of calls, or a description of it.
 
-    A value that needs a pickle is described: a session must open without its class or the secret.
+    A value that would be pickled is described: a session must open without its class or secret.
     """
     if type(value) in _PLAIN:
         return value
@@ -58,7 +58,7 @@ def encode_for_ledger(value: Any, what: str) -> JsonValue:
     except StateError as error:
         raise InvalidInputError(
             f"{error} Arguments and results of tools with external side effects are stored in the "
-            "ledger. Use plain data, or register the class with register_type."
+            "ledger. Use built-in types, or register the class with register_type()."
         ) from error
 
 
@@ -66,19 +66,19 @@ def fingerprint(value: Any, what: str) -> str:
     """Return a digest that is equal for equal values, in every process.
 
     Raises:
-        InvalidInputError: the value needs a pickle, or only some of its fields are captured.
+        InvalidInputError: the value would be pickled, or only some of its fields are captured.
     """
     stateful = _find_stateful(value)
     if stateful is not None:
         raise InvalidInputError(
             f"{what} cannot be compared between calls: a {type(stateful).__name__} in it captures "
-            "only some of its fields. Pass plain data."
+            "only some of its fields. Pass built-in types."
         )
     tree = inline_tree(encode_for_ledger(value, what))
     if _has_pickle(tree):
         raise InvalidInputError(
-            f"{what} cannot be compared between calls: it holds an object that needs a pickle. Use "
-            "plain data, or register the class with register_type."
+            f"{what} cannot be compared between calls: it contains an object that would be "
+            "pickled. Use built-in types, or register the class with register_type()."
         )
     text = json.dumps(_canonical_order(tree), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

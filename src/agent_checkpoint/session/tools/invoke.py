@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -69,13 +69,13 @@ def split_arguments(
 
 
 def takes_owner(function: Callable[..., Any]) -> bool:
-    """Tell whether a function is an unbound method."""
+    """Return whether a function is an unbound method."""
     return next(iter(inspect.signature(function).parameters), None) in OWNER_NAMES
 
 
 @contextmanager
 def awaitables_on_this_loop() -> Iterator[None]:
-    """Run awaitables on this event loop when other threads meet them in this context."""
+    """Run awaitables on this event loop, even if another thread of this context gets them."""
     with block_forks():
         import asyncio
 
@@ -122,7 +122,7 @@ def run_if_awaitable(value: Any) -> Any:
 
 
 def _is_running_loop(loop: AbstractEventLoop) -> bool:
-    """Tell whether this thread runs the loop: waiting for it here would deadlock."""
+    """Return whether this thread runs the loop: waiting for it here would deadlock."""
     with block_forks():
         import asyncio
 

@@ -1,4 +1,4 @@
-"""The `@tool` decorator and its registry. Owns the declaration of a tool; records no call."""
+"""The `@tool` decorator and its registry. Owns the declaration of a tool; does not record calls."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar, overload
 
 from agent_checkpoint.errors import EffectConflictError, EffectError, InvalidInputError
+from agent_checkpoint.options import check_option
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.session.current_session import current_session, open_sessions
+from agent_checkpoint.session.tools.effect_kinds import BEHAVIOURS, EffectBehaviour, EffectKind
 from agent_checkpoint.session.tools.invoke import OWNER_NAMES, split_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-LOCAL, READ = "local", "read"
-IDEMPOTENT, REVERSIBLE, IRREVERSIBLE = "idempotent", "reversible", "irreversible"
-KINDS = (LOCAL, READ, IDEMPOTENT, REVERSIBLE, IRREVERSIBLE)
-EXTERNAL_KINDS = frozenset({IDEMPOTENT, REVERSIBLE, IRREVERSIBLE})
 
 EFFECT_PARAMETER = "effect"
 """The parameter that receives the `EffectContext`."""
@@ -42,7 +39,7 @@ class Tool:
     name: str
     module: str
     function: Callable[..., Any]
-    kind: str
+    kind: EffectKind
     key: Callable[..., Any] | None
     verify: Callable[..., Any] | None
     undo: Callable[..., Any] | None
@@ -56,9 +53,14 @@ class Tool:
     takes_effect: bool
 
     @property
+    def behaviour(self) -> EffectBehaviour:
+        """How sessions treat its calls."""
+        return BEHAVIOURS[self.kind]
+
+    @property
     def is_external(self) -> bool:
-        """Whether the tool has external side effects, which no checkpoint can restore."""
-        return self.kind in EXTERNAL_KINDS
+        """Whether the tool has external side effects, which a rollback does not undo."""
+        return self.behaviour.is_external
 
     @property
     def is_async(self) -> bool:
@@ -97,7 +99,7 @@ class Tool:
 
 
 class _ToolReference(Protocol):
-    """A ledger record that names a tool: an effect or a request."""
+    """A ledger record that refers to a tool: an effect or a request."""
 
     tool: str
     module: str
@@ -115,7 +117,7 @@ def registered_tool(record: _ToolReference) -> Tool | None:
 
 
 def check_same_tool(tool: Tool, record: _ToolReference, words: str) -> None:
-    """Refuse a record of another registered tool with the same name.
+    """Reject a record of another registered tool with the same name.
 
     Raises EffectConflictError.
     """
@@ -131,7 +133,7 @@ def tool(function: F) -> F: ...
 @overload
 def tool(
     *,
-    effect: str = ...,
+    effect: EffectKind = ...,
     key: Callable[..., Any] | None = ...,
     verify: Callable[..., Any] | None = ...,
     undo: Callable[..., Any] | None = ...,
@@ -142,7 +144,7 @@ def tool(
 def tool(
     function: Any = None,
     *,
-    effect: str = LOCAL,
+    effect: EffectKind = "local",
     key: Callable[..., Any] | None = None,
     verify: Callable[..., Any] | None = None,
     undo: Callable[..., Any] | None = None,
@@ -156,7 +158,7 @@ def tool(
         function: the decorated function.
         effect: `local`: no external side effect, a rollback undoes it; `read`: only reads external
             data; `idempotent`: a repeat is harmless; `reversible`: `undo` compensates it;
-            `irreversible`: nothing undoes it.
+            `irreversible`: it cannot be undone.
         key: receives the arguments and returns the idempotency key, such as an order id.
         verify: receives the arguments and returns the result if the effect happened, else None.
         undo: the compensation; receives the arguments, and `result` if it has that parameter.
@@ -213,7 +215,7 @@ def _session_wrapper(spec: Tool) -> Any:
             session = current_session()
             if session is None:
                 return await _call_without_session(spec, args, kwargs)
-            return await session._tool_runner.arun(spec, args, kwargs)
+            return await session.arun(spec, args, kwargs)
 
         wrapper: Any = acall
     else:
@@ -223,7 +225,7 @@ def _session_wrapper(spec: Tool) -> Any:
             session = current_session()
             if session is None:
                 return _call_without_session(spec, args, kwargs)
-            return session._tool_runner.run(spec, args, kwargs)
+            return session.run(spec, args, kwargs)
 
         wrapper = call
     wrapper.tool = spec
@@ -242,7 +244,7 @@ def _call_without_session(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, A
             f"to record it. {hint}"
         )
     for session in others:
-        session._add_notice(
+        session.add_notice(
             f"{spec.name} was called in a thread without a session, so the call was not recorded. "
             + _THREADS
         )
@@ -251,15 +253,13 @@ def _call_without_session(spec: Tool, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _check_options(effect: str, undo: Any, verify: Any, approve: Any) -> None:
-    if effect not in KINDS:
-        raise InvalidInputError(
-            f"effect must be one of {', '.join(KINDS)}, not {short_repr(effect)}."
-        )
-    if effect == REVERSIBLE and undo is None:
+    check_option("effect", effect, EffectKind)
+    behaviour = BEHAVIOURS[effect]
+    if behaviour.is_compensable and undo is None:
         raise InvalidInputError('effect="reversible" needs undo=. Without it, use "irreversible".')
-    if undo is not None and effect != REVERSIBLE:
+    if undo is not None and not behaviour.is_compensable:
         raise InvalidInputError(f'undo= needs effect="reversible", not {short_repr(effect)}.')
-    if verify is not None and effect not in EXTERNAL_KINDS:
+    if verify is not None and not behaviour.is_external:
         raise InvalidInputError(
             f"verify= needs a tool with external side effects, and this one is {effect}."
         )

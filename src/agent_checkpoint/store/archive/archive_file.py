@@ -1,13 +1,13 @@
-"""Archives: one key as one file. Owns the file format; executes nothing that it reads.
+"""Archives: files with the checkpoints of one key. Owns the file format, export and reading.
 
     magic line, then frames: kind (1 byte), length (varint), content
     h   JSON: the key
-    o   an object: its name (32 bytes) and its stored form, compressed with zlib or not at all
-    c   a checkpoint: its number (varint) and its entry, after all objects that it needs
-    l   a record of the ledger of the key's session, after all objects that it needs
-    z   SHA-256 of all bytes before this frame; the last
+    o   an object: its id (32 bytes) and its stored form, compressed with zlib or uncompressed
+    c   a checkpoint: its number (varint) and its entry, after all objects that it references
+    l   a record of the ledger of the key's session, after all objects that it references
+    z   SHA-256 of all bytes before this frame; the last frame
 
-A truncated or modified file is detected before anything is imported.
+The whole file is verified before anything is imported. Reading an archive never runs code from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError, StorageError
 from agent_checkpoint.records import Checkpoint, Entry, check_key, short_repr
 from agent_checkpoint.store.canonical_json import read_json, write_json
-from agent_checkpoint.store.entries import read_checkpoint, write_checkpoint
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint, write_checkpoint
 from agent_checkpoint.store.ledger.ledger_archive import (
     LedgerRecord,
     needed_objects,
@@ -40,11 +40,12 @@ from agent_checkpoint.store.objects.object_format import (
     plain_object,
 )
 from agent_checkpoint.store.objects.reader import fetch_objects, object_names
+from agent_checkpoint.store.objects.ref_graph import children_first
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import split_parts
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
 from agent_checkpoint.store.objects.writer import WriteCache, Writer
-from agent_checkpoint.store.reachability import RefGraph, children_first, mark
+from agent_checkpoint.store.reachability import RefGraph, mark
 from agent_checkpoint.store.store import Store, key_not_found
 
 MAGIC = b"agent-checkpoint archive "
@@ -54,11 +55,11 @@ HEADER, OBJECT, CHECKPOINT, LEDGER, END = b"h", b"o", b"c", b"l", b"z"
 
 _TRIES = 5
 _MAX_FRAME = MAX_OBJECT + 4096
-"""The longest frame that is read: a crafted file must not exhaust memory."""
+"""Maximum length of a frame, so that a crafted file cannot exhaust memory."""
 
 
 class Frame(NamedTuple):
-    """A frame of an archive, and the offset of its content."""
+    """A frame of an archive. `start` is the offset of its content in the file."""
 
     kind: bytes
     start: int
@@ -66,12 +67,12 @@ class Frame(NamedTuple):
 
 
 def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
-    """Write all checkpoints of a key into a file, and return their number.
+    """Write all checkpoints of a key to a file, and return their number.
 
     Raises:
         NotFoundError: there is no such key.
-        IntegrityError: one of the checkpoints is damaged.
-        StorageError: the file cannot be written; an existing file of that name is unchanged.
+        IntegrityError: a checkpoint is damaged.
+        StorageError: the file cannot be written; an existing file at `path` is not changed.
     """
     if next(store.entries(key, page=1), None) is None:
         raise key_not_found(key, store)
@@ -99,7 +100,7 @@ def export_archive(store: Store, path: str | os.PathLike[str], key: str) -> int:
 
 
 class _Export:
-    """One archive being written."""
+    """Writes one archive."""
 
     def __init__(self, store: Store, key: str, file: BinaryIO) -> None:
         self.store = store
@@ -133,11 +134,11 @@ class _Export:
         return count
 
     def _checkpoint(self, entry: Entry) -> bool:
-        """Write a checkpoint and its objects; return False, and write nothing, if it was pruned."""
+        """Write a checkpoint and its objects; if it was pruned, write nothing and return False."""
         start, digest = self.file.tell(), self.digest.copy()
         try:
             checkpoint = read_checkpoint(self.key, entry.seq, entry.data)
-            data = self._split(checkpoint) if self.store.backend.readable else entry.data
+            data = self._split(checkpoint) if self.store.backend.properties.readable else entry.data
             self._objects(object_names(checkpoint.parts.values()))
             self._frame(CHECKPOINT, write_varint(entry.seq) + data)
             lineage = lineage_of(self.store.reader(checkpoint), checkpoint)
@@ -154,13 +155,15 @@ class _Export:
         return True
 
     def _split(self, checkpoint: Checkpoint) -> bytes:
-        """Split an inline checkpoint: write its objects, and return the entry."""
+        """Split a checkpoint of a readable store: write its objects, and return its entry."""
         writer = Writer(WriteCache())
         try:
             parts = with_references(checkpoint.parts, self.store.backend)
             texts, roots = split_parts(parts, writer)
         except RecursionError:
-            raise IntegrityError(f"{checkpoint.id} is nested too deeply.") from None
+            raise IntegrityError(
+                f"The state of checkpoint {short_repr(checkpoint.id)} exceeds the nesting limit."
+            ) from None
         writer.check_decode_cost(roots)
         for name, plain in writer.pending():
             self._object(name, plain)
@@ -173,7 +176,7 @@ class _Export:
         )
 
     def _objects(self, names: Iterator[str]) -> None:
-        """Write objects that are not written yet, children first."""
+        """Write the objects that the archive does not have yet, children first."""
         roots = list(names)
         seen: RefGraph = dict.fromkeys(self.done, ())
         mark(self.store.backend, roots, seen)
@@ -201,15 +204,15 @@ class _Export:
 
 
 class Archive:
-    """An archive that was read and checked completely."""
+    """An archive that was read and verified completely."""
 
     def __init__(self, path: Path) -> None:
-        """Read the file through.
+        """Read and verify the whole file.
 
         Raises:
-            IntegrityError: it is damaged, or not an archive.
-            FormatError: a newer version wrote it.
-            StorageError: it cannot be read.
+            IntegrityError: the file is damaged, or is not an archive.
+            FormatError: the archive has a newer format.
+            StorageError: the file cannot be read.
         """
         self.path = path
         self._places: dict[str, tuple[int, int]] = {}
@@ -218,7 +221,7 @@ class Archive:
             self._read(file)
 
     def checkpoints(self) -> Iterator[tuple[Checkpoint, list[str]]]:
-        """Iterate over the checkpoints, oldest first, each with the objects written before it."""
+        """Iterate over the checkpoints, oldest first, each with the ids of its new objects."""
         names: list[str] = []
         with _reading(self.path), self.path.open("rb") as file:
             for frame in _frames(file, self.path):
@@ -240,15 +243,15 @@ class Archive:
 
     @property
     def names(self) -> Iterable[str]:
-        """The names of all objects, children first."""
+        """The ids of all objects, children first."""
         return self._places
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return stored objects of the archive, as a backend does."""
+        """Return the existing objects in stored form, by id, as a backend does."""
         return dict(self.objects(name for name in ids if name in self._places))
 
     def objects(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Iterate over stored objects of the archive."""
+        """Iterate over objects of the archive in stored form, each with its id."""
         with _reading(self.path), self.path.open("rb") as file:
             for name in names:
                 start, size = self._places[name]
@@ -297,22 +300,22 @@ class Archive:
         self._places[name] = (frame.start + ID_BYTES, len(stored))
 
     def _checkpoint(self, frame: Frame) -> Checkpoint:
-        seq, start = read_varint(frame.content, 0)
+        seq, start = _varint(frame.content, 0, self.path)
         return read_checkpoint(self.key, seq, frame.content[start:])
 
     def _damaged(self) -> IntegrityError:
-        return IntegrityError(f"{self.path} is damaged, or not an archive.")
+        return IntegrityError(f"{self.path} is damaged, or is not an archive.")
 
 
 def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
-    """Iterate over the frames of a file; the last is yielded only if its hash matches."""
+    """Iterate over the frames of a file. With `digest`, verify the SHA-256 in the last frame."""
     line = file.readline(len(MAGIC) + 20)
     version = line[len(MAGIC) : -1]
     if not line.startswith(MAGIC) or not line.endswith(b"\n") or not version.isdigit():
         raise IntegrityError(f"{path} is not an agent-checkpoint archive.")
     if int(version) > ARCHIVE_FORMAT:
         raise FormatError(
-            f"{path} is an archive of format {int(version)}; this version reads up to "
+            f"The archive {path} has format {int(version)}; this version supports formats up to "
             f"{ARCHIVE_FORMAT}. Install a newer agent-checkpoint."
         )
     before = line
@@ -320,7 +323,7 @@ def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
         size = kind
         while len(size) < 10 and (size == kind or size[-1] >= 0x80):
             size += file.read(1) or b"\0"
-        length, _ = read_varint(size, 1)
+        length, _ = _varint(size, 1, path)
         if length > _MAX_FRAME:
             raise IntegrityError(
                 f"{path} is damaged: a frame of {length} bytes exceeds the limit {_MAX_FRAME}."
@@ -332,20 +335,29 @@ def _frames(file: BinaryIO, path: Path, digest: Any = None) -> Iterator[Frame]:
         if digest is not None:
             digest.update(before)
             if kind == END and content != digest.digest():
-                raise IntegrityError(f"{path} was modified after it was written.")
+                raise IntegrityError(
+                    f"The archive {path} is corrupt: SHA-256 mismatch. Copy or export it again."
+                )
             before = size + content
         yield Frame(kind, start, content)
 
 
+def _varint(data: bytes, start: int, path: Path) -> tuple[int, int]:
+    try:
+        return read_varint(data, start)
+    except IntegrityError as error:
+        raise IntegrityError(f"The archive {path} is damaged. {error}") from None
+
+
 def check_archive_path(path: str | os.PathLike[str]) -> Path:
-    """Return the path of an archive. Raises InvalidInputError."""
+    """Validate the path of an archive, and return it. Raises InvalidInputError."""
     try:
         found = Path(path)
         os.fsencode(found)
     except (TypeError, ValueError):
-        raise InvalidInputError(f"{short_repr(path)} is not a path.") from None
+        raise InvalidInputError(f"{short_repr(path)} is not a valid path.") from None
     if not found.name or "\0" in str(found):
-        raise InvalidInputError(f"{short_repr(path)} is not a file name.")
+        raise InvalidInputError(f"{short_repr(path)} is not a valid file name.")
     return found
 
 

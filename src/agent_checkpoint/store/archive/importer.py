@@ -1,8 +1,9 @@
-"""Imports an archive into a store, atomically. Knows nothing of the archive's file format.
+"""Imports an archive into a store atomically. Does not depend on the file format of archives.
 
-The entries of an import carry its token. Readers skip them while the stream `meta/import` lists
-that token; removing it from there makes all entries visible in one step. Entries of a killed import
-stay hidden; the next import, fork, purge or gc that finds its process dead removes them.
+The checkpoints of an import contain its token. Readers ignore them while the stream `meta/import`
+lists that token; removing it makes all checkpoints visible in one step. Checkpoints of an
+interrupted import stay hidden; the next import, fork, purge or gc that finds its process dead
+removes them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from agent_checkpoint.errors import ConflictError, IntegrityError
+from agent_checkpoint.errors import ConflictError, Hint, IntegrityError
 from agent_checkpoint.records import Checkpoint, Draft, JsonValue, short_repr
 from agent_checkpoint.store.archive.archive_file import Archive, check_archive_path
 from agent_checkpoint.store.canonical_json import indented_size
-from agent_checkpoint.store.entries import MAX_READABLE, too_large
+from agent_checkpoint.store.checkpoint_entries import MAX_READABLE, too_large
 from agent_checkpoint.store.import_journal import Import, begin_import, end_import
 from agent_checkpoint.store.ledger.ledger_archive import add_records, may_share
 from agent_checkpoint.store.ledger.lineage import lineage_of, new_lineage, with_lineage
@@ -38,9 +39,9 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
     """Add the checkpoints of an archive as a new key, and return the key.
 
     Raises:
-        ConflictError: the key exists already.
-        IntegrityError: the file is damaged, or not an archive.
-        FormatError: a newer version wrote it.
+        ConflictError: the key already exists.
+        IntegrityError: the file is damaged, or is not an archive.
+        FormatError: the archive has a newer format.
         StorageError: the file cannot be read, or the store cannot be written.
     """
     archive = Archive(check_archive_path(path))
@@ -58,7 +59,7 @@ def import_archive(store: Store, path: str | os.PathLike[str]) -> str:
 
 
 class _Import:
-    """One running import."""
+    """One import in progress."""
 
     def __init__(self, store: Store, archive: Archive, token: str) -> None:
         self.store = store
@@ -91,14 +92,17 @@ class _Import:
             self.last = copy.seq
         for lineage, records in self.archive.ledgers().items():
             if lineage not in self.lineages:
-                raise IntegrityError(f"{self.archive.path} holds the ledger of another session.")
+                raise IntegrityError(
+                    f"The archive {self.archive.path} is damaged: it contains the ledger "
+                    f"{short_repr(lineage)}, which no checkpoint in it refers to."
+                )
             renamed = [record._replace(lineage=self.lineages[lineage]) for record in records]
             add_records(self.store, renamed, self.archive)
         if self.store.newest(key) != self.last:
             raise ConflictError(f"Another process saved to {short_repr(key)} during the import.")
 
     def _with_own_ledger(self, found: Checkpoint) -> Checkpoint:
-        """Return the checkpoint with a lineage that no other session of this store uses."""
+        """Return the checkpoint, with a new lineage if another session here uses the old one."""
         reader = Reader(self.archive, checkpoints=[found])
         lineage = lineage_of(reader, found)
         if lineage is None:
@@ -111,7 +115,7 @@ class _Import:
         return found if own == lineage else with_lineage(reader, found, own)
 
     def _write(self, found: Checkpoint, names: Iterable[str]) -> Checkpoint:
-        """Write a checkpoint, and its objects of these names."""
+        """Write a checkpoint and the objects with these ids."""
         draft = Draft(
             found.key,
             self._parts(found),
@@ -135,7 +139,7 @@ class _Import:
         raise AssertionError("unreachable: the loop returns or raises")
 
     def _parts(self, found: Checkpoint) -> Mapping[str, JsonValue]:
-        if not self.store.backend.readable:
+        if not self.store.backend.properties.readable:
             return found.parts
         reader = Reader(self.archive, checkpoints=[found], most=MAX_READABLE)
         reader.fetch(found.parts.values())
@@ -147,9 +151,9 @@ class _Import:
     def _put_objects(
         self, names: Iterable[str], parts: Mapping[str, JsonValue]
     ) -> dict[str, PlainObject]:
-        """Store terminal objects; return the others, to be written with the entry."""
+        """Store the objects without references; return the others, to be written with the entry."""
         others: dict[str, PlainObject] = {}
-        if self.store.backend.readable:  # text is stored inline there
+        if self.store.backend.properties.readable:  # text is stored inline there
             seen: RefGraph = {}
             mark(self.archive, object_names(parts.values()), seen)
             names = [name for name in names if name in seen]
@@ -173,7 +177,7 @@ class _Import:
 
 
 def remove_dead_imports(store: Store) -> None:
-    """Roll back imports whose process is dead, or that were started more than a day ago.
+    """Roll back imports whose process is dead, or that started more than a day ago.
 
     Raises:
         IntegrityError: the record of an import is damaged.
@@ -192,7 +196,7 @@ def _this_process() -> str:
 
 
 def _machine() -> str:
-    """Return host name and pid namespace: containers may share a host name, but not pids."""
+    """Return host name and PID namespace. Containers may share a host name, but not PIDs."""
     try:
         return f"{socket.gethostname()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:
@@ -200,7 +204,7 @@ def _machine() -> str:
 
 
 def _is_dead(process: str) -> bool:
-    """Return whether a process has certainly ended; one of another machine may be alive."""
+    """Return whether a process has certainly exited; False for processes of other machines."""
     try:
         host, pid, started = process.rsplit("/", 2)
         if host != _machine():
@@ -214,7 +218,7 @@ def _is_dead(process: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Return the start time of a process, because pids are reused; empty if unknown."""
+    """Return the start time of a process, because PIDs are reused; empty if unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -229,6 +233,6 @@ def _roll_back(store: Store, record: Import) -> None:
 
 def _exists(archive: Archive) -> ConflictError:
     return ConflictError(
-        f"The key {short_repr(archive.key)} exists already: delete it before importing "
-        f"{archive.path}."
+        f"The key {short_repr(archive.key)} already exists.",
+        hint=Hint(f"Delete it before importing {archive.path}.", "exists", path=str(archive.path)),
     )

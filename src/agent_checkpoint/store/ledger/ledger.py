@@ -1,7 +1,7 @@
 """A ledger in a store: external side effects and approval requests of a session and its forks.
 
-One stream per lineage, `fx/<lineage>`. Owns reading new records and appending with
-compare-and-swap, so that every writer has applied all earlier records.
+There is one stream per lineage, `fx/<lineage>`. Owns reading new records, and appending with
+compare-and-swap, so that a writer has always applied all earlier records.
 """
 
 from __future__ import annotations
@@ -10,65 +10,32 @@ from collections.abc import Callable, Mapping
 from threading import RLock
 from typing import Any
 
-from agent_checkpoint.errors import ConflictError, IntegrityError, InvalidInputError
-from agent_checkpoint.records import JsonValue, short_repr
-from agent_checkpoint.store.entries import now_ns
-from agent_checkpoint.store.ledger.account import (
-    APPROVED,
-    BEFORE,
-    COMMITTED,
-    DENIED,
-    FAILED,
-    PENDING,
-    UNDOING,
-    UNDONE,
-    UNKNOWN,
-    UNREADABLE,
-    USED,
-    VOID,
-    Effect,
-    Epoch,
-    LedgerState,
-    Request,
-    in_order,
+from agent_checkpoint.errors import (
+    CheckpointError,
+    ConflictError,
+    IntegrityError,
+    InvalidInputError,
 )
+from agent_checkpoint.records import JsonValue, short_repr
+from agent_checkpoint.store.checkpoint_entries import now_ns
 from agent_checkpoint.store.ledger.ledger_records import (
-    PREFIX,
     LedgerStream,
     effective_seq,
     wrong_members,
 )
+from agent_checkpoint.store.ledger.ledger_state import Effect, Epoch, LedgerState, in_order
 from agent_checkpoint.store.store import Store
 
-__all__ = [
-    "APPROVED",
-    "BEFORE",
-    "COMMITTED",
-    "DENIED",
-    "FAILED",
-    "PENDING",
-    "PREFIX",
-    "UNDOING",
-    "UNDONE",
-    "UNKNOWN",
-    "UNREADABLE",
-    "USED",
-    "VOID",
-    "Effect",
-    "Epoch",
-    "Ledger",
-    "Request",
-]
 
-
-class Ledger(LedgerState):
-    """A ledger stream of a store, and the state of its records."""
+class Ledger:
+    """A ledger stream of a store, and the state after its records."""
 
     def __init__(self, store: Store, lineage: str) -> None:
-        super().__init__(lineage)
         self.store = store
+        self.lineage = lineage
+        self.state = LedgerState(lineage)
         self.seq = 0
-        """Number of the newest record that was applied."""
+        """The number of the newest applied record."""
         self.stream = LedgerStream(store, lineage)
         self._lock = RLock()
 
@@ -80,23 +47,17 @@ class Ledger(LedgerState):
                 self._reload()
                 return
             for seq, record in in_order(records):
-                self.apply(seq, record)
+                self.state.apply(seq, record)
                 if effective_seq(seq, record) == seq:  # else earlier numbers are still to come
                     self.seq = seq
             self.seq = max([self.seq, *(seq for seq, _ in records)])
 
     def _reload(self) -> None:
-        """Read all records again: a purge has replaced some that were applied."""
+        """Read all records again, because a purge has replaced records that were applied."""
         fresh = Ledger(self.store, self.lineage)
         fresh.refresh()
-        self.effects = _updated_in_place(self.effects, fresh.effects)
-        self.requests = _updated_in_place(self.requests, fresh.requests)
-        self.epochs, self.finished, self.seq = fresh.epochs, fresh.finished, fresh.seq
-        self._effects_of, self._requests_of = {}, {}
-        for effect in self.effects.values():
-            self._index(effect)
-        for request in self.requests.values():
-            self._index_request(request)
+        self.state.become(fresh.state)
+        self.seq = fresh.seq
 
     def append(
         self,
@@ -113,73 +74,75 @@ class Ledger(LedgerState):
         Args:
             what: the type of the record.
             parts: encoded values of any size.
-            fence: the writer's epoch; refused if a newer one exists.
-            guard: called before each attempt, after all existing records were applied.
+            fence: the writer's epoch; the append fails if a newer epoch exists.
+            guard: called before each attempt; may raise. An attempt succeeds only if all existing
+                records were applied before the call.
             record: the other members.
 
         Raises:
-            ConflictError: the session was opened again elsewhere.
+            ConflictError: another process has opened the session since.
             IntegrityError: the ledger was truncated after it was read; nothing was acknowledged.
-            InvalidInputError: a member has a wrong type.
+            InvalidInputError: a member has an invalid value.
             StorageError: the medium failed; nothing was acknowledged.
         """
         with self._lock:
             while True:
-                self.refresh()
-                if fence is not None:
-                    self.check(fence)
-                if guard is not None:
-                    guard()
+                try:
+                    if fence is not None:
+                        self.check(fence)
+                    if guard is not None:
+                        guard()
+                except CheckpointError:
+                    if self._is_current():
+                        raise
+                    continue
                 entry: dict[str, JsonValue] = {"type": what, "ts_ns": now_ns(), **record}
                 wrong = wrong_members({**entry, "parts": {}})
                 if wrong:  # readers would refuse it
-                    raise InvalidInputError(f"It cannot be recorded: {_shown(entry, wrong)}.")
+                    raise InvalidInputError(
+                        f"Invalid ledger record of type {what!r}: {_shown(entry, wrong)}."
+                    )
                 try:
-                    seq = self.stream.append(entry, parts or {}, after=self.seq)
+                    # Fails if another session of the lineage has appended records: then they are
+                    # applied, and everything is checked again.
+                    seq, stored = self.stream.append(entry, parts or {}, after=self.seq)
                 except ConflictError as error:
-                    # Another session of the lineage appended first: apply its records and retry.
-                    before = self.seq
-                    self.refresh()
-                    if self.seq == before:
+                    if self._is_current():
                         raise IntegrityError(
                             f"The ledger {short_repr(self.lineage)} was truncated after it was "
-                            "read; nothing was recorded. Open the session again. The ledger may "
-                            "lack earlier effects."
+                            "read, so records of earlier effects may be missing. Nothing was "
+                            "recorded. Open the session again."
                         ) from error
                     continue
-                self.refresh()
+                self.state.apply(seq, stored)
+                self.seq = seq
                 return seq
 
+    def _is_current(self) -> bool:
+        """Apply new records; return whether there were none."""
+        before = self.seq
+        self.refresh()
+        return self.seq == before
+
     def check(self, epoch: Epoch) -> None:
-        """Refuse an epoch that is not the newest. Raises ConflictError."""
-        newest = self.epochs.get(epoch.session, epoch)
+        """Check that an epoch is the newest of its session. Raises ConflictError."""
+        newest = self.state.epochs.get(epoch.session, epoch)
         if newest.number > epoch.number:
             raise ConflictError(
-                f"The session {short_repr(epoch.session)} was opened again elsewhere, so this one "
-                "may no longer write. Close it; its checkpoints are kept."
+                f"The session {short_repr(epoch.session)} was opened again elsewhere, so this "
+                "instance can no longer write. Close it; its checkpoints are kept."
             )
 
-    def of(self, identity: str) -> list[Effect]:
-        """Return the effects of an identity, in the order in which they were started."""
+    def effects_of(self, identity: str) -> list[Effect]:
+        """Return the effects with an idempotency key (`identity`), in order of their start."""
         with self._lock:
-            return list(self._effects_of.get(identity, {}).values())
-
-    def requests_for(self, identity: str) -> list[Request]:
-        """Return the approval requests of an identity, oldest first."""
-        return list(self._requests_of.get(identity, {}).values())
+            return list(self.state.effects_of.get(identity, {}).values())
 
     def all_effects(self) -> list[Effect]:
-        """Return all effects, in the order in which they were started. Safe from any thread."""
+        """Return all effects, in order of their start. Thread-safe."""
         with self._lock:
-            return list(self.effects.values())
+            return list(self.state.effects.values())
 
 
 def _shown(entry: dict[str, JsonValue], wrong: list[str]) -> str:
     return ", ".join(f"{name} is {short_repr(entry.get(name))}" for name in wrong)
-
-
-def _updated_in_place(known: dict[str, Any], fresh: dict[str, Any]) -> dict[str, Any]:
-    """Return the fresh items as updates of the known objects: callers hold references to them."""
-    for name, item in fresh.items():
-        vars(known.setdefault(name, item)).update(vars(item))
-    return {name: known[name] for name in fresh}

@@ -1,7 +1,7 @@
-"""Ledgers in archives: an exported session takes its external side effects along.
+"""Ledgers in archives: the archive of a session contains the ledger of its external side effects.
 
-Owns the frame of a record, and importing into a store that has the ledger already; knows no
-effects.
+Owns the frame of a ledger record, and the import into a store that already has the ledger. Does not
+interpret effects.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import ConflictError, IntegrityError
 from agent_checkpoint.records import Checkpoint, JsonValue, is_stream, short_repr
-from agent_checkpoint.store.entries import now_ns, open_entry
-from agent_checkpoint.store.ledger.account import check_records
+from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry
 from agent_checkpoint.store.ledger.ledger_records import (
     PREFIX,
     STREAM_MEMBERS,
     LedgerStream,
     check_record,
 )
+from agent_checkpoint.store.ledger.ledger_state import check_records
 from agent_checkpoint.store.objects.reader import ObjectSource, Reader, object_names, resolve_tree
 from agent_checkpoint.store.objects.references import with_references
 from agent_checkpoint.store.objects.splitting import inline_tree
@@ -27,45 +27,45 @@ from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
 _MOST_GAPS = 10_000
-"""Most gaps in the numbers of a ledger, beyond one per record. A purge leaves gaps, but a crafted
-file must not fill a store with them."""
+"""Maximum gaps in the record numbers, beyond one per record. A purge leaves gaps, and an import
+fills each with a placeholder; a crafted file must not fill a store with placeholders."""
 
 
 class LedgerRecord(NamedTuple):
-    """A record of a ledger in an archive."""
+    """A ledger record in an archive."""
 
     lineage: str
     seq: int
     entry: bytes
 
     def frame(self) -> bytes:
-        """Return the content of its frame in an archive."""
+        """Encode the record as the content of an archive frame."""
         name = self.lineage.encode()
         return write_varint(len(name)) + name + write_varint(self.seq) + self.entry
 
 
 def read_frame(content: bytes) -> LedgerRecord:
-    """Return the record of a frame. Raises IntegrityError."""
+    """Decode the content of an archive frame. Raises IntegrityError."""
     length, start = read_varint(content, 0)
     try:
         lineage = content[start : start + length].decode()
     except UnicodeDecodeError:
-        raise IntegrityError("A ledger name is not UTF-8.") from None
+        raise IntegrityError("The archive contains a ledger name that is not UTF-8.") from None
     if not is_stream(PREFIX + lineage):
-        raise IntegrityError("A ledger name is invalid.")
+        raise IntegrityError("The archive contains an invalid ledger name.")
     seq, start = read_varint(content, start + length)
     return LedgerRecord(lineage, seq, content[start:])
 
 
 def record_of(item: LedgerRecord) -> dict[str, Any]:
-    """Return the parsed and checked record. Raises IntegrityError, FormatError."""
+    """Decode and check the entry of a record. Raises IntegrityError, FormatError."""
     record = open_entry(item.entry, f"Record {item.seq} of {short_repr(PREFIX + item.lineage)}")
     check_record(item.lineage, item.seq, record)
     return record
 
 
 def needed_objects(item: LedgerRecord) -> list[str]:
-    """Return the names of the objects that a record needs. Raises IntegrityError."""
+    """Return the ids of the objects that a record refers to. Raises IntegrityError."""
     return list(object_names(record_of(item)["parts"].values()))
 
 
@@ -82,9 +82,9 @@ def read_ledger(store: Store, lineage: str) -> Iterator[LedgerRecord]:
 def may_share(store: Store, lineage: str, key: str) -> bool:
     """Return whether an imported session may use the existing ledger of that name.
 
-    An archive names the ledger of its session. A forged archive must not gain access to the ledger
-    of another session in this store. So a ledger that was used here is shared only with a session
-    that has used it before.
+    The archive contains the name of the ledger, and a forged archive must not gain access to the
+    ledger of another session. A ledger that was used in this store is therefore shared only with
+    a session that has used it before.
 
     Raises:
         IntegrityError: the ledger is damaged.
@@ -97,19 +97,19 @@ def may_share(store: Store, lineage: str, key: str) -> bool:
 
 
 def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource) -> None:
-    """Import a ledger into a store, with its numbers.
+    """Import a ledger into a store; the records keep their numbers.
 
-    An existing ledger of that name is never extended: else the sender of an archive could answer
-    approval requests of the recipient, or forge outcomes of effects.
+    An existing ledger of that name is never extended: otherwise the sender of an archive could
+    answer approval requests of the recipient, or forge outcomes of effects.
 
     Args:
         store: the target.
         records: all records of one ledger, in order.
-        source: where the objects are that they need.
+        source: the source of the objects that they refer to.
 
     Raises:
         ConflictError: the store has a ledger of that name with fewer or different records.
-        IntegrityError: a record is damaged, or they are not a valid ledger.
+        IntegrityError: a record is damaged, or the records are not a valid ledger.
         StorageError: the medium failed.
     """
     if not records:
@@ -129,16 +129,16 @@ def add_records(store: Store, records: list[LedgerRecord], source: ObjectSource)
             if item.seq > last or (known and any(known.get(key) != plain[key] for key in plain)):
                 raise ConflictError(
                     f"This store already has the ledger {short_repr(item.lineage)}, and the "
-                    "archive holds more or different records of it. They are not trusted. Import "
-                    "the archive into another store."
+                    "archive contains more or different records of it, which are not trusted. "
+                    "Import the archive into another store."
                 )
             continue
         while last < item.seq - 1:  # a placeholder for each purged number
-            last = stream.append({"type": "nothing"}, {}, after=last)
+            last, _ = stream.append({"type": "nothing"}, {}, after=last)
         parts = _whole_parts(record["parts"], source)
         # One by one: the name of a part may look like a tag.
         parts = {name: with_references(tree, store.backend) for name, tree in parts.items()}
-        last = stream.append(plain, parts, after=last)
+        last, _ = stream.append(plain, parts, after=last)
     if not exists:
         stream.append({"type": "imported", "ts_ns": now_ns()}, {}, after=last)
 

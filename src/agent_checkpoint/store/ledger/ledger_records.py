@@ -1,15 +1,15 @@
-"""The form of ledger records. Owns the members of each type; applies nothing.
+"""The types and members of ledger records. Owns their validation; does not apply them.
 
-    epoch       a session was opened: a fencing token; owners of older epochs may start nothing
-    started     an effect is about to happen; durable before it does
-    committed   it happened; failed: it did not; resolved: a person recorded the outcome
-    undoing     its compensation is about to run; undone: it has run
+    epoch       a session was opened: a fencing token; owners of older epochs cannot start effects
+    started     an effect is about to be executed; durable before the execution starts
+    committed   the effect was executed; failed: it was not; resolved: a person recorded the outcome
+    undoing     the compensation of an effect is about to run; undone: it has run
     asked       a call needs approval; answered, used, void: the status of that request
     finished    a rollback is complete
-    imported    all earlier records come from an archive: no epoch holds, and no answer is valid
+    imported    all earlier records come from an archive: their epochs and answers are not valid
 
-A purge replaces a record that held a secret by one without it; its `instead` is the number of the
-replaced record. Records of unknown types come from later versions, and are skipped.
+A purge replaces a record that contained a secret by a redacted record, whose member `instead` is
+the number of the replaced record. Records of unknown types, from later versions, are ignored.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NO_UTF8 = re.compile("[\ud800-\udfff]")
 
 
 class LedgerStream(RecordStream):
-    """The records of one ledger, checked on reading."""
+    """The stream of one ledger. Its records are checked when they are read."""
 
     def __init__(self, store: Store, lineage: str) -> None:
         super().__init__(store, PREFIX + lineage)
         self.lineage = lineage
 
     def check(self, seq: int, record: dict[str, Any]) -> None:
-        """Refuse an invalid ledger record. Raises IntegrityError."""
+        """Check the members of a record. Raises IntegrityError."""
         check_record(self.lineage, seq, record)
 
 
@@ -49,12 +49,12 @@ def effective_seq(seq: int, record: dict[str, Any]) -> int:
 
 
 def check_record(lineage: str, seq: int, record: dict[str, Any]) -> None:
-    """Refuse an invalid ledger record. Raises IntegrityError."""
+    """Check the members of a ledger record. Raises IntegrityError."""
     wrong = wrong_members(record)
     if not wrong and effective_seq(seq, record) > seq:
         wrong = ["instead"]
     if wrong:
-        raise damaged_record(lineage, seq, f"wrong or missing: {', '.join(wrong)}")
+        raise damaged_record(lineage, seq, f"wrong or missing members: {', '.join(wrong)}")
 
 
 def damaged_record(lineage: str, seq: int, why: str) -> IntegrityError:
@@ -65,7 +65,7 @@ def damaged_record(lineage: str, seq: int, why: str) -> IntegrityError:
 
 
 def wrong_members(record: dict[str, JsonValue]) -> list[str]:
-    """Return the names of members that are missing or have a wrong type."""
+    """Return the names of members that are missing or have an invalid value."""
     what = record.get("type")
     if not _is_text(what):
         return ["type"]
@@ -103,7 +103,7 @@ def _is_end(value: Any) -> bool:
 
 Rules = dict[str, Callable[[Any], bool]]
 
-# A valid hash proves nothing about the writer: anybody can compute one.
+# A valid hash does not authenticate the writer: anybody can compute one.
 _RULES_OF_ALL: Rules = {
     "parts": lambda value: isinstance(value, dict),
     "instead": lambda value: value is None or (_is_count(value) and value > 0),
@@ -145,4 +145,4 @@ _RULES: dict[str, Rules] = {
 }
 
 KNOWN_TYPES = frozenset(_RULES)
-"""The record types of this version."""
+"""The record types that this version applies."""

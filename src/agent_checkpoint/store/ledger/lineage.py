@@ -1,6 +1,6 @@
-"""Lineages: a session and all its forks share one ledger. Owns which session uses which ledger.
+"""Lineages: a session and all its forks share one ledger. Owns the mapping of sessions to ledgers.
 
-The session part of a checkpoint stores the name of its lineage as the member `family`.
+The member `family` in the session part of a checkpoint is the name of the lineage.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def lineages(store: Store) -> list[str]:
 
 
 def lineage_of(source: Reader | None, checkpoint: Checkpoint) -> str | None:
-    """Return the lineage of a checkpoint's session; None if it has no session.
+    """Return the lineage of a checkpoint's session; None if the checkpoint has no session.
 
     Raises:
-        IntegrityError: the part is damaged.
+        IntegrityError: the session part is damaged.
         StorageError: the medium failed.
     """
     tree = checkpoint.parts.get(_SESSION)
@@ -47,10 +47,10 @@ def new_lineage(key: str) -> str:
 
 
 def with_lineage(source: Reader, checkpoint: Checkpoint, lineage: str) -> Checkpoint:
-    """Return the checkpoint of a session with another lineage; call `lineage_of` first.
+    """Return a copy of a session checkpoint with another lineage; call `lineage_of` first.
 
     Raises:
-        IntegrityError: the part is damaged.
+        IntegrityError: the session part is damaged.
     """
     tree: Any = checkpoint.parts[_SESSION]
     tag = tag_of(tree)
@@ -60,14 +60,14 @@ def with_lineage(source: Reader, checkpoint: Checkpoint, lineage: str) -> Checkp
 
 
 def pinned_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[int]:
-    """Return the numbers of a key's checkpoints that a request or an unknown outcome needs.
+    """Return the numbers of checkpoints that open requests or unknown outcomes refer to.
 
     Args:
         store: the store.
         checkpoints: candidates for removal, all of one key.
 
     Raises:
-        IntegrityError: a ledger is damaged, so it is unknown what it pins.
+        IntegrityError: a ledger is damaged, so the checkpoints that it pins are unknown.
         StorageError: the medium failed.
     """
     pinned: set[int] = set()
@@ -83,7 +83,7 @@ def pinned_checkpoints(store: Store, checkpoints: Iterable[Checkpoint]) -> set[i
         seen.add(lineage)
         ledger = Ledger(store, lineage)
         ledger.refresh()
-        for name in ledger.pinned_checkpoints():
+        for name in ledger.state.pinned_checkpoints():
             target = parse_checkpoint_id(name)
             if target is not None and target.key == checkpoint.key:
                 pinned.add(target.seq)

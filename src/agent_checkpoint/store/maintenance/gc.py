@@ -1,7 +1,8 @@
 """Garbage collection: deletes unreachable objects by mark and sweep.
 
-Saves continue during the mark phase. The sweep holds off commits, and first marks what was
-committed since. A save that reuses a swept object finds out at its commit, and writes it again.
+Saves continue during the mark phase. The sweep blocks commits, and first marks the objects of
+entries that were committed since. A save that shares a deleted object fails at its commit, and
+writes the object again.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from agent_checkpoint.backends.base import Backend
-from agent_checkpoint.errors import StorageError
+from agent_checkpoint.errors import Hint, StorageError
 from agent_checkpoint.records import ObjectInfo, short_repr
 from agent_checkpoint.store.archive.importer import remove_dead_imports
-from agent_checkpoint.store.entries import open_entry
+from agent_checkpoint.store.checkpoint_entries import open_entry
 from agent_checkpoint.store.objects.object_format import LostObjectError
 from agent_checkpoint.store.reachability import RefGraph, mark, read_or_reason, roots_of
 from agent_checkpoint.store.store import Store
@@ -27,27 +28,27 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class GcReport:
-    """What `gc` deleted, or would have."""
+    """The result of `gc`: number and size of objects deleted, or to be deleted on a dry run."""
 
     objects: int
     bytes: int
     repacked: int = 0
-    """Objects that were recompressed, so that every installation can read them."""
+    """Number of zstd objects that were recompressed with zlib."""
 
 
 def gc(store: Store, *, dry_run: bool = False, ignore_clock: bool = False) -> GcReport:
     """Delete the objects that are not reachable from any entry of any stream.
 
-    Zstd objects in a store whose format record does not name zstd are recompressed.
+    In a store that does not declare zstd, zstd objects are recompressed with zlib.
 
     Args:
         store: the store.
         dry_run: only report what would be deleted.
-        ignore_clock: continue although objects have timestamps in the future.
+        ignore_clock: continue even if objects have timestamps in the future.
 
     Raises:
-        IntegrityError: an entry or object is damaged, so it is unknown what it refers to.
-        StorageError: the medium failed, or the clock is wrong.
+        IntegrityError: an entry or object is damaged, so its references are unknown.
+        StorageError: the medium failed, or objects have timestamps in the future.
     """
     store.format.check()
     if not dry_run:
@@ -71,15 +72,15 @@ def _repack(store: Store) -> int:
 def _sweep(
     store: Store, marks: _Marks, present: dict[str, ObjectInfo], doomed: set[str]
 ) -> set[str]:
-    """Delete objects that were not marked before and are not marked now; return the names."""
+    """Delete the doomed objects that are still unreachable; return their ids."""
     store.format.check(writing=True)
     order = _parents_first(store.backend, doomed)
     swept: set[str] = set()
 
     def sweep() -> Iterator[str]:
         marks.update()  # no commit can happen from here on
-        # New objects that are unreachable again are left for the next gc, with all they refer to:
-        # if an object is stored, everything below it is stored.
+        # New objects that are already unreachable are left for the next gc, with all objects that
+        # they refer to: the references of a stored object must never dangle.
         kept: RefGraph = {}
         fresh = (info.id for info in store.backend.list_objects() if info.id not in present)
         mark(store.backend, [name for name in fresh if name not in marks.seen], kept)
@@ -93,7 +94,7 @@ def _sweep(
 
 
 def _marked(backend: Backend) -> _Marks:
-    """Return all reachable objects; retry if another gc sweeps one meanwhile."""
+    """Return all reachable objects; retry if another gc deletes one in the meantime."""
     for _ in range(_TRIES - 1):
         with suppress(LostObjectError):
             marks = _Marks(backend)
@@ -113,7 +114,7 @@ class _Marks:
         self._read: dict[str, int] = {}
 
     def update(self) -> None:
-        """Mark what the entries since the last call refer to."""
+        """Mark the objects that entries appended since the last call refer to."""
         roots: set[str] = set()
         for stream in list(self.backend.streams()):
             after = self._read.get(stream, 0)
@@ -128,7 +129,7 @@ class _Marks:
 
 
 def _parents_first(backend: Backend, doomed: set[str]) -> list[str]:
-    """Return the names parents first: an interrupted sweep leaves no dangling reference."""
+    """Return the ids, parents first, so that an interrupted sweep leaves no dangling reference."""
     refs: dict[str, set[str]] = {}
     for name, found in read_or_reason(backend, doomed):
         refs[name] = set() if isinstance(found, str) else doomed.intersection(found.refs)
@@ -150,8 +151,9 @@ def _check_clock(present: dict[str, ObjectInfo]) -> None:
     ahead = newest - time.time()
     if ahead > _CLOCK_SLACK:
         raise StorageError(
-            f"Nothing was deleted: the newest object is {ahead:.0f} seconds in the future. Set "
-            "the clock, or use gc(ignore_clock=True)."
+            "Nothing was deleted: the timestamp of the newest object is "
+            f"{ahead:.0f} seconds in the future.",
+            hint=Hint("Set the clock, or use gc(ignore_clock=True).", "clock"),
         )
 
 

@@ -1,4 +1,4 @@
-"""Purges a secret from ledgers. Owns the redacted record that replaces one with the secret.
+"""Purges a secret from ledgers. Owns the redaction of ledger records.
 
 An external side effect stays recorded, so that it is not repeated. Arguments, result and free text
 of its record are dropped; in names only the secret itself is redacted.
@@ -21,15 +21,15 @@ from agent_checkpoint.store.record_stream import RecordStream
 from agent_checkpoint.store.store import Store
 
 _FREE_TEXT = frozenset({"words", "note", "reason"})
-"""Free text, dropped as a whole: a partial redaction could leave a part of the secret."""
+"""Members with free text. They are dropped: a redaction could leave a part of the secret."""
 _OURS = STREAM_MEMBERS | {"type", "kind"}
 _RANDOM = frozenset({"identity", "also", "digest", "effect", "request", "object", "needed"})
 _IS_RANDOM = re.compile(r"(approval-)?[0-9a-f]{12,64}")
-"""Hashes and random ids hold no secret, and changing one would break links between records."""
+"""Hashes and random ids. They contain no secret, and redacting one would break references."""
 
 
 class TaintedRecord(NamedTuple):
-    """A record that holds the secret."""
+    """A record that contains the secret."""
 
     stream: str
     seq: int
@@ -39,11 +39,12 @@ class TaintedRecord(NamedTuple):
 def tainted_records(
     store: Store, holds: Callable[[dict[str, Any], bytes], bool]
 ) -> list[TaintedRecord]:
-    """Return the records of all record streams that hold a secret.
+    """Return the records that contain a secret, of all record streams.
 
     Args:
         store: the store.
-        holds: returns whether the parts of a record, or the texts in the rest of it, hold it.
+        holds: returns whether the parts of a record, or the strings in its other members, contain
+            the secret.
 
     Raises:
         IntegrityError: a record is damaged, so its content is unknown.
@@ -62,12 +63,12 @@ def tainted_records(
 def replace_records(
     store: Store, tainted: list[TaintedRecord], redact: Callable[[str], str]
 ) -> None:
-    """Replace records that hold the secret by redacted ones.
+    """Replace ledger records that contain the secret by redacted records; remove other records.
 
     Args:
         store: the store.
-        tainted: the records that hold it.
-        redact: returns a text without the secret; the placeholder for an empty text.
+        tainted: the records that contain the secret.
+        redact: returns a string without the secret, or the placeholder for an empty string.
 
     Raises:
         StorageError: the medium failed.
@@ -89,7 +90,7 @@ def _stream(store: Store, name: str) -> RecordStream:
 
 
 def _members(record: dict[str, Any]) -> dict[str, Any]:
-    """Return the members of a record that a user may have chosen, without its parts."""
+    """Return the members of a record, except its parts, that may contain user data."""
     return {
         key: value
         for key, value in record.items()

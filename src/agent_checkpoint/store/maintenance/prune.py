@@ -1,22 +1,21 @@
-"""Applies a retention policy to one key. Owns which checkpoints no policy may remove."""
+"""Applies a retention policy to one key. Owns the rules for checkpoints that are never removed."""
 
 from __future__ import annotations
 
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError
-from agent_checkpoint.records import Checkpoint, short_repr
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind, short_repr
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.ledger.lineage import pinned_checkpoints
 from agent_checkpoint.store.maintenance.retention import Policy
-from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
 from agent_checkpoint.store.store import Store, key_not_found
 
 
 def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> list[str]:
     """Remove the checkpoints of a key that the policy does not keep.
 
-    Always kept: the head, the safety checkpoint of a move that is the head, and checkpoints that
-    a pending approval or an effect with unknown outcome refers to. Unreadable entries stay, for
-    a person to inspect.
+    Always kept: the head; if the head is a rollback, restore or adopt, its safety checkpoint; and
+    checkpoints that an open approval request or an effect with unknown outcome refers to.
+    Unreadable entries are kept, so that a person can inspect them.
 
     Returns:
         The ids of the removed checkpoints, newest first; `dry_run` only lists them.
@@ -24,12 +23,12 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
     Raises:
         NotFoundError: there is no such key.
         InvalidInputError: `policy` is not a policy.
-        IntegrityError: the ledger of the session is damaged, so it is unknown what it pins.
+        IntegrityError: a ledger is damaged, so the checkpoints that it pins are unknown.
         StorageError: the medium failed.
     """
     if not isinstance(policy, Policy):
         raise InvalidInputError(
-            f"prune takes a policy such as KeepLatest(20), not {short_repr(policy)}."
+            f"prune requires a policy such as KeepLatest(20), not {short_repr(policy)}."
         )
     readable: list[Checkpoint] = []
     entries = 0
@@ -51,8 +50,8 @@ def prune(store: Store, key: str, policy: Policy, *, dry_run: bool = False) -> l
 
 
 def _last_move(newest_first: list[Checkpoint]) -> set[int]:
-    """Return the head and its safety checkpoint if the head is a move, so that it can be undone."""
-    recent = [item for item in newest_first if item.kind != "open"]
-    if len(recent) > 1 and recent[0].kind in ROLLBACK_KINDS and recent[1].kind == SAFETY:
+    """Return the head and its safety checkpoint if the head is in ROLLBACK_KINDS."""
+    recent = [item for item in newest_first if item.kind != Kind.OPEN]
+    if len(recent) > 1 and recent[0].kind in ROLLBACK_KINDS and recent[1].kind == Kind.SAFETY:
         return {recent[0].seq, recent[1].seq}
     return set()

@@ -1,8 +1,8 @@
-"""Purges a leaked secret from a store. Owns finding it, and replacing heads that hold it.
+"""Purges a leaked secret from a store. Owns the search, and the replacement of affected heads.
 
-Objects and checkpoints with the secret are removed, not rewritten: names are hashes of content. A
-key whose head holds it continues with a redacted copy. Copies of the store, archives and live
-agents are out of reach.
+Objects and checkpoints that contain the secret are removed, not rewritten, because object ids are
+hashes of the content. If the head of a key contains the secret, a redacted copy becomes the new
+head. Backups of the store, archives and live agents are not changed.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.backends.base import SupportsScrub
 from agent_checkpoint.errors import (
+    CheckpointError,
     ConflictError,
     FormatError,
+    Hint,
     IntegrityError,
     InvalidInputError,
 )
-from agent_checkpoint.records import Checkpoint, Draft
+from agent_checkpoint.records import Checkpoint, Draft, Kind
 from agent_checkpoint.store.archive.importer import remove_dead_imports
 from agent_checkpoint.store.canonical_json import write_json
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.maintenance.gc import gc
 from agent_checkpoint.store.maintenance.ledger_purge import replace_records, tainted_records
 from agent_checkpoint.store.maintenance.tombstones import record_purged
@@ -51,7 +52,11 @@ _NAME = re.compile(rb"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class PurgeReport:
-    """What `purge` removed, or would remove: ids of checkpoints, and the new head by key."""
+    """The result of `purge`, or of a dry run.
+
+    `checkpoints`: ids of the removed checkpoints. `objects`: number of removed objects.
+    `replaced`: maps each key with a redacted head to the id of that head.
+    """
 
     checkpoints: Sequence[str]
     objects: int
@@ -59,18 +64,18 @@ class PurgeReport:
 
 
 def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeReport:
-    """Remove every checkpoint that holds the secret, and scrub it from the files of the store.
+    """Remove every checkpoint that contains the secret, and scrub the files of the store.
 
     Args:
         store: the store.
-        secret: text or bytes, at least six bytes long.
+        secret: a string or bytes, at least six bytes long.
         dry_run: only report what would be removed.
 
     Raises:
-        InvalidInputError: the secret is too short, or is in the name of a key.
-        ConflictError: a key is being imported.
+        InvalidInputError: the secret is too short, or a key or stream name contains it.
+        ConflictError: an import is in progress.
         IntegrityError: an entry or object is damaged, so its content is unknown.
-        StorageError: the medium failed, or other processes prevent scrubbing it.
+        StorageError: the medium failed, or another process is reading it.
     """
     needles = _needles(secret)
     store.format.check(writing=not dry_run)
@@ -78,7 +83,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     if not dry_run:
         remove_dead_imports(store)  # readers do not see their entries
     if store.imports():
-        raise ConflictError("An import is running. Purge after it has finished.")
+        raise ConflictError("An import is in progress. Run purge again after it has finished.")
     replaced: dict[str, str] = {}
     for attempt in range(_TRIES):
         found = _Search(store, needles)
@@ -89,7 +94,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
             _replace_heads(store, found, needles, replaced)
             break
         except (ConflictError, LostObjectError):
-            # A key has a new head since the search, which may hold the secret, too.
+            # A key has a new head since the search, which may contain the secret, too.
             if attempt == _TRIES - 1:
                 raise
     if found.checkpoints:
@@ -99,7 +104,7 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
     replace_records(store, tainted, lambda text: _without(text, needles))
     gc(store, ignore_clock=True)
     # Even if nothing was found: an earlier purge may have been killed before this step.
-    if isinstance(store.backend, SupportsScrub):
+    if store.backend.properties.can_scrub:
         store.backend.scrub()
     return PurgeReport([item.id for item in found.checkpoints], len(found.objects), replaced)
 
@@ -107,9 +112,9 @@ def purge(store: Store, secret: str | bytes, *, dry_run: bool = False) -> PurgeR
 def _replace_heads(
     store: Store, found: _Search, needles: Sequence[bytes], done: dict[str, str]
 ) -> None:
-    """Append a redacted copy to each key whose head holds the secret."""
+    """Append a redacted copy to each key whose head contains the secret."""
     for key, head in found.heads.items():
-        # A workspace consists of objects: one with the secret is omitted as a whole.
+        # A workspace consists of objects: if one contains the secret, the part is omitted.
         reader = store.reader(head)
         reader.fetch(head.parts.values())
         sound = {
@@ -123,7 +128,7 @@ def _replace_heads(
 
 
 class _Search:
-    """Finds the objects, checkpoints and heads of keys that hold the secret."""
+    """Finds the objects, checkpoints and heads of keys that contain the secret."""
 
     def __init__(self, store: Store, needles: Sequence[bytes]) -> None:
         self.objects: set[str] = set()
@@ -150,11 +155,11 @@ class _Search:
                         self.heads[key] = checkpoint
 
     def is_tainted(self, tree: Any) -> bool:
-        """Return whether a resolved part refers to an object that holds the secret."""
+        """Return whether a resolved part refers to an object that contains the secret."""
         return not self.objects.isdisjoint(reachable(object_names([tree]), self._seen))
 
     def is_held_by_record(self, parts: dict[str, Any], texts: bytes) -> bool:
-        """Return whether the record of a stream holds the secret. Raises IntegrityError."""
+        """Return whether the record of a stream contains the secret. Raises IntegrityError."""
         roots = set(object_names(parts.values()))
         mark(self._store.backend, roots, self._seen)
         needed = reachable(roots, self._seen)
@@ -180,7 +185,7 @@ class _Search:
         return _holds(_user_text(checkpoint), self._needles) or bool(self.objects & needed)
 
     def _examine(self, names: Iterable[str]) -> None:
-        """Find the objects that hold the secret, or a piece of it."""
+        """Find the objects that contain the secret or a part of it."""
         examined = list(names)
         self._examined.update(examined)
         for name, item in self._readable(examined):
@@ -191,7 +196,7 @@ class _Search:
             self._examine_joints(item.payload)
 
     def _examine_joints(self, data: bytes) -> None:
-        """Find the secret across the boundary of two pieces of a text."""
+        """Find the secret across the boundary of two consecutive chunks."""
         self._examine_pairs(_neighbours(data))
 
     def _examine_pairs(self, pairs: set[tuple[str, str]]) -> None:
@@ -205,7 +210,7 @@ class _Search:
                 self.objects.update(pair)
 
     def _readable(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
-        """Iterate over objects; note a missing one, which may have become unreachable."""
+        """Iterate over objects; record missing ones, which may have been garbage collected."""
         for name in names:
             try:
                 yield from fetch_objects(self._store.backend, [name])
@@ -216,12 +221,16 @@ class _Search:
 
 
 def _needles(secret: str | bytes) -> list[bytes]:
-    """Return the encodings of a secret to search for: raw, JSON, base64."""
+    """Return the encodings of a secret to search for: raw bytes, JSON-escaped, base64."""
     if not isinstance(secret, (str, bytes)):
-        raise InvalidInputError(f"A secret is text or bytes, not {type(secret).__name__}.")
+        raise InvalidInputError(
+            f"The secret must be a string or bytes, not {type(secret).__name__}."
+        )
     plain = secret.encode("utf-8", "surrogatepass") if isinstance(secret, str) else secret
     if len(plain) < SHORTEST:
-        raise InvalidInputError(f"A secret of less than {SHORTEST} bytes would match everywhere.")
+        raise InvalidInputError(
+            f"The secret is too short to search for: at least {SHORTEST} bytes are required."
+        )
     needles = [plain]
     with suppress(UnicodeDecodeError):  # then no text can hold it
         text = plain.decode()
@@ -241,13 +250,13 @@ def _holds(data: bytes, needles: Sequence[bytes]) -> bool:
 
 
 def _without(text: str, needles: Sequence[bytes]) -> str:
-    """Return a text without the secret, in any of its encodings."""
+    """Return a string with the secret redacted, in any of its encodings."""
     left = text.replace(needles[0].decode("utf-8", "replace"), REDACTED)
     return left if left and not _holds(left.encode(), needles) else REDACTED
 
 
 def _user_text(checkpoint: Checkpoint) -> bytes:
-    """Return all user content of an entry, without internal tags, names and numbers."""
+    """Return all user content of an entry, without internal tags, object ids and numbers."""
     texts = [checkpoint.label or "", *checkpoint.tags, *checkpoint.metrics, *checkpoint.parts]
     texts += checkpoint.claim or ()
     return b"\n".join([*(text.encode() for text in texts), *_texts_in(checkpoint.parts.values())])
@@ -271,13 +280,15 @@ def _refuse_names(store: Store, needles: Sequence[bytes]) -> None:
     named = [name for name in store.backend.streams() if _holds(name.encode(), needles)]
     if named:
         raise InvalidInputError(
-            f"The secret is in the name of a key ({len(named)} in total). Names of keys cannot be "
-            "purged, so that no number is used twice. Export what you need, and create a new store."
+            f"The secret is part of {len(named)} key or ledger name(s). Names cannot be "
+            "purged, because the last number of each stream must be kept. Export the other "
+            "keys and import them into a new store. Load what you need of these and save it there "
+            "under a new key: their archives and forks contain the name."
         )
 
 
 def _neighbours(data: bytes) -> set[tuple[str, str]]:
-    """Return the pairs of adjacent pieces in the tags of a JSON text."""
+    """Return the pairs of consecutive chunk ids in the `$text` and `$blob` tags of a JSON text."""
     pairs: set[tuple[str, str]] = set()
     for match in _PIECES.finditer(data):
         names = [name.decode() for name in _NAME.findall(match[1])]
@@ -285,12 +296,17 @@ def _neighbours(data: bytes) -> set[tuple[str, str]]:
     return pairs
 
 
-def _unsearchable(error: Exception) -> IntegrityError:
-    return IntegrityError(f"{error} Its content cannot be searched: repair or delete it first.")
+def _unsearchable(error: CheckpointError) -> IntegrityError:
+    return IntegrityError(
+        f"{error.with_hint()} Its content cannot be searched.",
+        hint=Hint(
+            "Repair or delete the affected checkpoints first; verify() lists them.", "unsearchable"
+        ),
+    )
 
 
 def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft | None:
-    """Return a redacted copy of the head; None if the secret is in more than texts."""
+    """Return a redacted copy of the head; None if the secret also occurs outside of strings."""
     reader = store.reader(head)
     reader.fetch(head.parts.values())
     text = needles[0].decode("utf-8", "replace")
@@ -302,7 +318,7 @@ def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft
     draft = Draft(
         head.key,
         kept,
-        "purge",
+        Kind.PURGE,
         label,
         tags,
         head.metrics,
@@ -315,14 +331,14 @@ def _redacted(store: Store, head: Checkpoint, needles: Sequence[bytes]) -> Draft
 
 
 def _members(tree: Any) -> int:
-    """Return the number of members in a tree: a redaction must not merge two names."""
+    """Return the number of members in a tree, to detect a redaction that merged two names."""
     if isinstance(tree, list):
         return sum(map(_members, tree))
     return sum(1 + _members(item) for item in tree.values()) if isinstance(tree, dict) else 0
 
 
 def _name(key: str, text: str) -> str:
-    """Return a redacted member name; tags are internal, and stay."""
+    """Return a redacted member name. Tags are internal and are not redacted."""
     return key if _is_tag(key) else key.replace(text, REDACTED)
 
 

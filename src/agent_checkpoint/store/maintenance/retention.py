@@ -1,8 +1,8 @@
-"""Retention policies: which checkpoints of a key to keep. Removes nothing itself.
+"""Retention policies: select the checkpoints of a key to keep. Do not remove checkpoints.
 
     KeepLatest(20) | KeepBest(3, "score") | KeepEvery(10)
 
-keeps a checkpoint if any of the three would.
+keeps a checkpoint if at least one of the three policies keeps it.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.options import Mode, check_option
 from agent_checkpoint.records import Checkpoint, short_repr
 
 
 class Policy(ABC):
-    """Chooses checkpoints to keep. Policies combine with `|`."""
+    """Selects checkpoints to keep. Combine policies with `|`."""
 
     @abstractmethod
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
@@ -30,30 +31,30 @@ class Policy(ABC):
 
 
 class KeepLatest(Policy):
-    """Keep the newest `n`."""
+    """Keep the newest `n` checkpoints."""
 
     def __init__(self, n: int) -> None:
         self.n = _count(n)
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
-        """Return the numbers of the newest `n`."""
+        """Return the numbers of the newest `n` checkpoints."""
         return {checkpoint.seq for checkpoint in newest_first[: self.n]}
 
 
 class KeepBest(Policy):
-    """Keep the `n` with the highest value of a metric, or the lowest with `mode="min"`."""
+    """Keep the `n` checkpoints with the highest value of a metric (lowest with `mode="min"`).
 
-    def __init__(self, n: int, metric: str, *, mode: str = "max") -> None:
-        if mode not in ("max", "min"):
-            raise InvalidInputError(
-                f"The mode of KeepBest is 'max' or 'min', not {short_repr(mode)}."
-            )
+    Checkpoints without the metric are not kept.
+    """
+
+    def __init__(self, n: int, metric: str, *, mode: Mode = "max") -> None:
+        check_option("mode", mode, Mode)
         self.n = _count(n)
         self.metric = _text(metric)
         self.mode = mode
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
-        """Return the numbers of the best `n`; the newer one of equals."""
+        """Return the numbers of the best `n` checkpoints; of equal values, the newer is kept."""
         scored = [item for item in newest_first if self.metric in item.metrics]
         ranked = sorted(
             scored, key=lambda item: item.metrics[self.metric], reverse=self.mode == "max"
@@ -62,7 +63,10 @@ class KeepBest(Policy):
 
 
 class KeepEvery(Policy):
-    """Keep those whose number is a multiple of `n`, so that pruning twice changes nothing."""
+    """Keep checkpoints whose number is a multiple of `n`.
+
+    Numbers do not change, so pruning is idempotent.
+    """
 
     def __init__(self, n: int) -> None:
         self.n = _count(n)
@@ -73,29 +77,31 @@ class KeepEvery(Policy):
 
 
 class KeepNewerThan(Policy):
-    """Keep those younger than an age, in seconds or as a timedelta."""
+    """Keep checkpoints younger than an age, in seconds or as a timedelta."""
 
     def __init__(self, age: float | timedelta) -> None:
         seconds = age.total_seconds() if isinstance(age, timedelta) else age
         known = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
         if not known or not 0 <= seconds < 1e12:
-            raise InvalidInputError(f"An age is seconds or a timedelta, not {short_repr(age)}.")
+            raise InvalidInputError(
+                f"The age must be a number of seconds or a timedelta, not {short_repr(age)}."
+            )
         self.seconds = seconds
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
-        """Return the numbers of those that are younger than the age."""
+        """Return the numbers of checkpoints younger than the age."""
         oldest = time.time() - self.seconds
         return {item.seq for item in newest_first if item.ts_ns / 1e9 >= oldest}
 
 
 class KeepTagged(Policy):
-    """Keep those with any of the tags, or with any tag at all if none is given."""
+    """Keep checkpoints that have at least one of the tags; without arguments, any tag."""
 
     def __init__(self, *tags: str) -> None:
         self.tags = frozenset(map(_text, tags))
 
     def keep(self, newest_first: Sequence[Checkpoint]) -> set[int]:
-        """Return the numbers of the tagged ones."""
+        """Return the numbers of checkpoints with a matching tag."""
         return {
             item.seq
             for item in newest_first
@@ -113,13 +119,13 @@ class _Any(Policy):
 
 def _text(name: str) -> str:
     if not isinstance(name, str):
-        raise InvalidInputError(f"The name of a metric or tag is text, not {short_repr(name)}.")
+        raise InvalidInputError(f"A metric or tag must be a string, not {short_repr(name)}.")
     return name
 
 
 def _count(n: int) -> int:
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise InvalidInputError(
-            f"The number of a policy is an integer from 1, not {short_repr(n)}."
+            f"The number n of a policy must be a positive integer, not {short_repr(n)}."
         )
     return n

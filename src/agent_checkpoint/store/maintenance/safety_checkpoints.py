@@ -1,17 +1,14 @@
-"""Safety checkpoints: saved before an operation replaces the state. Owns how many are kept."""
+"""Safety checkpoints: saved before an operation replaces the state. Owns their retention."""
 
 from __future__ import annotations
 
 from itertools import islice
 
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.records import Kind
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 
-SAFETY = "safety"
-"""The kind of such a checkpoint."""
-ROLLBACK_KINDS = frozenset({"rollback", "restore", "adopt"})
-"""Kinds of checkpoints that replace the state; a safety checkpoint precedes each."""
 _KEPT = 10
 _MAX_SCANNED = 1000
 
@@ -21,7 +18,7 @@ def prune_safety_checkpoints(store: Store, key: str) -> None:
     seqs = []
     for entry in islice(store.entries(key), _MAX_SCANNED):
         try:
-            if read_checkpoint(key, entry.seq, entry.data).kind == SAFETY:
+            if read_checkpoint(key, entry.seq, entry.data).kind == Kind.SAFETY:
                 seqs.append(entry.seq)
         except UNUSABLE:
             continue  # an unreadable entry is never removed automatically

@@ -1,4 +1,4 @@
-"""Statistics: how much space a store and its keys take. Changes nothing."""
+"""Statistics: the disk space of a store and of its keys. Read-only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.objects.object_format import Object
 from agent_checkpoint.store.objects.reader import ObjectSource, object_names
+from agent_checkpoint.store.objects.ref_graph import children_first
 from agent_checkpoint.store.objects.references import files_size
-from agent_checkpoint.store.reachability import (
-    RefGraph,
-    children_first,
-    mark,
-    reachable,
-    read_or_reason,
-)
+from agent_checkpoint.store.reachability import RefGraph, mark, reachable, read_or_reason
 from agent_checkpoint.store.store import Store
 
 _MOST = 1 << 62
@@ -28,10 +23,11 @@ _MOST = 1 << 62
 def stats(store: Store) -> dict[str, Any]:
     """Return counts and sizes, in total and per key.
 
-    `logical_bytes`: every state as text, and all files of its workspaces. `stored_bytes`: the
-    space taken. `dedupe_ratio`: logical by stored bytes. An object that several keys share counts
-    once per key, and once in the total. `own_bytes` of a key excludes shared objects.
-    `unshared_bytes`: the space if every checkpoint were stored by itself, with all its files.
+    `logical_bytes`: size of every state as JSON, plus all files of its workspaces.
+    `stored_bytes`: size of the stored entries and objects. An object that several keys reference
+    counts once for each of these keys, and once in the total. `own_bytes` (per key): the same
+    without objects that other keys reference. `unshared_bytes`: the size if checkpoints did not
+    share objects. `dedupe_ratio`: `logical_bytes` divided by `stored_bytes`.
 
     Raises:
         StorageError: the medium failed.
@@ -83,12 +79,12 @@ class _Row:
     checkpoints: int = 0
     entries: int = 0
     states: int = 0
-    """Bytes of the states as text."""
+    """Size of the states as JSON."""
     roots: Counter[str] = field(default_factory=Counter)
-    """The objects they refer to, and how often."""
+    """The ids of the objects that the entries refer to, with the number of references."""
 
     def sum_of(self, sizes: dict[str, int]) -> int:
-        """Return the sum of the sizes of the root objects, each as often as it is referred to."""
+        """Return the total size of the root objects; each counts once per reference."""
         return sum(sizes.get(name, 0) * times for name, times in self.roots.items())
 
 
@@ -107,7 +103,7 @@ def _read_row(store: Store, key: str) -> _Row:
 def _sums(
     order: Iterable[str], seen: RefGraph, figure: Callable[[str, int], int]
 ) -> dict[str, int]:
-    """Return a figure per object, computed from its name and the sum of its children's."""
+    """Return a figure for each object, computed from its id and the sum over its children."""
     sums: dict[str, int] = {}
     for name in order:
         below = sum(sums.get(ref, 0) for ref in seen.get(name) or ())
@@ -119,7 +115,7 @@ def _sums(
 def _own_sizes(
     rows: dict[str, _Row], order: list[str], seen: RefGraph, sizes: dict[str, int]
 ) -> Counter[str]:
-    """Return the size of the objects that only one key needs, by key."""
+    """Return, by key, the size of the objects that only this key references."""
     owners: dict[str, str | None] = {}  # None: shared
     for key, row in rows.items():
         for name in row.roots:

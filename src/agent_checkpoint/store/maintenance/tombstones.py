@@ -1,4 +1,7 @@
-"""Tombstones: the stream of purged checkpoints. Separate from purge, which is slow to import."""
+"""Tombstones: the stream with the ids of purged checkpoints.
+
+Separate from `purge`, which is slow to import.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Sequence
 
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import JsonValue
-from agent_checkpoint.store.entries import now_ns, open_entry, seal_entry
+from agent_checkpoint.store.checkpoint_entries import now_ns, open_entry, seal_entry
 from agent_checkpoint.store.sealed_streams import append_entry, read_entries
 from agent_checkpoint.store.store import Store
 
@@ -16,16 +19,21 @@ _STREAM = "meta/purged"
 def record_purged(store: Store, ids: Sequence[str]) -> None:
     """Write a tombstone for checkpoints that are about to be purged. Raises StorageError."""
     record: dict[str, JsonValue] = {"ts_ns": now_ns(), "checkpoints": list(ids)}
-    append_entry(store.backend, _STREAM, seal_entry(record, indent=store.backend.readable))
+    append_entry(
+        store.backend, _STREAM, seal_entry(record, indent=store.backend.properties.readable)
+    )
 
 
 def purged_at(store: Store, checkpoint_id: str) -> float | None:
-    """Return when a checkpoint was purged, in seconds; None if it was not. Raises StorageError."""
+    """Return the time at which a checkpoint was purged, in seconds; None if it was not.
+
+    Raises StorageError.
+    """
     for entry in read_entries(store.backend, _STREAM):
         try:
             record = open_entry(entry.data, "A tombstone")
         except UNUSABLE:
-            continue  # unreadable: no longer usable as a tombstone
+            continue  # skip an unreadable tombstone; the others are usable
         ids, ts_ns = record.get("checkpoints"), record.get("ts_ns")
         if isinstance(ids, list) and checkpoint_id in ids and type(ts_ns) is int:
             return ts_ns / 1e9

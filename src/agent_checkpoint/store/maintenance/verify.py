@@ -1,4 +1,4 @@
-"""Verification: reads every byte of a store, and reports affected checkpoints. Changes nothing."""
+"""Verification: reads a whole store and reports damaged checkpoints. Read-only."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from dataclasses import dataclass
 
 from agent_checkpoint.errors import UNUSABLE, IntegrityError
 from agent_checkpoint.records import Entry
-from agent_checkpoint.store.entries import open_entry, read_checkpoint
-from agent_checkpoint.store.ledger.account import check_records
+from agent_checkpoint.store.checkpoint_entries import open_entry, read_checkpoint
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
+from agent_checkpoint.store.ledger.ledger_state import check_records
 from agent_checkpoint.store.objects.reader import object_names
+from agent_checkpoint.store.objects.trust import report_lost
 from agent_checkpoint.store.reachability import read_or_reason, roots_of
 from agent_checkpoint.store.sealed_streams import read_entries
 from agent_checkpoint.store.store import Store
 
 RECORD_STREAMS = ("fx/", "meta/external/")
-"""Prefixes of the streams, other than keys, whose records refer to objects."""
+"""Prefixes of the streams, other than `key/`, whose records may refer to objects."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One damaged checkpoint, and the reason.
+    """A damaged checkpoint, and the reason.
 
-    Where no checkpoint can be named, `checkpoint` is a key, an object, or the store.
+    If the damage is not in a checkpoint, `checkpoint` is a key, a stream, a record, an object or
+    the store.
     """
 
     checkpoint: str
@@ -32,7 +34,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What `verify` read, and the problems it found."""
+    """The result of `verify`: the number of checkpoints and objects read, and the problems."""
 
     checkpoints: int
     objects: int
@@ -40,12 +42,12 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether there are no problems."""
+        """Whether no problem was found."""
         return not self.problems
 
 
 def verify(store: Store) -> VerifyReport:
-    """Read every byte of every checkpoint and object, and compare it with its hash.
+    """Read every entry and object of a store, and verify its hash and structure.
 
     Raises:
         StorageError: the medium failed.
@@ -70,6 +72,8 @@ class _Verifier:
         for stream in self._streams():
             self._records(stream)
         self._unreachable()
+        backend = self.store.backend
+        report_lost(backend, backend.missing_objects(self._blamed))  # not damaged ones
         objects = len(self._refs) + len(self._broken)
         return VerifyReport(self.checkpoints, objects, tuple(self.problems))
 
@@ -128,7 +132,7 @@ class _Verifier:
                 self._problem(stream, error)
 
     def _damage_below(self, roots: list[str]) -> str | None:
-        """Return why an object that is reachable from the roots is unreadable; None if none is."""
+        """Return the error of a damaged object reachable from the roots; None if there is none."""
         reached: set[str] = set()
         level = set(roots)
         while level:
@@ -148,7 +152,7 @@ class _Verifier:
                 self._refs[name] = found.refs
 
     def _unreachable(self) -> None:
-        """Read the unreachable objects."""
+        """Read all objects that no entry reaches, and report the damaged ones."""
         try:
             names = {info.id for info in self.store.backend.list_objects()}
         except IntegrityError as error:
@@ -160,7 +164,10 @@ class _Verifier:
         for name in sorted(names & self._refs.keys()):
             lost = [ref for ref in self._refs[name] if ref not in names and ref not in self._blamed]
             if lost:
-                self._problem(f"object {name}", f"It refers to {lost[0]}, which is missing.")
+                self._problem(
+                    f"object {name}",
+                    f"The object refers to the object {lost[0]}, which is missing.",
+                )
 
     def _problem(self, where: str, reason: object) -> None:
         self.problems.append(Problem(where, str(reason)))

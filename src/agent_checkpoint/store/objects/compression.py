@@ -1,10 +1,10 @@
-"""Compresses bytes, and decompresses them within a limit. Owns the codec byte; knows no objects.
+"""Compresses bytes, and decompresses them up to a size limit. Owns the codec byte.
 
     "r" data                    uncompressed
     "z" size data               zlib
-    "s" size data               zstd, in a store whose format record names it
+    "s" size data               zstd, in a store whose format record declares it
 
-`size` is the decompressed length as a varint; decompression never produces more than that.
+`size` is the decompressed length as a varint; decompression never produces more bytes than that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from typing import Any
 
 from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
 
 zstd: Any
@@ -26,25 +27,25 @@ except ImportError:
 
 _RAW, _ZLIB, _ZSTD = b"r", b"z", b"s"
 ZSTD_CODEC = _ZSTD
-"""The codec byte that not every installation can decompress."""
-INSTALL_ZSTD = "pip install 'agent-checkpoint[fast]', or use Python 3.14"
-"""How to get zstd."""
+"""The codec byte of zstd, which is optional."""
+INSTALL_ZSTD = "Run pip install 'agent-checkpoint[fast]', or use Python 3.14"
+"""Advice for messages: how to install zstd."""
 
 _LEVEL = 1
 _SMALLEST = 128
-"""Shorter bytes stay uncompressed: compression would gain less than it costs."""
+"""Shorter data is stored uncompressed: compressing it saves too little."""
 _MOST_COMPRESSORS = 4
 _SAMPLE = 8192
 _WINDOW_LOG_MAX = 24
-"""Limit of the zstd window (16 MiB): a crafted frame may ask for a huge one."""
+"""Limit of the zstd window (16 MiB): a crafted frame may require a huge window."""
 
 
-def pack(data: bytes, compression: str = "zlib") -> bytes:
-    """Return the bytes behind a codec byte, compressed if that makes them smaller.
+def pack(data: bytes, compression: Compression = "zlib") -> bytes:
+    """Return a codec byte and the data, compressed if that makes it smaller.
 
     Args:
-        data: the bytes.
-        compression: `zlib`, which every installation has, or `zstd`, if it is installed.
+        data: the bytes to compress.
+        compression: `zlib`, or `zstd`, which must be installed.
     """
     if len(data) < _SMALLEST or not _gains(data):
         return _RAW + data
@@ -57,34 +58,34 @@ def pack(data: bytes, compression: str = "zlib") -> bytes:
 
 
 def unpack(stored: bytes, limit: int) -> bytes:
-    """Return the bytes that were given to `pack`.
+    """Decompress the output of `pack`.
 
     Args:
-        stored: what `pack` returned.
-        limit: the largest decompressed size that is allowed.
+        stored: the output of `pack`.
+        limit: the maximum decompressed size.
 
     Raises:
-        IntegrityError: the bytes were not made by `pack`, or are larger than `limit`.
-        FormatError: they are compressed with zstd, which is not installed here.
+        IntegrityError: `stored` is not output of `pack`, or its content is larger than `limit`.
+        FormatError: `stored` is compressed with zstd, which is not installed.
     """
     codec = stored[:1]
     if codec == _RAW:
         if len(stored) - 1 > limit:
-            raise IntegrityError(f"Its size is {len(stored) - 1} bytes; the limit is {limit}.")
+            raise IntegrityError(f"The size is {len(stored) - 1} bytes; the limit is {limit}.")
         return stored[1:]
     if codec not in (_ZLIB, _ZSTD):
-        raise IntegrityError("Its codec byte is unknown.")
+        raise IntegrityError(f"Unknown codec byte {codec!r}.")
     size, start = read_varint(stored, 1)
     if size > limit:
-        raise IntegrityError(f"Its declared size is {size} bytes; the limit is {limit}.")
+        raise IntegrityError(f"The declared size is {size} bytes; the limit is {limit}.")
     data, whole = (_inflate if codec == _ZLIB else _unpack_zstd)(stored[start:], size)
     if not whole or len(data) != size:
-        raise IntegrityError("Its decompressed size does not match its declared size.")
+        raise IntegrityError("The decompressed size does not match the declared size.")
     return data
 
 
 def _gains(data: bytes) -> bool:
-    """Return whether compression is worth the time, judged by a sample of long data."""
+    """Return whether data is likely to be compressible; tests only a sample of long data."""
     return len(data) < 8 * _SAMPLE or len(zlib.compress(data[:_SAMPLE], 1)) < _SAMPLE * 0.95
 
 
@@ -108,20 +109,20 @@ def _pack_zstd(data: bytes) -> bytes:
 def _inflate(data: bytes, size: int) -> tuple[bytes, bool]:
     unpacker = zlib.decompressobj()
     try:
-        # One byte more than declared: 0 means "no limit" to zlib, and a longer stream must show.
+        # One byte more than declared: 0 means "no limit" to zlib, and detects a longer stream.
         done = unpacker.decompress(data, size + 1)
     except zlib.error as error:
-        raise IntegrityError(f"It cannot be decompressed ({error}).") from None
+        raise IntegrityError(f"Decompression failed ({error}).") from None
     return done, unpacker.eof and not unpacker.unused_data
 
 
 def _unpack_zstd(data: bytes, size: int) -> tuple[bytes, bool]:
     if zstd is None:
-        raise FormatError(f"It is compressed with zstd, which is not installed: {INSTALL_ZSTD}.")
+        raise FormatError(f"It is compressed with zstd, which is not installed. {INSTALL_ZSTD}.")
     options = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
     unpacker = zstd.ZstdDecompressor(options=options)
     try:
         done = unpacker.decompress(data, max_length=size + 1)
     except zstd.ZstdError as error:
-        raise IntegrityError(f"It cannot be decompressed ({error}).") from None
+        raise IntegrityError(f"Decompression failed ({error}).") from None
     return done, unpacker.eof and not unpacker.unused_data

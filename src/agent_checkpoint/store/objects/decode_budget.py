@@ -1,13 +1,14 @@
-"""Decode limits: bounds the memory that loading a state may take. Knows no tags.
+"""Decode limits: bound the memory that loading a state can take. Does not interpret tags.
 
-The size in bytes says little about memory. The list `[[],[],[]]` takes twenty times as much memory
+The size in bytes does not bound memory use: the list `[[],[],[]]` takes twenty times as much memory
 in Python as in JSON. Repeated content is stored once and compresses to almost nothing, so an
-archive of a few kilobytes could be a decompression bomb. So a load counts a decode cost: each of
-the characters `[]{}:,"` in its JSON texts, as often as the text is read. One unit is at most 48
-bytes of memory. A state may cost BASE_BUDGET; more is allowed only in proportion to its distinct
-content, compressed and counted once. An attacker has to send as much as a victim has to load.
+archive of a few kilobytes could be a decompression bomb. A load therefore counts a decode cost:
+each of the characters `[]{}:,"` in its JSON texts, each time a text is read. One unit is at most 48
+bytes of memory. The budget of a state is BASE_BUDGET; more is allowed only in proportion to its
+distinct content, compressed and counted once. An attacker must therefore send data in proportion
+to what the victim loads.
 
-Writers refuse states that readers would refuse.
+Writers reject states that readers would reject.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects.object_format import STATE_KINDS, Object
 
 BASE_BUDGET = 1 << 23
-"""Decode cost that any state may have: about 200 MB of memory, at most 400."""
+"""Decode cost allowed for any state: about 200 MB of memory, at most 400 MB."""
 COST_PER_BYTE = 128
-"""Decode cost allowed per compressed byte of content. Writers use half: zlib versions differ."""
+"""Decode cost allowed per compressed byte. Writers use half of it, because zlib versions differ."""
 
 _STRUCTURE = b'[]{}:,"'
 _BATCH = 64
 _MAX_CACHED = 100_000
 
 Fetch = Callable[[Sequence[str]], Iterable[tuple[str, Object]]]
-"""Returns the objects that exist, by name."""
+"""Returns the existing objects, each with its id."""
 PackedSizes = dict[str, tuple[int, tuple[str, ...]]]
-"""Compressed size and references of objects already measured, by name."""
+"""Compressed size and references of objects that were already measured, by object id."""
 
 
 def text_cost(text: bytes) -> int:
@@ -39,24 +40,25 @@ def text_cost(text: bytes) -> int:
 
 
 def pieces_cost(pieces: Sequence[bytes], *, is_text: bool) -> int:
-    """Return the decode cost of bytes that become one value: little.
+    """Return the decode cost of chunks that become one value.
 
-    512 MiB fit into BASE_BUDGET. Text that is not ASCII may take four bytes of memory per byte.
+    It is low: 512 MiB fit into BASE_BUDGET. A string that is not ASCII costs more, because it can
+    take four bytes of memory per byte.
     """
     is_wide = is_text and not all(piece.isascii() for piece in pieces)
     return sum(map(len, pieces)) >> (4 if is_wide else 6)
 
 
 class DecodeBudget:
-    """Adds up the decode cost of some states, and refuses to exceed their budget."""
+    """Adds up the decode cost of some states, and raises an error above their budget."""
 
     def __init__(self, states: int, allowance: Callable[[int], int]) -> None:
-        """Start at cost 0.
+        """Create a budget.
 
         Args:
             states: the number of states to read.
-            allowance: returns the decode cost that their content allows; may stop counting at
-                the given cost.
+            allowance: returns the decode cost that their content allows; it may stop counting at
+                the cost passed to it.
         """
         self._allowed = states * BASE_BUDGET
         self._allowance = allowance
@@ -79,7 +81,7 @@ class DecodeBudget:
         self._check()
 
     def add_pieces(self, pieces: Sequence[bytes], *, is_text: bool) -> None:
-        """Add bytes that become one value. Raises IntegrityError if the budget is exceeded."""
+        """Add chunks that become one value. Raises IntegrityError if the budget is exceeded."""
         cost = pieces_cost(pieces, is_text=is_text)
         self._cost += cost
         self._upper_bound += cost
@@ -91,8 +93,8 @@ class DecodeBudget:
         self._allowed = max(self._allowed, self._allowance(2 * self._cost))
         if self._cost > self._allowed:
             raise IntegrityError(
-                f"The state exceeds the decode limit: decode cost {self._cost:,} or more, with "
-                "too little distinct content. It may be a decompression bomb."
+                f"The state exceeds the decode limit: its decode cost is {self._cost:,} or more, "
+                "too high for its distinct content. It may be a decompression bomb."
             )
 
 
@@ -102,9 +104,9 @@ def content_allowance(
     """Return the decode cost that the content of objects allows; stop counting at `enough`.
 
     Args:
-        roots: the names of the topmost objects.
-        enough: where to stop.
-        fetch: returns objects.
+        roots: the ids of the topmost objects.
+        enough: the decode cost at which to stop.
+        fetch: returns objects by id.
         measured: a cache of sizes, kept between calls.
 
     Raises:

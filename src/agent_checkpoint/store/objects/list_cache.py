@@ -1,7 +1,7 @@
 """Caches the long lists of a key's last checkpoint, so that a save hashes only new items.
 
-A plain list does not tell what was appended since the last save. But if it begins with the same
-texts as the list at the same position in the key's last checkpoint, those need no new hashes.
+A plain list does not record what was appended since the last save. But items at its start that
+equal those of the list at the same position in the last checkpoint are not hashed again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MAX_BYTES = 1 << 23
 
 
 class _CachedList(NamedTuple):
-    """A stored list, and the texts of its items."""
+    """A stored list, and the JSON texts of its items."""
 
     texts: list[bytes]
     stored: StoredList
@@ -30,7 +30,7 @@ class ListCache:
         self.lists: list[_CachedList] = []
 
     def begin(self) -> ListWriter:
-        """Return a writer for the lists of the next checkpoint; its commit updates this cache."""
+        """Return a writer for the lists of the next checkpoint. Its commit updates this cache."""
         return ListWriter(self)
 
 
@@ -44,7 +44,7 @@ class ListWriter:
         self._is_registered = False
 
     def build(self, texts: list[bytes], writer: Writer) -> MerkleListBuilder:
-        """Return a builder with all items; their texts refer to no objects."""
+        """Return a builder with all items. The items must not refer to objects."""
         if not self._is_registered:
             self._is_registered = True
             writer.on_commit(self._update_cache)

@@ -1,17 +1,18 @@
-"""Merkle lists: long lists as content-defined trees of objects. Owns the shape; knows no items.
+"""Merkle lists: long lists stored as content-defined trees of objects. Owns the tree structure.
 
-An item is a JSON text. Items are grouped into leaves, leaves into nodes. The content decides where
-a leaf or node ends, so the same items make the same objects at any position: an append, a trim at
-the front or an edit in the middle makes few new objects.
+An item is a JSON text, which is not interpreted. Items are grouped into leaves, leaves into nodes.
+The content determines where a leaf or node ends, so equal items form equal objects at any position:
+an append, a trim at the front or an edit in the middle creates few new objects.
 
     leaf    a JSON array of items, about LEAF_BYTES bytes
     node    refers to about FAN_OUT leaves or nodes, in order
-    spine   refers to all nodes and leaves that are in no node yet, in order
-    tail    the newest of the items after the last complete leaf, with references to the earlier
-            tails and to the spine. An append makes one new tail, not a new leaf
+    spine   refers to all nodes and leaves that are not in a node yet, in order
+    tail    the newest items after the last complete leaf, with references to earlier tails and to
+            the spine. An append creates one new tail, not a new leaf
 
-The tails of one leaf are numbered from 1. Tail j refers to tail j-1 and to those whose numbers are
-j-1 with its lowest one bits cleared, one by one: few references, and every tail is few steps away.
+The tails after the last complete leaf are numbered from 1. Tail j refers to tail j-1, and to the
+tails whose numbers result from clearing the lowest set bits of j-1 one by one. So a tail has few
+references, and every earlier tail is a few steps away.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ FAN_OUT = 32
 LARGEST_FAN_OUT = 8 * FAN_OUT
 
 Put = Callable[[bytes, bytes, Sequence[str]], str]
-"""Adds an object to be written: kind, payload, references; returns its name."""
+"""Adds an object to be written (kind, payload, references); returns its id."""
 
 
 class MerkleListBuilder:
-    """Builds the objects of one list, item by item. A copy can continue independently."""
+    """Builds the objects of one list, item by item. Copies are independent."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -88,11 +89,11 @@ class MerkleListBuilder:
 
     @property
     def refs(self) -> list[str]:
-        """The names of the objects that `text` refers to."""
+        """The ids of the objects that `text` refers to."""
         return _flat(self._refs)
 
     def add(self, text: bytes, refs: Sequence[str], put: Put) -> None:
-        """Add an item, with the names of the objects that its text refers to."""
+        """Add an item. `refs` are the ids of the objects that it refers to."""
         self._texts.append(text)
         self._refs.append(refs)
         size = len(text) + 1
@@ -110,11 +111,11 @@ class MerkleListBuilder:
             self._open_bytes = 0
 
     def extend(self, texts: Sequence[bytes], put: Put) -> tuple[MerkleListBuilder, int] | None:
-        """Add items without references. Equivalent to `add` for each, and faster.
+        """Add items that have no references. Same result as `add` for each item, but faster.
 
         Returns:
-            A copy of the builder at the start of the last leaf that begins with one of the items,
-            and how many of them it holds; None if no leaf begins with one.
+            A copy of the builder at the last leaf boundary within `texts`, and the number of
+            `texts` before that boundary; None if there is no such boundary.
         """
         crc32 = zlib.crc32
         leaf = (self.copy(), 0) if self.at_leaf_start else None
@@ -137,7 +138,7 @@ class MerkleListBuilder:
         return leaf
 
     def finish(self, put: Put) -> str:
-        """Return the name of the list with all items so far; more may be added."""
+        """Put the pending objects, and return the id of the list. More items may be added later."""
         if not self._texts:
             return self._spine_name(put)
         for number in range(len(self._tails) + 1, len(self._ends) + 1):
@@ -190,9 +191,9 @@ class MerkleListBuilder:
 
 
 class StoredList(NamedTuple):
-    """A stored list: a builder with all items, and one without the last leaf.
+    """A stored list: a builder with all items, and a builder without the items of the last leaf.
 
-    Callers copy a builder before they add to it.
+    Callers must copy a builder before they add to it.
     """
 
     end: MerkleListBuilder = MerkleListBuilder()
@@ -201,7 +202,7 @@ class StoredList(NamedTuple):
     leaf_n: int = 0
 
     def resume(self, is_same: Callable[[int], bool]) -> StoredList:
-        """Return the prefix that another list shares: all, all but the last leaf, or nothing.
+        """Return the prefix shared with another list: all items, all but the last leaf, or none.
 
         Args:
             is_same: returns whether the first n items of the two lists are equal.
@@ -214,14 +215,14 @@ class StoredList(NamedTuple):
 
 
 def read_list(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes]]:
-    """Iterate over the JSON arrays of a list, in order, each with the name of its object.
+    """Iterate over the JSON arrays of a list, in order, each with the id of its object.
 
     Args:
-        root: the name that `finish` returned.
-        get: returns an object by its name.
+        root: the id of the list, as returned by `finish`.
+        get: returns an object by id.
 
     Raises:
-        IntegrityError: the objects are not a list.
+        IntegrityError: the objects are not a Merkle list.
     """
     if get(root).kind != TAIL:
         yield from _below(root, get)
@@ -251,13 +252,13 @@ def read_list(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, by
 
 
 def read_new_arrays(root: str, get: Callable[[str], Object], seen: set[str]) -> Iterator[bytes]:
-    """Iterate over the JSON arrays of a list whose objects are not in `seen` yet, in any order.
+    """Iterate over the JSON arrays of a list whose objects are not in `seen`, in any order.
 
-    Lists of successive checkpoints share almost all objects, so reading all of them costs only
-    what is new in each.
+    Adds the objects to `seen`. Lists of successive checkpoints share almost all objects, so each
+    further list costs only its new objects.
 
     Raises:
-        IntegrityError: the objects are not a list.
+        IntegrityError: the objects are not a Merkle list.
     """
     stack = [root]
     while stack:
@@ -294,12 +295,14 @@ def _below(root: str, get: Callable[[str], Object]) -> Iterator[tuple[str, bytes
 
 
 def _malformed(root: str) -> IntegrityError:
-    return IntegrityError(f"The list {root} is malformed: it refers to an object of another kind.")
+    return IntegrityError(
+        f"The list {root} is malformed: it refers to an object of an unexpected kind."
+    )
 
 
 def _read_tail(tail: Object) -> tuple[int, bool, bytes]:
     if tail.kind != TAIL:
-        raise IntegrityError("The tail of a list refers to an object of another kind.")
+        raise IntegrityError("The tail of a list refers to an object of an unexpected kind.")
     number, at = read_varint(tail.payload, 0)
     flag = tail.payload[at : at + 1]
     has_spine = flag == b"\1"

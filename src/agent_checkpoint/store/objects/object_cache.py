@@ -1,7 +1,7 @@
-"""Cache of verified objects in memory. Owns what is cached, and how much.
+"""In-memory cache of verified objects. Owns its size limit and eviction.
 
-The name of an object is the hash of its content, so entries are never stale. Arrays of long lists
-are cached parsed, in a form that is faster to copy than their text is to parse.
+An object id is the hash of the content, so cached objects are never stale. Arrays of long lists
+are cached in parsed form: copying them is faster than parsing the JSON again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _SCALARS = frozenset({str, int, float, bool, type(None)})
 
 
 class ObjectCache:
-    """Objects and parsed arrays by name, with two-generation eviction.
+    """Objects and parsed arrays by object id, with two-generation eviction.
 
-    A hit moves an item to the young generation. When that is full it becomes the old one, and the
-    old one is dropped. Threads need no lock: every step is a single atomic operation of Python.
+    A hit moves an item to the young generation. When the young generation is full, it becomes the
+    old generation, and the previous old generation is dropped. Thread-safe without a lock: every
+    step is a single atomic operation in Python.
     """
 
     def __init__(self) -> None:
@@ -30,7 +31,7 @@ class ObjectCache:
         self._size = 0
 
     def get(self, name: str) -> Any:
-        """Return the item of this name, or None."""
+        """Return the cached item, or None."""
         item = self._young.get(name)
         if item is None:
             item = self._old.get(name)
@@ -44,7 +45,7 @@ class ObjectCache:
         self._put(name, (item, len(item.payload) + 64 * len(item.refs)))
 
     def is_wanted_again(self, name: str) -> bool:
-        """Return whether an array was read before: one that is read once is not worth a copy."""
+        """Return whether an array was read before. Arrays are cached at the second read only."""
         mark = "asked " + name
         if self.get(mark) is not None:
             return True
@@ -52,11 +53,11 @@ class ObjectCache:
         return False
 
     def put_array(self, name: str, items: list[Any], size: int) -> None:
-        """Cache a copy of the parsed items of an array whose text has `size` bytes."""
+        """Cache a copy of the parsed items of an array, which counts as `size` bytes."""
         self._put("array " + name, (_copier(items), size))
 
     def get_array(self, name: str) -> list[Any] | None:
-        """Return a fresh copy of the items of an array, or None if it is not cached."""
+        """Return a new copy of the items of an array, or None if the array is not cached."""
         copy = self.get("array " + name)
         return None if copy is None else copy()
 
@@ -68,7 +69,7 @@ class ObjectCache:
 
 
 def _copier(items: list[Any]) -> Callable[[], list[Any]]:
-    """Return a function that copies plain JSON items, the fastest that fits them."""
+    """Return the fastest function that copies the given plain JSON items."""
     if all(type(item) in _SCALARS for item in items):
         kept = list(items)
         return lambda: list(kept)

@@ -1,14 +1,14 @@
-"""Content-addressed objects: immutable bytes, named by their hash.
+"""Content-addressed objects: immutable bytes, identified by their hash.
 
-Owns the plain form, the name and the check on reading; knows no backend and no state.
+Owns the plain form, the object id and its verification. Does not depend on backends or states.
 
     plain   = kind (1 byte), number of references (varint), which of them are terminal (a bit each,
               the lowest of a byte first), references (32 bytes each), payload
-    name    = SHA-256 of plain, as 64 hex digits
+    id      = SHA-256 of plain, as 64 hex digits
     stored  = plain, compressed by `compression`
 
-Every object lists its references, so that gc, verify and archives can follow those of unknown
-kinds. A terminal object has no references: a traversal need not read it.
+Every object lists its references, so that gc, verify and export can follow objects of unknown
+kinds. A terminal reference is one to an object without references: a traversal need not read it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from agent_checkpoint.errors import FormatError, IntegrityError
+from agent_checkpoint.errors import FormatError, Hint, IntegrityError
+from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.compression import pack, unpack
 from agent_checkpoint.store.objects.varint import read_varint, write_varint
 
 MAX_OBJECT = 1 << 25
-"""The largest plain form that is written or read (32 MiB)."""
+"""The maximum size of a plain form that is written or read (32 MiB)."""
 
 ID_BYTES = 32
 
@@ -30,20 +31,20 @@ TEXT, BLOB, LEAF, NODE, SPINE, TAIL = b"t", b"b", b"l", b"n", b"s", b"e"
 """JSON text; raw bytes; and the four kinds of objects of a long list (`merkle_list.py`)."""
 
 DIRECTORY, WIDE, CHUNKS, RECORD = b"d", b"w", b"c", b"r"
-"""Kinds of a workspace: a directory, a wide directory in parts, a file in chunks, a snapshot."""
+"""Kinds for workspaces: a directory, a wide directory in parts, a file in chunks, a snapshot."""
 
 STATE_KINDS = frozenset({TEXT, BLOB, LEAF, NODE, SPINE, TAIL})
-"""Kinds of a state. A load follows the references of these, and of no others."""
+"""Kinds for states. A load follows the references of these kinds only."""
 
 
 class TerminalRef(str):
-    """The name of an object that has no references."""
+    """The id of an object that has no references."""
 
     __slots__ = ()
 
 
 class Object(NamedTuple):
-    """An object that was read and checked against its name."""
+    """An object that was read and verified."""
 
     kind: bytes
     refs: tuple[str, ...]
@@ -51,18 +52,18 @@ class Object(NamedTuple):
 
 
 class PlainObject(NamedTuple):
-    """An object to be written, not compressed yet."""
+    """An object to be written, before compression."""
 
     kind: bytes
     plain: bytes
-    """The bytes whose hash is the name."""
+    """The plain form; its SHA-256 is the object id."""
     start: int
     """Offset of the payload."""
     refs: tuple[str, ...]
 
     @property
     def size(self) -> int:
-        """Bytes of the plain form."""
+        """Length of the plain form in bytes."""
         return len(self.plain)
 
     @property
@@ -70,13 +71,13 @@ class PlainObject(NamedTuple):
         """The content, without kind and references."""
         return self.plain[self.start :]
 
-    def stored(self, compression: str = "zlib") -> bytes:
-        """Return the bytes for a backend or an archive; every installation can read zlib."""
+    def stored(self, compression: Compression = "zlib") -> bytes:
+        """Return the stored form, for a backend or an archive."""
         return pack(self.plain, compression)
 
 
 def make_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> tuple[str, PlainObject]:
-    """Return the name of an object, and the object to be written. Raises as `plain_object`."""
+    """Return the id of a new object, and the object. Raises the same errors as `plain_object`."""
     packed = plain_object(kind, payload, refs)
     return hashlib.sha256(packed.plain).hexdigest(), packed
 
@@ -87,10 +88,10 @@ def plain_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Plain
     Args:
         kind: one byte.
         payload: the content.
-        refs: the names of the objects that the payload refers to; terminal ones as `TerminalRef`.
+        refs: the ids of referenced objects; a `TerminalRef` for an object without references.
 
     Raises:
-        IntegrityError: it is larger than MAX_OBJECT; callers split large content.
+        IntegrityError: the object is larger than MAX_OBJECT; callers must split large content.
     """
     if refs:
         terminal = sum([1 << at for at, name in enumerate(refs) if type(name) is TerminalRef])
@@ -105,30 +106,30 @@ def plain_object(kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> Plain
 
 
 def open_object(name: str, stored: bytes) -> Object:
-    """Return the object in the stored bytes, checked against its name.
+    """Decompress and verify a stored object.
 
     Raises:
-        IntegrityError: the bytes do not match the name.
-        FormatError: this installation cannot decompress them.
+        IntegrityError: the bytes do not match the object id.
+        FormatError: the object is compressed with zstd, which is not installed.
     """
     try:
         plain = unpack(stored, MAX_OBJECT)
         if hashlib.sha256(plain).hexdigest() != name:
-            raise IntegrityError("Its content does not match its hash.")
+            raise IntegrityError("SHA-256 mismatch.")
         if plain[1:2] == b"\0":  # the common case: no references
             return Object(plain[:1], (), plain[2:])
         count, at = read_varint(plain, 1)
         start = at + (count + 7) // 8
         end = start + count * ID_BYTES
         if end > len(plain):
-            raise IntegrityError("Its references are truncated.")
+            raise IntegrityError("The list of references is truncated.")
     except (IntegrityError, FormatError) as error:
         raise type(error)(f"The object {name} cannot be read. {error}") from None
     return Object(plain[:1], _refs(plain[at:start], plain[start:end].hex()), plain[end:])
 
 
 def as_read(plain: PlainObject) -> Object:
-    """Return an object that is to be written in the form of one that was read."""
+    """Convert an object to be written to the form that `open_object` returns."""
     return Object(plain.kind, plain.refs, plain.payload)
 
 
@@ -143,14 +144,16 @@ def _refs(flags: bytes, names: str) -> tuple[str, ...]:
 
 
 class LostObjectError(IntegrityError):
-    """An object is missing. No damage if the checkpoint that needs it was removed meanwhile."""
+    """An object is missing. Not an error if the checkpoint that references it was just removed."""
 
 
 def missing_objects(names: Iterable[str]) -> LostObjectError:
-    """Return the error for objects that a checkpoint needs and the store does not have."""
+    """Return the error for objects that a checkpoint references but the store does not have."""
     lost = sorted(names)
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
     return LostObjectError(
-        f"The object {lost[0]}{more} is missing from the store. Restore it from a copy; verify() "
-        "names the checkpoints that need it."
+        f"The object {lost[0]}{more} is missing from the store.",
+        hint=Hint(
+            "Restore it from a backup; verify() lists the affected checkpoints.", "missing_object"
+        ),
     )

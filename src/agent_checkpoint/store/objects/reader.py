@@ -1,6 +1,6 @@
-"""Reads the out-of-line values of states. Owns fetching objects, and the limits of a load.
+"""Reads the values of states that are stored as objects. Owns fetching and the decode limits.
 
-Knows the tags of `splitting`, and nothing of what the JSON in the objects means.
+Resolves the tags of `splitting`; does not interpret other JSON in the objects.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from agent_checkpoint.errors import IntegrityError
-from agent_checkpoint.records import Checkpoint, JsonValue, is_object_id
+from agent_checkpoint.records import Checkpoint, JsonValue, is_object_id, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.decode_budget import (
     DecodeBudget,
@@ -28,34 +28,36 @@ from agent_checkpoint.store.objects.object_format import (
     open_object,
 )
 from agent_checkpoint.store.objects.splitting import OutOfLineValue
+from agent_checkpoint.store.objects.trust import report_lost
 
 MAX_STATE = 1 << 30
-"""The largest state, written or read (1 GiB). A few shared objects can expand to any size."""
+"""The largest state that is written or read (1 GiB). Shared objects could expand to any size."""
 _SLACK = 1 << 20
 _BYTES_PER_USE = 256
-"""Bytes of a state per use of an object; limits the number of uses, so that every load ends.
+"""Minimum bytes of a state per use of an object. Limits the number of uses, so that a load ends.
 
-Half of the smallest value that is stored out of line: a valid state has half as many uses.
+It is half the size of the smallest value that is stored as an object, so a valid state has at most
+half as many uses.
 """
 _MEMORY_PER_COST = 8
-"""Typical bytes of memory for a decode cost of 1, in addition to the text."""
+"""Typical bytes of memory per unit of decode cost, in addition to the JSON text."""
 
 TAGS = frozenset({"$ref", "$list", "$map", "$text", "$blob"})
 OBJECT = "$object"
-"""Tag of an object that is not text. gc, verify and archives follow it; a load keeps the tag."""
+"""Tag of an object that is not JSON. gc, verify and export follow it; load does not resolve it."""
 
 _BATCH = 256
 
 
 class ObjectSource(Protocol):
-    """Where objects are read from: a backend, or an archive."""
+    """A source of objects: a backend or an archive."""
 
     def get_objects(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return those of the objects that exist, by id."""
+        """Return those of the given objects that exist, by id."""
 
 
 class Reader:
-    """Reads the objects of some checkpoints; checks every object against its name."""
+    """Reads the objects of some checkpoints; verifies the hash of every object."""
 
     def __init__(
         self,
@@ -65,14 +67,14 @@ class Reader:
         checkpoints: Sequence[Checkpoint],
         most: int | None = None,
     ) -> None:
-        """Read from a source.
+        """Create a reader.
 
         Args:
-            source: where the objects are.
-            cache: objects that were read before.
-            checkpoints: whose states are read, each at most once. Their declared sizes are not
-                trusted.
-            most: the largest size of a state, if smaller than MAX_STATE.
+            source: where objects are read from.
+            cache: a cache of objects.
+            checkpoints: the checkpoints whose states are read, each at most once. Their declared
+                sizes are not trusted.
+            most: the maximum size of a state, if less than MAX_STATE.
         """
         self.source = source
         self._cache = ObjectCache() if cache is None else cache
@@ -86,11 +88,11 @@ class Reader:
         self._uses_left = self._max_uses
 
     def fetch(self, trees: Iterable[JsonValue]) -> None:
-        """Read all objects that stored trees need, level by level.
+        """Read all objects that stored trees refer to, directly or indirectly.
 
         Raises:
-            IntegrityError: one is missing or damaged.
-            FormatError: this installation cannot decompress one.
+            IntegrityError: an object is missing or damaged.
+            FormatError: an object is compressed with zstd, which is not installed.
             StorageError: the medium failed.
         """
         names = set(object_names(trees)) - self._objects.keys()
@@ -105,14 +107,14 @@ class Reader:
             names = set().union(*refs) - self._objects.keys()
 
     def text(self, name: Any) -> bytes:
-        """Return the JSON text that `$ref` names. Raises IntegrityError."""
+        """Return the JSON text that `$ref` refers to. Raises IntegrityError."""
         return self._counted(self._get(name, TEXT).payload)
 
     def arrays(self, name: Any) -> Iterator[tuple[list[Any], bool]]:
-        """Iterate over the arrays that `$list` or `$map` names, and whether each is free of tags.
+        """Iterate over the arrays of a `$list` or `$map`, each with whether it is free of tags.
 
         Raises:
-            IntegrityError: the objects are not a list.
+            IntegrityError: the objects are not a Merkle list.
         """
         for part, text in read_list(_checked(name), self._get):
             self._counted(text)
@@ -127,16 +129,16 @@ class Reader:
             yield items, is_plain
 
     def blob(self, names: Any, *, is_text: bool = False) -> bytes:
-        """Return the bytes that `$blob` or `$text` names. Raises IntegrityError."""
+        """Return the bytes that `$blob` or `$text` refers to. Raises IntegrityError."""
         if not isinstance(names, list):
-            raise IntegrityError("It is damaged: its pieces are not a list.")
+            raise IntegrityError("Invalid $text or $blob tag: expected a list of object ids.")
         pieces = [self._get(name, BLOB).payload for name in names]
         self._count(sum(map(len, pieces)))
         self._budget.add_pieces(pieces, is_text=is_text)
         return b"".join(pieces)
 
     def tree(self, tag: str, payload: Any) -> Any:
-        """Return the value of a tag, one level deep: it may contain tags again.
+        """Return the value of a tag. Tags inside the value are not resolved.
 
         Raises:
             IntegrityError: the objects are not of the kind that the tag requires.
@@ -160,7 +162,9 @@ class Reader:
                 f"The state exceeds the decode limit of {self._max_uses:,} object references."
             )
         if kind is not None and item.kind != kind:
-            raise IntegrityError(f"The object {name} has the wrong kind for its tag.")
+            raise IntegrityError(
+                f"The object {name} has the kind {item.kind!r}, but its tag requires {kind!r}."
+            )
         return item
 
     def _counted(self, text: bytes) -> bytes:
@@ -169,7 +173,7 @@ class Reader:
         return text
 
     def _allowance(self, enough: int) -> int:
-        """Return the decode cost that the content of all parts allows, also of those not loaded."""
+        """Return the decode cost that the content of all parts allows, loaded or not."""
         return content_allowance(object_names(self._trees), enough, self._fetched, self._measured)
 
     def _fetched(self, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
@@ -186,15 +190,18 @@ class Reader:
 
 
 def resolve_tree(tree: Any, reader: Reader | None) -> Any:
-    """Return a tree with every tag replaced by its value; bytes as bytes, or base64 if inline.
+    """Return a tree with every tag replaced by its value.
+
+    The value of `$blob` is bytes; bytes that are stored inline stay base64.
 
     Raises:
-        IntegrityError: the objects are not what the tags require, or there is no reader.
+        IntegrityError: an object does not have the kind that its tag requires, or the tree has
+            tags and `reader` is None.
     """
     try:
         return _resolve(tree, reader)
     except RecursionError:
-        raise IntegrityError("It is nested too deeply to be a valid state.") from None
+        raise IntegrityError("The state exceeds the nesting limit.") from None
 
 
 def _resolve(tree: Any, reader: Reader | None) -> Any:
@@ -208,13 +215,15 @@ def _resolve(tree: Any, reader: Reader | None) -> Any:
     if tag is None:
         return {key: _resolve(item, reader) for key, item in tree.items()}
     if reader is None:
-        raise IntegrityError("It refers to objects of a store, and no store is given.")
+        raise IntegrityError(
+            "The state contains references to stored objects, but no store was passed."
+        )
     value = reader.tree(tag, tree[tag])
     return value if isinstance(value, (str, bytes)) else _resolve(value, reader)
 
 
 def tag_of(tree: Any) -> str | None:
-    """Return the tag if a tree is one of the tags of `splitting`, else None."""
+    """Return the tag if a tree is one of the tags of `splitting`, otherwise None."""
     if isinstance(tree, dict) and len(tree) == 1:
         (tag,) = tree
         if tag in TAGS:
@@ -223,7 +232,7 @@ def tag_of(tree: Any) -> str | None:
 
 
 def object_names(trees: Iterable[Any]) -> Iterator[str]:
-    """Iterate over the names of objects that stored trees refer to. Raises IntegrityError."""
+    """Iterate over the ids of objects that stored trees refer to. Raises IntegrityError."""
     stack = list(trees)
     while stack:
         tree = stack.pop()
@@ -239,11 +248,11 @@ def object_names(trees: Iterable[Any]) -> Iterator[str]:
 
 
 def fetch_objects(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[str, Object]]:
-    """Iterate over objects, each checked against its name.
+    """Iterate over objects; verify the hash of each.
 
     Raises:
-        IntegrityError: one is missing or damaged.
-        FormatError: this installation cannot decompress one.
+        IntegrityError: an object is missing or damaged.
+        FormatError: an object is compressed with zstd, which is not installed.
         StorageError: the medium failed.
     """
     ordered = list(names)
@@ -252,13 +261,14 @@ def fetch_objects(source: ObjectSource, names: Iterable[str]) -> Iterator[tuple[
         stored = source.get_objects(batch)
         lost = [name for name in batch if name not in stored]
         if lost:
+            report_lost(source, lost)
             raise missing_objects(lost)
         for name in batch:
             yield name, open_object(name, stored[name])
 
 
 def is_tag_free(text: bytes) -> bool:
-    """Return whether a JSON text certainly has no tag, so that it can be used as it is parsed."""
+    """Return whether a JSON text certainly has no tag, so that its value needs no resolving."""
     return b"$" not in text
 
 
@@ -266,7 +276,7 @@ def read_array(text: bytes) -> list[Any]:
     """Return the items of a JSON array. Raises IntegrityError."""
     items = read_json(text)
     if not isinstance(items, list):
-        raise IntegrityError("A part of a list is not a JSON array.")
+        raise IntegrityError("The payload of a list object is not a JSON array.")
     return items
 
 
@@ -286,10 +296,10 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise IntegrityError("A text is not UTF-8.") from None
+        raise IntegrityError("The content of a $text tag is not valid UTF-8.") from None
 
 
 def _checked(name: Any) -> str:
     if not is_object_id(name):
-        raise IntegrityError("It is damaged: not an object name.")
+        raise IntegrityError(f"Invalid object id {short_repr(name)}.")
     return str(name)

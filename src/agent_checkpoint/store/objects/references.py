@@ -1,7 +1,7 @@
-"""References from a state to objects that a part writes itself. Owns the tag `$object`.
+"""The tag `$object`: a reference from a state to an object that is not JSON.
 
-{"$object": name}   an object of a kind that states do not have, such as a workspace snapshot;
-                    gc, verify and archives follow it, a load does not
+An example is a workspace snapshot. The part of the checkpoint writes such an object itself. gc,
+verify and export follow the reference; load does not resolve it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class SelfStoring(Protocol):
     """A part that writes its own objects."""
 
     def checkpoint_to(self, writer: Writer) -> str:
-        """Give the objects of the present state to a writer; return the topmost name."""
+        """Add the objects of the current state to a writer; return the id of the root object."""
 
 
 class ObjectRef:
-    """The loaded state of a part that writes its own objects: the topmost name, and the source."""
+    """The loaded state of a part that writes its own objects: its root object id and the source."""
 
     __slots__ = ("name", "source")
 
@@ -62,27 +62,27 @@ class ObjectReference(OutOfLineValue):
         self.source = source
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Add the name; the object must exist already."""
+        """Add the object id to `refs`; the object must already exist."""
         tag = self.inline(writer)
         refs.append(self.name)
         return write_json(tag)
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Return the tag: such an object is never inlined."""
+        """Return the tag. Such an object is never inlined."""
         return {OBJECT: self.name}
 
 
 class CapturedState(ObjectReference):
-    """The objects of a part, captured when the save began and held until the entry is written."""
+    """The objects of a part, captured when the save starts and kept until the entry is written."""
 
     def __init__(self, part: SelfStoring, new_writer: Callable[[], Writer]) -> None:
-        """Capture the state now. Raises what `checkpoint_to` raises."""
+        """Capture the state now. Raises the same errors as `checkpoint_to`."""
         self._part = part
         self._captured = new_writer()
         super().__init__(part.checkpoint_to(self._captured), self._captured.backend)
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Give the objects to the writer; capture again if gc removed objects they share."""
+        """Add the objects to the writer; capture again if gc removed objects that they share."""
         if writer is not None and writer.trust_cache:
             writer.merge(self._captured)
         elif writer is not None:
@@ -97,17 +97,19 @@ class ReusedPart(OutOfLineValue):
         self._tree = tree
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Add the names; the objects must exist already."""
+        """Add the object ids to `refs`; the objects must already exist."""
         refs += object_names([self._tree])
-        return write_json(self._tree)
+        return write_json(self.inline(writer))
 
     def inline(self, writer: Writer | None = None) -> JsonValue:
         """Return the stored form."""
+        if writer is not None:
+            writer.is_partial = True
         return self._tree
 
 
 def files_size(found: Object) -> int:
-    """Return the declared size of all files of a workspace snapshot; 0 for any other object."""
+    """Return the declared total file size of a workspace snapshot; 0 for any other object."""
     if found.kind != RECORD:
         return 0
     try:
@@ -119,7 +121,7 @@ def files_size(found: Object) -> int:
 
 
 def with_references(tree: Any, source: ObjectSource) -> Any:
-    """Return a resolved tree with `$object` tags as references, ready to be split again."""
+    """Return a resolved tree with its `$object` tags as `ObjectReference`, ready to be split."""
     if isinstance(tree, list):
         return [with_references(item, source) for item in tree]
     if not isinstance(tree, dict):

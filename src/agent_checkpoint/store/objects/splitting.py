@@ -1,16 +1,16 @@
 """Splits states into objects: large values are stored out of line, and checkpoints share them.
 
-Owns where a state is split, and the five tags that replace out-of-line values; knows no Python
-state.
+Owns the split points and the five tags that replace out-of-line values. Works on encoded JSON, not
+on Python objects.
 
-    {"$ref": name}          a JSON text
-    {"$list": name}         a long list, as a Merkle list
-    {"$map": name}          an object with many members, as a Merkle list of [key, value]
-    {"$text": [name, …]}    a long text, in pieces
-    {"$blob": [name, …]}    bytes, in pieces; base64 where states are stored inline
+    {"$ref": id}            a JSON value
+    {"$list": id}           a long list, as a Merkle list
+    {"$map": id}            a JSON object with many members, as a Merkle list of [key, value]
+    {"$text": [id, …]}      a long string, in chunks
+    {"$blob": [id, …]}      bytes, in chunks; base64 where states are stored inline
 
-These cannot collide with tags of the codec or keys of users: the codec uses none of them, and
-escapes a user's key that begins with `$` by a second one.
+The tags cannot collide with tags of the codec or with user keys: the codec does not use them, and
+it escapes a user key that begins with `$` by a second `$`.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from agent_checkpoint.store.objects.object_format import BLOB, TEXT, TerminalRef
 from agent_checkpoint.store.objects.writer import Writer
 
 IN_ENTRY = 1024
-"""Longest text of a value inside an entry; longer ones are stored out of line."""
+"""Maximum length of a value as JSON inside an entry; longer values are stored out of line."""
 IN_OBJECT = 4096
-"""Longest text of a value inside an out-of-line list or object."""
+"""Maximum length of a value as JSON inside an out-of-line list or JSON object."""
 LARGEST_TEXT = 16384
-"""Longest text of a JSON object; longer ones become a Merkle list of their members."""
+"""Maximum length of a JSON object; a longer one becomes a Merkle list of its members."""
 PIECE = 1 << 20
-"""Bytes, or characters, per piece."""
+"""Bytes of `$blob`, or characters of `$text`, per chunk."""
 
 
 class OutOfLineValue(ABC):
-    """A value in a tree that implements how it is stored out of line."""
+    """A value in a tree that stores itself out of line."""
 
     @abstractmethod
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Put the objects of the value, add the topmost names to `refs`; return its JSON text."""
+        """Put the objects of the value, add their root ids to `refs`; return the tag as JSON."""
 
     @abstractmethod
     def inline(self, writer: Writer | None = None) -> JsonValue:
-        """Return the value as plain JSON, for readable stores; put objects that cannot be text."""
+        """Return the value as plain JSON, for readable stores; put objects that are not JSON."""
 
 
 class BlobValue(OutOfLineValue):
-    """Bytes."""
+    """Bytes, stored as `$blob`."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
 
     def store(self, writer: Writer, refs: list[str]) -> bytes:
-        """Put the bytes as objects, in pieces."""
+        """Put the bytes as objects, in chunks."""
         pieces = [self.data[at : at + PIECE] for at in range(0, len(self.data), PIECE)]
         return _put_pieces("$blob", pieces, writer, refs)
 
@@ -69,19 +69,19 @@ class BlobValue(OutOfLineValue):
 def split_parts(
     parts: Mapping[str, JsonValue], writer: Writer
 ) -> tuple[dict[str, bytes], tuple[str, ...]]:
-    """Return the JSON text of each part, and the names of the objects that the texts refer to."""
+    """Return the JSON text of each part, and the ids of the objects that the texts refer to."""
     refs: list[str] = []
     texts = {name: _text(tree, IN_ENTRY, writer, refs) for name, tree in parts.items()}
     return texts, tuple(dict.fromkeys(refs))
 
 
 def inline_parts(parts: Mapping[str, JsonValue], writer: Writer) -> dict[str, JsonValue]:
-    """Return parts as plain JSON; objects that cannot be text go to the writer."""
+    """Return parts as plain JSON; put objects that are not JSON into the writer."""
     return {name: inline_tree(tree, writer) for name, tree in parts.items()}
 
 
 def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
-    """Return a tree as plain JSON, with no out-of-line values."""
+    """Return a tree as plain JSON, without out-of-line values."""
     if isinstance(tree, OutOfLineValue):
         return inline_tree(tree.inline(writer), writer)
     if isinstance(tree, bytes):
@@ -94,7 +94,7 @@ def inline_tree(tree: Any, writer: Writer | None = None) -> Any:
 
 
 def add_item(value: JsonValue, builder: MerkleListBuilder, writer: Writer) -> None:
-    """Add an item to a list, split if it is large."""
+    """Add an item to a list. A large item is split into several objects."""
     refs: list[str] = []
     try:
         text = write_json(value)
@@ -111,7 +111,7 @@ def add_item(value: JsonValue, builder: MerkleListBuilder, writer: Writer) -> No
 
 
 def put_list(builder: MerkleListBuilder, writer: Writer, refs: list[str]) -> bytes:
-    """Put the list of a builder; return the text of its tag."""
+    """Put the objects of a list; return its `$list` tag as JSON."""
     return _put_sequence("$list", builder, writer, refs)
 
 
@@ -190,7 +190,7 @@ def _put_pieces(tag: str, pieces: list[bytes], writer: Writer, refs: list[str]) 
 
 
 def _room(value: Any, room: int) -> int:
-    """Return the room left after a value; negative as soon as it is certain not to fit."""
+    """Subtract the estimated length of a value from `room`; negative if the value does not fit."""
     kind = type(value)
     if kind is str:
         return room - len(value)

@@ -1,6 +1,6 @@
-"""Varints: the form of every number in binary records.
+"""Varints: the encoding of integers in binary records.
 
-Seven bits per byte, the lowest first; the high bit says that another byte follows.
+Seven bits per byte, lowest first; a set high bit means that another byte follows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _MOST_BYTES = 9
 
 
 def write_varint(number: int) -> bytes:
-    """Return a number from 0 to 2**63 - 1 as bytes."""
+    """Encode an integer from 0 to 2**63 - 1 as a varint."""
     if number < 0x80:  # the common case
         return bytes((number,))
     done = bytearray()
@@ -23,10 +23,10 @@ def write_varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, start: int) -> tuple[int, int]:
-    """Return the number that begins at `start`, and where it ends.
+    """Decode the varint at offset `start`; return the integer and the offset after it.
 
     Raises:
-        IntegrityError: the varint is truncated, or longer than needed.
+        IntegrityError: the varint is truncated, or is not the shortest encoding.
     """
     number = 0
     for index in range(start, min(start + _MOST_BYTES, len(data))):
@@ -34,6 +34,6 @@ def read_varint(data: bytes, start: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << 7 * (index - start)
         if byte < 0x80:
             if byte == 0 and index > start:
-                break  # each number has exactly one form
+                break  # each integer has exactly one encoding
             return number, index + 1
-    raise IntegrityError("A varint in it is truncated or malformed.")
+    raise IntegrityError("Truncated or malformed varint.")

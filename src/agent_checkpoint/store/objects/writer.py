@@ -1,6 +1,6 @@
 """Collects the objects of one checkpoint until its entry is written.
 
-Owns which objects are new and which are stored already; knows nothing of their content.
+Determines which objects are new and which are already stored. Does not interpret their content.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.errors import FormatError, IntegrityError, InvalidInputError
+from agent_checkpoint.options import Compression
 from agent_checkpoint.store.objects.decode_budget import BASE_BUDGET, PackedSizes, content_allowance
 from agent_checkpoint.store.objects.list_cache import ListCache
 from agent_checkpoint.store.objects.object_cache import ObjectCache
@@ -22,21 +23,23 @@ from agent_checkpoint.store.objects.object_format import (
     make_object,
     open_object,
 )
+from agent_checkpoint.store.objects.ref_graph import children_first
+from agent_checkpoint.store.objects.trust import Trust, Vouchers
 
 _QUERY_THRESHOLD = 16384
-"""Up to this many bytes are written without a query for objects that exist already."""
+"""Up to this many bytes are written without a query for objects that already exist."""
 
 _BATCH = 1 << 25
-"""More bytes than this are stored before the entry, in batches: they need not fit one commit."""
+"""Above this size, objects are stored in batches before the entry, to limit a commit's size."""
 
 _MAX_CACHED = 1000
 
 WriteCache = WeakKeyDictionary[Any, Any]
-"""What a store is known to hold of a live object, by that object."""
+"""Maps a live object to its data that is known to be stored; weak keys."""
 
 
 class Writer:
-    """Collects objects; `flush` decides which of them have to be written."""
+    """Collects objects; `flush` determines which of them must be written."""
 
     def __init__(
         self,
@@ -44,62 +47,79 @@ class Writer:
         lists: ListCache | None = None,
         *,
         backend: Backend | None = None,
-        compression: Callable[[], str] = lambda: "zlib",
+        compression: Callable[[], Compression] = lambda: "zlib",
         trust_cache: bool = True,
+        trust: Trust | None = None,
+        previous: Collection[str] = (),
     ) -> None:
-        """Begin a checkpoint.
+        """Create a writer for one checkpoint.
 
         Args:
-            write_cache: what the store is known to hold, by live object; weak keys.
+            write_cache: data that is known to be stored, by live object.
             lists: the cached long lists of the key.
-            backend: stores objects before the entry; without one, all are collected here.
-            compression: returns the compression, right before objects are stored; raises if
-                none may be stored.
-            trust_cache: whether objects of earlier checkpoints may be referred to without being
-                made again.
+            backend: stores objects before the entry; if None, all objects are collected here.
+            compression: called right before objects are stored; returns the compression, or
+                raises if no object may be stored.
+            trust_cache: assume that objects of earlier checkpoints are still stored, and refer to
+                them without creating them again.
+            trust: the objects that this process has committed to the store.
+            previous: the roots of an earlier checkpoint, which vouch for the objects below them.
         """
         self.backend = backend
         self.compression = compression
         self.write_cache = write_cache
         self.trust_cache = trust_cache
+        self.asks_all = not trust_cache
+        """Whether `flush` asks for every object, even below objects that are stored.
+
+        Set if the objects are complete, so that lost ones can be stored again.
+        """
+        self.is_partial = False
+        """Whether parts of another checkpoint are reused, so that their objects are not created."""
+        self._trust = trust or Trust()
+        self.epoch = self._trust.epoch
+        """The epoch of the trust when this writer was created."""
+        self._previous = previous
         self.lists = (lists or ListCache()).begin()
         self.size = 0
-        """Bytes of all out-of-line values as text, counted without sharing."""
+        """Total size of the values stored as objects; a shared value counts once per use."""
         self.decode_cost = 0
-        """Decode cost of the out-of-line values."""
+        """Decode cost of the values stored as objects."""
         self._pending: dict[str, PlainObject] = {}
         self._new: set[str] = set()
+        self._verified: set[str] = set()
         self._committed: list[Callable[[], object]] = []
 
     def put(self, kind: bytes, payload: bytes, refs: Sequence[str] = ()) -> str:
-        """Add an object to be written, and return its name.
+        """Add an object to be written, and return its id.
 
         Raises:
-            IntegrityError: it is larger than an object may be.
+            IntegrityError: the object is larger than MAX_OBJECT.
         """
         name, packed = make_object(kind, payload, refs)
         self._pending[name] = packed
         return name
 
     def adopt(self, objects: Mapping[str, PlainObject]) -> None:
-        """Add objects that were made elsewhere."""
+        """Add existing objects, such as those of an archive."""
         self._pending.update(objects)
 
     def holds(self, name: str) -> bool:
-        """Return whether an object was put already."""
+        """Return whether the writer already has an object."""
         return name in self._pending
 
     def merge(self, other: Writer) -> None:
-        """Add what another writer has collected."""
+        """Add the objects and commit callbacks of another writer."""
         self._pending.update(other._pending)
         self._committed += other._committed
+        self.asks_all = self.asks_all or other.asks_all
 
     def missing_from_store(self, names: Collection[str]) -> Collection[str]:
-        """Return the names that the store does not have. Raises StorageError."""
+        """Return the ids of objects that the store does not have. Raises StorageError."""
         return names if self.backend is None else self.backend.missing_objects(names)
 
     def put_early(self, objects: Mapping[str, bytes]) -> None:
-        """Store terminal objects right away, because they are many. Safe from any thread.
+        """Store objects without references immediately, to save memory. Thread-safe.
 
         Raises:
             StorageError: the medium failed.
@@ -108,32 +128,34 @@ class Writer:
             self.backend.put_objects(objects)
 
     def pending(self) -> Iterable[tuple[str, PlainObject]]:
-        """Return the objects that were put, by name; children first."""
+        """Return the collected objects by id."""
         return self._pending.items()
 
     def on_commit(self, call: Callable[[], object]) -> None:
-        """Register a callback for when the entry is durable."""
+        """Register a callback to be called when the entry is durable."""
         self._committed.append(call)
 
     def committed(self) -> None:
-        """Run the callbacks: the entry is durable."""
+        """Run the commit callbacks. Call it when the entry is durable."""
         for call in self._committed:
             call()
+        self._trust.add([(name, self._pending[name]) for name in self._verified], self.epoch)
 
     def fill_cache(self, cache: ObjectCache) -> None:
-        """Cache the new objects: they are likely to be read next.
+        """Add the new objects to a cache, because they are likely to be read next.
 
-        A first snapshot of many directories is not cached; it would evict everything else.
+        Does nothing if there are too many, as in a first snapshot: they would evict everything
+        else.
         """
         for name in self._new if len(self._new) <= _MAX_CACHED else ():
             cache.put_object(name, as_read(self._pending[name]))
 
     def check_decode_cost(self, roots: Iterable[str], backend: Backend | None = None) -> None:
-        """Refuse a state that a load would refuse for its decode cost.
+        """Check that a load would not reject the state for its decode cost.
 
         Args:
-            roots: the names of its topmost objects.
-            backend: where the objects are that were not put here.
+            roots: the ids of its topmost objects.
+            backend: the source of objects that this writer does not have.
 
         Raises:
             InvalidInputError: the decode cost is too high for the content.
@@ -157,33 +179,44 @@ class Writer:
         )  # by the function, which stays
         if content_allowance(roots, 2 * self.decode_cost, fetch, known) < 2 * self.decode_cost:
             raise InvalidInputError(
-                f"The state exceeds the decode limit: decode cost {self.decode_cost:,} (brackets, "
-                "quotes and commas of its JSON), with too little distinct content. A load would "
-                "refuse it as a decompression bomb. Store repeated values once, as bytes, or as a "
-                "numpy array."
+                "The state exceeds the decode limit: its decode cost (the number of JSON brackets, "
+                f"colons, commas and quotes) is {self.decode_cost:,}, too high for its distinct "
+                "content. A load would reject it as a decompression bomb. Store repeated values "
+                "once, as bytes, or as a numpy array."
             )
 
     def flush(self, backend: Backend, roots: Iterable[str]) -> tuple[dict[str, bytes], set[str]]:
-        """Return the objects to store with the entry, and the names that must exist already.
+        """Return the objects to store with the entry, in order, and the ids that must exist.
 
-        If an object is stored, everything it refers to is stored too: only terminal objects are
-        stored before an entry, and gc deletes parents first.
+        Invariant: if an object is stored, everything it refers to is stored too. Objects are
+        written children first, and gc deletes parents first. Only objects without references are
+        written before the entry: gc may delete what they refer to, because no entry does.
 
         Raises:
-            InvalidInputError: a load would refuse the state for its decode cost.
-            FormatError: the store has objects that this installation cannot read.
+            InvalidInputError: a load would reject the state for its decode cost.
+            FormatError: the store has zstd objects, and zstd is not installed.
             StorageError: the medium failed.
         """
         roots = list(roots)
         self.check_decode_cost(roots, backend)
-        new, requires = self._partition(backend, roots)
+        new, requires = self._partition(roots, lambda names: names)
+        self._verified = new
+        if sum([self._pending[name].size for name in new]) > _QUERY_THRESHOLD:
+            if self._is_trusted:
+                new, requires = self._partition(roots, backend.missing_objects)
+                self._verified = new
+            else:
+                new = set(backend.missing_objects(new))
+                refs = {ref for name in new for ref in self._pending[name].refs}
+                requires = refs.union(roots) - new
         self._new = new
         compression = self.compression()  # last: it checks the codecs of objects that are shared
         stored: dict[str, bytes] = {}
         early: list[str] = []
         size = 0
-        for name, plain in self._pending.items():  # children first
+        for name in children_first(new, {name: self._pending[name].refs for name in new}):
             if name in new:
+                plain = self._pending[name]
                 stored[name] = plain.stored(compression)
                 if not plain.refs:
                     early.append(name)
@@ -194,18 +227,31 @@ class Writer:
                     early, size = [], 0
         return stored, requires
 
-    def _partition(self, backend: Backend, roots: Iterable[str]) -> tuple[set[str], set[str]]:
-        """Return the names of new objects, and of stored ones that are shared."""
+    @property
+    def _is_trusted(self) -> bool:
+        """Whether an object that is stored is known to have everything below it."""
+        return not self.asks_all and self.epoch == self._trust.epoch
+
+    def _partition(
+        self, roots: Iterable[str], missing: Callable[[set[str]], Collection[str]]
+    ) -> tuple[set[str], set[str]]:
+        """Return the ids of new objects, and of the stored objects that vouch for shared ones.
+
+        Args:
+            roots: the ids of the topmost objects.
+            missing: returns which of the given objects are not stored.
+        """
         new: set[str] = set()
         requires: set[str] = set()
-        do_query = sum(plain.size for plain in self._pending.values()) > _QUERY_THRESHOLD
+        vouchers = Vouchers(self._trust, self._previous if self._is_trusted else ())
         level = set(roots)
         while level:
-            stored = {name for name in level if name not in self._pending}
-            if do_query:
-                stored = level - backend.missing_objects(level - stored)
-            requires |= stored
-            new |= level - stored
-            children = {ref for name in level - stored for ref in self._pending[name].refs}
-            level = children - new - requires
+            vouched = vouchers.find(level, level - self._pending.keys())
+            requires.update(vouched.values())
+            pending = (level & self._pending.keys()) - vouched.keys()
+            added = pending.intersection(missing(pending)) if pending else set()
+            requires |= level - added - vouched.keys()
+            new |= added
+            level = {ref for name in added for ref in self._pending[name].refs} - new - requires
+            vouchers.descend(vouched)
         return new, requires

@@ -1,8 +1,8 @@
-"""Line matching of two texts in bounded time.
+"""Matches the lines of two texts in bounded time.
 
 Common lines at both ends are matched first. Lines that are unique in each text anchor the rest
 (patience diff), and short sections between anchors are compared in full (longest common
-subsequence). That is quadratic for repeated lines, so sections over the budget stay unmatched.
+subsequence). The full comparison is quadratic, so sections that exceed the budget stay unmatched.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SECONDS = 2.5
-"""Time limit for the states of one page, and again for its files."""
+"""Time limit in seconds, for the states of one page and again for its files."""
 _STEPS = 6_000_000
 _ROWS = 6_000
 _LARGEST = 1_000_000
-"""Line pairs of a section that is compared in full."""
+"""The maximum number of line pairs in a section that is compared in full."""
 
 
 class DiffBudget:
@@ -28,7 +28,7 @@ class DiffBudget:
         self.rows = _ROWS
         """Rows that the page may still show."""
         self.timed_out = False
-        """Whether something was left out because the time was over."""
+        """Whether comparisons were omitted because of the time limit."""
         self._left = _STEPS
         self.begin()
 
@@ -38,13 +38,13 @@ class DiffBudget:
 
     @property
     def is_over(self) -> bool:
-        """Whether the time is over."""
+        """Whether the time limit is reached."""
         is_over = time.monotonic() > self._ends
         self.timed_out |= is_over
         return is_over
 
     def spend(self, steps: int) -> bool:
-        """Spend some steps; return False if they are not affordable."""
+        """Spend steps of the budget; return False if too few are left."""
         if steps > self._left or self.is_over:
             return False
         self._left -= steps
@@ -60,7 +60,7 @@ class Block(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section of each text."""
+    """A pair of line ranges still to be matched: `before[a:b]` and `after[c:d]`."""
 
     a: int
     b: int
@@ -71,7 +71,7 @@ class Section(NamedTuple):
 def blocks(
     before: Sequence[str], after: Sequence[str], budget: DiffBudget
 ) -> tuple[list[Block], bool]:
-    """Return the equal runs of two texts in order, and whether everything was compared."""
+    """Return the runs of equal lines in order, and whether all lines were compared."""
     found: list[Block] = []
     is_whole = True
     sections = [Section(0, len(before), 0, len(after))]
@@ -113,7 +113,7 @@ def common_ends(before: Sequence[str], after: Sequence[str]) -> tuple[int, int]:
 
 
 def _common_length(most: int, is_same: Callable[[int, int], bool]) -> int:
-    """Return how far two sequences are equal, by comparing slices instead of items."""
+    """Return the length of the common prefix, found by comparing slices instead of items."""
     known, step = 0, 64
     while known < most and is_same(known, min(most, known + step)):
         known, step = min(most, known + step), step * 2
@@ -128,7 +128,10 @@ def _common_length(most: int, is_same: Callable[[int, int], bool]) -> int:
 
 
 def _anchors(before: Sequence[str], after: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the positions of lines unique in both texts: the longest increasing subsequence."""
+    """Return the anchors of a patience diff: positions in both texts of lines unique in each.
+
+    They are reduced to a longest increasing subsequence.
+    """
     mine, theirs = Counter(before), Counter(after)
     places = {line: place for place, line in enumerate(after) if theirs[line] == 1}
     pairs = [

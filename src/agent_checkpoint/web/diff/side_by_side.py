@@ -1,7 +1,7 @@
-"""Side-by-side diff of two texts with changes marked. Owns the rows; knows no checkpoint.
+"""Side-by-side diff of two texts with changes marked. Does not depend on checkpoints.
 
-Lines include their line ends. Two lines that differ never look equal: a difference in the line end
-or far into a long line is shown, too.
+Lines include their line ends. Two different lines never look equal: a difference in the line end,
+or beyond the shown part of a long line, is also marked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Sides(NamedTuple):
     removed: int
     is_cut: bool
     is_rough: bool = False
-    """Whether some lines are paired by position only."""
+    """Whether some lines are paired only by position."""
     note: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Differences between two stored states. Owns the walk over both; reads only what differs."""
+"""Differences between two stored states. Reads only objects that differ."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from agent_checkpoint.web.state.lazy_state import (
 from agent_checkpoint.web.state.outline import render
 
 MAX_CHANGES = 200
-"""Differences shown at most."""
+"""The maximum number of differences shown."""
 _MAX_DEPTH = 60
 ABSENT = object()
 
 
 class StateChange(NamedTuple):
-    """A value that differs."""
+    """One difference between two states: its path, its kind, and the old and new value."""
 
     path: str
     kind: str
@@ -40,7 +40,7 @@ def state_changes(
     parts: list[str],
     budget: DiffBudget,
 ) -> tuple[list[StateChange], bool]:
-    """Return the differences in some parts, and whether that is all of them.
+    """Return the differences in the given parts, and whether the list is complete.
 
     Raises:
         IntegrityError: a state is damaged.
@@ -63,7 +63,7 @@ def _change(reader: StateReader, path: str, old: Any, new: Any, budget: DiffBudg
     kind = "added" if old is ABSENT else "removed" if new is ABSENT else "changed"
     trees = [tree for tree in (old, new) if tree is not ABSENT]
     shapes = [reader.shape(tree) for tree in trees]
-    # Two texts are shown raw. Otherwise the rendering must show the type: a text gets quotes.
+    # Two strings are shown raw. Otherwise the rendering must show the type: strings get quotes.
     are_texts = len(trees) == 2 and all(shape[:2] == (STRING, "text") for shape in shapes)
     texts = [
         render(reader, tree)[0] if are_texts else _render_typed(reader, tree, shape)
@@ -79,7 +79,7 @@ def _change(reader: StateReader, path: str, old: Any, new: Any, budget: DiffBudg
 
 
 def _render_typed(reader: StateReader, tree: Any, shape: Shape) -> str:
-    """Return a value as text that no value of another type has."""
+    """Return a text that is unambiguous about the type of a value."""
     text, is_whole = render(reader, tree)
     if shape.kind != STRING:
         return text
@@ -117,7 +117,7 @@ def _walk(
 def _walk_items(
     reader: StateReader, path: str, old: list[Any], new: list[Any], depth: int
 ) -> Iterator[tuple[str, Any, Any]]:
-    # Skip the common ends, so that an append or a trim shows as just that.
+    # Skip the common ends, so that an append is shown as added items only.
     shorter = min(len(old), len(new))
     start = 0
     while start < shorter and _same(old[start], new[start]):
@@ -135,5 +135,5 @@ def _walk_items(
 
 
 def _same(old: Any, new: Any) -> bool:
-    # Equal object names mean equal content. True is not 1, and 1 is not 1.0.
+    # Equal object ids mean equal content. True is not 1, and 1 is not 1.0.
     return type(old) is type(new) and bool(old == new) and repr(old) == repr(new)

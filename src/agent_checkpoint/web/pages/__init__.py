@@ -1,1 +1,1 @@
-"""One module a page."""
+"""One module per page."""

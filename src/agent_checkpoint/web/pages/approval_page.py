@@ -1,7 +1,7 @@
-"""The pages of external side effects and approval requests. Owns the forms to answer them.
+"""The pages for external side effects and approval requests, with the forms to answer them.
 
-A person approves exactly what the page showed: only a card that shows a call in full has an approve
-button, and its form carries a digest of the displayed call.
+A user approves exactly the displayed call: only a card that shows a call in full has an approve
+button, and its form contains a digest of the displayed call.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from agent_checkpoint.errors import (
 from agent_checkpoint.formatting import json_text
 from agent_checkpoint.records import same_json, short_repr
 from agent_checkpoint.session.effects.approvals import Approvals
-from agent_checkpoint.session.effects.outcomes import EffectOutcomes
+from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
-from agent_checkpoint.store.ledger.ledger import (
-    UNDOING,
-    UNKNOWN,
-    UNREADABLE,
-    Effect,
-    Epoch,
-    Ledger,
-)
-from agent_checkpoint.store.ledger.ledger import Request as ApprovalRequest
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN, UNREADABLE, Effect
+from agent_checkpoint.store.ledger.ledger_state import Request as ApprovalRequest
 from agent_checkpoint.web.auth import secrets_equal
 from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link
-from agent_checkpoint.web.site import RequestError, Site, as_json, int_param, query_params, required
+from agent_checkpoint.web.rendering import (
+    RequestError,
+    Site,
+    as_json,
+    int_param,
+    query_params,
+    required,
+)
 from agent_checkpoint.web.state.lazy_state import MAP, ReadLimitExceeded, StateReader, large_int
 from agent_checkpoint.web.state.outline import render, render_exact
 
@@ -45,9 +46,10 @@ PAGE = 100
 REQUESTS = 20
 """Requests on a page."""
 MAX_ON_CARD = 20_000
-"""Characters of a call on a page with several requests; also of all editable arguments of one."""
+"""Maximum characters of a call on a page with several requests, and of the editable arguments of a
+call."""
 MAX_ON_OWN_PAGE = 1_000_000
-"""Characters of a call on the page of one request."""
+"""Maximum characters of a call on the page of one request."""
 _MAX_OF_EFFECT = 4000
 _MAX_ARGUMENTS = 400
 """Must stay below the limit of form fields."""
@@ -61,7 +63,7 @@ class Argument(NamedTuple):
 
     name: str
     text: str
-    """Editable JSON, or else a rendering that no other value has."""
+    """Editable JSON, or an unambiguous rendering of the value."""
     can_be_edited: bool
     is_whole: bool
 
@@ -78,7 +80,7 @@ class EffectRow(NamedTuple):
     arguments: str
     result: str
     is_whole: bool
-    """Whether both are shown in full."""
+    """Whether arguments and result are shown in full."""
     is_open: bool
     """Whether its outcome is unknown and must be recorded."""
 
@@ -111,7 +113,7 @@ def effects_page(site: Site, request: Request) -> Response:
     start = int_param(params, "from")
     every = [one for one in ledger.all_effects()[::-1] if params.get("all") or _is_of(one, meta)]
     rows = [_effect_row(site, one) for one in every[start : start + PAGE]]
-    requests = [one for one in list(ledger.requests.values())[::-1] if one.session == key]
+    requests = [one for one in list(ledger.state.requests.values())[::-1] if one.session == key]
     waiting = [one for one in requests if one.is_open][::-1]
     others = [one for one in requests if not one.is_open]
     return site.page(
@@ -156,12 +158,12 @@ def request_page(site: Site, request: Request) -> Response:
 
 
 def waiting(site: Site, request: Request) -> Response:
-    """Return what can still be answered, and a version that tells an open page that it is stale."""
+    """Return the open requests, and a version that changes when an open page is stale."""
     params = query_params(request)
     key = params.get("key", "")
     if key and not params.get("approvals"):
         ledger, _ = _ledger(site, key)
-        requests = [one for one in list(ledger.requests.values()) if one.session == key]
+        requests = [one for one in list(ledger.state.requests.values()) if one.session == key]
         open_ids = [one.id for one in requests if one.is_open]
         open_ids += [one.id for one in ledger.all_effects() if one.status in (UNKNOWN, UNDOING)]
         return as_json(
@@ -204,8 +206,8 @@ def _approve(site: Site, form: dict[str, str]) -> Response:
     if not row.shown_digest or not secrets_equal(form.get("seen", ""), row.shown_digest):
         raise RequestError(
             409,
-            "Not approved: the form did not show all of this call, or showed another call. "
-            "Open the page of the request, which shows all of it, and approve it there.",
+            "Not approved: the form did not show this call in full, or showed another call. "
+            "Open the request's own page, which shows the call in full, and approve it there.",
         )
     edit: dict[str, Any] = {}
     # A field name includes the digest of its call: on going back, a browser restores typed
@@ -225,7 +227,7 @@ def _approve(site: Site, form: dict[str, str]) -> Response:
             text,
             f'The argument {short_repr(argument.name)} is not JSON. A string needs quotes: "text".',
         )
-        # A browser changes line ends: compare values, so that an untouched field is no edit.
+        # Browsers change line ends. Compare values, so that an untouched field is not an edit.
         if not same_json(value, json.loads(argument.text)):
             edit[argument.name] = value
     approvals.approve(approval.id, edit=edit or None, by=_BY)
@@ -235,14 +237,13 @@ def _approve(site: Site, form: dict[str, str]) -> Response:
 def _resolve(site: Site, form: dict[str, str]) -> Response:
     key, name = required(form, "key"), required(form, "effect")
     if form.get("happened") not in ("yes", "no"):
-        raise InvalidInputError("Missing outcome: choose whether it happened.")
-    ledger, meta = _ledger(site, key)
+        raise InvalidInputError("Missing outcome: choose whether the effect happened.")
+    ledger, _ = _ledger(site, key)
     result = None
     if form.get("result", "").strip():
         result = _read(form["result"], "The result is not JSON. Leave it empty if there is none.")
-    outcomes = EffectOutcomes(ledger, meta, Epoch(key, 0), lambda tool, part: None)
-    note = form.get("note", "")[:500]
-    outcomes.resolve(name, happened=form["happened"] == "yes", result=result, note=note)
+    happened, note = form["happened"] == "yes", form.get("note", "")[:500]
+    resolve_effect(ledger, name, happened=happened, result=result, note=note)
     return RedirectResponse(link("effects", key=key), 303)
 
 
@@ -264,7 +265,7 @@ def _ledger(site: Site, key: str) -> tuple[Ledger, SessionRecord]:
     head = site.store.head(key)
     meta = None if head is None else read_session_record(site.store, head)
     if meta is None:
-        raise NotFoundError(f"There is no session {short_repr(key)}.")
+        raise NotFoundError(f"No session {short_repr(key)} in this store.")
     ledger = Ledger(site.store, meta.family)
     ledger.refresh()
     return ledger, meta

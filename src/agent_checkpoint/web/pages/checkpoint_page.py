@@ -1,4 +1,4 @@
-"""The page of a checkpoint: conversation, tasks, state, files. Decodes no Python objects."""
+"""The page of a checkpoint: conversation, tasks, state, files. Does not decode Python objects."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.web.page_text import attachment
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import calls, messages, tasks
+from agent_checkpoint.web.rendering import RequestError, Site, int_param, query_params, required
 from agent_checkpoint.web.request_threads import stream_in_threads
-from agent_checkpoint.web.site import RequestError, Site, int_param, query_params, required
 from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader
 from agent_checkpoint.web.state.outline import outline
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
 
 MESSAGES, CALLS, TASKS = "messages", "calls", "tasks"
 _ORDER = (MESSAGES, CALLS, TASKS, FILES)
@@ -117,7 +117,7 @@ def _outlined(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, s
         tree = reader.child(checkpoint.parts[part], [int(step) for step in steps])
         return outline(reader, part, tree, text, start=int_param(params, "from"))
     except (KeyError, IndexError):
-        raise NotFoundError("No value at this path of the state.") from None
+        raise NotFoundError("The state has no value at this path.") from None
 
 
 def _files(site: Site, checkpoint: Checkpoint, params: dict[str, str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Messages, tool calls and tasks of a checkpoint. Owns recognizing the usual message formats.
+"""Messages, tool calls and tasks of a checkpoint. Recognizes the usual message formats.
 
-A message can be any value. One in the format of a model API is shown with its role, texts, tool
-calls and tool results; any other value is shown as data.
+A message can be any value. A message in the format of a model API is shown with its role, texts,
+tool calls and tool results; any other value is shown as data.
 """
 
 from __future__ import annotations

@@ -15,14 +15,14 @@ from agent_checkpoint.web.diff.line_matching import DiffBudget
 from agent_checkpoint.web.diff.side_by_side import Sides, lines_of, side_by_side
 from agent_checkpoint.web.diff.state_changes import StateChange, state_changes
 from agent_checkpoint.web.pages import file_view
-from agent_checkpoint.web.site import Site, query_params, required
+from agent_checkpoint.web.rendering import Site, query_params, required
 from agent_checkpoint.web.state.lazy_state import StateReader
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.compare import Side
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
 from agent_checkpoint.workspace.tree.workspace_diff import compare
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
 
 _OPEN_FILES = 20
 """Files that are compared line by line on one page."""
@@ -31,7 +31,7 @@ _MAX_TEXT = 512_000
 
 
 class FileChange(NamedTuple):
-    """A path that differs."""
+    """A path that differs between the two checkpoints."""
 
     path: str
     kind: str
@@ -44,7 +44,7 @@ class FileChange(NamedTuple):
 
 
 def diff_page(site: Site, request: Request) -> Response:
-    """Show the differences between two checkpoints, of the same key or of two."""
+    """Show the differences between two checkpoints of the same or of different keys."""
     params = query_params(request)
     before = site.find(required(params, "a"))
     after = site.find(required(params, "b"))
@@ -79,7 +79,7 @@ def _file_changes(
     if (trees[0] is None and trees[1] is None) or trees[0] == trees[1]:
         return [], 0
     diff = compare(*(_side(tree, trees) for tree in trees))
-    budget.begin()  # the time for a large directory must not count against its files
+    budget.begin()  # the time spent on a large directory does not count for its files
     rows: list[tuple[str, str, str, str]] = []
     rows += [(path, "changed", ", ".join(what), path) for path, what in diff.changed.items()]
     rows += [(new, "renamed", f"was {old}", old) for old, new in diff.renamed.items()]
@@ -103,7 +103,7 @@ def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
         return Side(tree.root.ref, tree.get)
     other = trees[0] or trees[1]
     if other is None:
-        raise AssertionError("unreachable: one of them is there")
+        raise AssertionError("unreachable: at least one side has a tree")
     return Side(None, other.get)
 
 

@@ -1,4 +1,4 @@
-"""Files of a checkpoint on the page. Owns the limits on how much of them is shown."""
+"""Displays the files of a checkpoint. Owns the display limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fork and export. Owns their preview and confirmation."""
+"""The pages for fork and export, with preview and confirmation."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from agent_checkpoint.records import check_key, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import attachment, link
+from agent_checkpoint.web.rendering import Site, query_params, required
 from agent_checkpoint.web.request_threads import stream_in_threads
-from agent_checkpoint.web.site import Site, query_params, required
-from agent_checkpoint.workspace.tree_names import tree_in
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 
 _AT_ONCE = 1 << 16
 
 
 def fork_page(site: Site, request: Request) -> Response:
-    """Ask for the name of a fork, and show what it starts with."""
+    """Ask for the name of a fork, and show its initial contents."""
     params = query_params(request)
     source = site.find(required(params, "id"))
     name = params.get("name", "").strip()
@@ -45,7 +45,7 @@ def fork_page(site: Site, request: Request) -> Response:
 
 def _check_free(site: Site, name: str) -> None:
     if site.store.newest(check_key(name)):
-        raise ConflictError(f"The key {short_repr(name)} exists already: choose another name.")
+        raise ConflictError(f"The key {short_repr(name)} already exists. Choose another name.")
 
 
 async def fork(site: Site, request: Request) -> Response:
@@ -63,7 +63,7 @@ async def fork(site: Site, request: Request) -> Response:
 
 
 def export_page(site: Site, request: Request) -> Response:
-    """Show what an archive of a key would contain."""
+    """Show the contents of an archive of a key."""
     key = required(query_params(request), "key")
     head = site.store.head(key)
     if head is None:
@@ -93,7 +93,7 @@ async def export(site: Site, request: Request) -> Response:
             folder.cleanup()
             raise
         size = path.stat().st_size
-        # An open file outlives its name on POSIX: nothing is left if the client disconnects.
+        # On POSIX an open file can be deleted, so no file is left if the client disconnects.
         with suppress(OSError):
             folder.cleanup()
         headers = {

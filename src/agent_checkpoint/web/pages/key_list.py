@@ -1,4 +1,4 @@
-"""The list of keys. Owns the summary of each key; opens no session."""
+"""The list of keys, with a summary of each key. Does not open sessions."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from starlette.responses import Response
 from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
-from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 from agent_checkpoint.web.pages.conversation import tasks
-from agent_checkpoint.web.site import Site, int_param, query_params
+from agent_checkpoint.web.rendering import Site, int_param, query_params
 from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader
 
 PAGE = 100
 _TASKS = 4 << 20
-"""Bytes read at most to count the tasks of a session."""
+"""Maximum bytes read to count the tasks of a session."""
 
 
 @dataclass
@@ -43,7 +44,7 @@ class KeyRow:
 
 
 def first_page(site: Site, request: Request) -> Response:
-    """Show the keys, most recently changed first, filtered by a part of the name."""
+    """Show the keys whose names contain the query, most recently changed first."""
     params = query_params(request)
     query = params.get("q", "")
     start = int_param(params, "from")
@@ -93,7 +94,7 @@ def _complete(site: Site, row: KeyRow, ledgers: dict[str, Ledger]) -> None:
             ledgers[meta.family] = Ledger(site.store, meta.family)
             ledgers[meta.family].refresh()
         ledger = ledgers[meta.family]
-        requests = list(ledger.requests.values())
+        requests = list(ledger.state.requests.values())
         row.pending = sum(one.session == row.key and one.is_open for one in requests)
         effects = [one for one in ledger.all_effects() if one.session == row.key]
         row.unknown = sum(one.status in (UNKNOWN, UNDOING) for one in effects)

@@ -1,7 +1,7 @@
-"""Change notification for open pages. Owns the version that they poll.
+"""Change notification for open pages, which poll a version.
 
 A visible page polls once a second and reloads its content when the version has changed. No
-connection is held open: browsers allow few per host, and people have many tabs.
+connection is kept open: browsers allow few per host, and users have many tabs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
-from agent_checkpoint.web.site import Site, as_json, query_params
+from agent_checkpoint.web.rendering import Site, as_json, query_params
 from agent_checkpoint.web.timeline.key_catalog import newest_in
 
 

@@ -1,7 +1,7 @@
 """Rollback with preview and confirmation. Runs only the previewed rollback, and only once.
 
 A preview is kept under a name, which the confirmation submits. The confirmation is refused if the
-session, its files or its external side effects have changed since.
+session, its files or its external side effects have changed since the preview.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from agent_checkpoint.errors import ConflictError, RollbackRefusedError
+from agent_checkpoint.options import RollbackEffects
 from agent_checkpoint.records import Checkpoint
+from agent_checkpoint.session.rollback.rollback_preview import Preview, preview_rollback
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
-from agent_checkpoint.session.rollback_preview import Preview, preview_rollback
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
-from agent_checkpoint.store.ledger.ledger import Effect
+from agent_checkpoint.store.ledger.ledger_state import Effect
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import decode_field, link
-from agent_checkpoint.web.site import RequestError, Site, query_params, required
+from agent_checkpoint.web.rendering import RequestError, Site, query_params, required
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
-POLICIES = ("refuse", "warn")
+POLICIES: tuple[RollbackEffects, ...] = ("refuse", "warn")
 """Policies that the page offers. `compensate` needs the code of the tools, which is not loaded."""
 _MAX_KEPT = 5
-"""Previews kept. Each holds a row for every file that would change."""
+"""Maximum number of previews kept. Each contains a row for every file that would change."""
 
 
 class PendingRollback:
-    """A previewed rollback, and its report once it was confirmed."""
+    """A previewed rollback, with its report after the confirmation."""
 
     def __init__(
         self, site: Site, target: Checkpoint, key: str, parts: list[str] | None, keep_unseen: bool
@@ -45,10 +46,10 @@ class PendingRollback:
         self.preview = self.compute(site)
         self.done: RollbackReport | None = None
         self.lock = Lock()
-        """Held while the confirmation runs: a form may be submitted twice."""
+        """Held while the confirmation runs, because a form may be submitted twice."""
 
     def compute(self, site: Site) -> Preview:
-        """Return a fresh preview. Raises as `preview_rollback` does."""
+        """Return a fresh preview. Raises the same errors as `preview_rollback`."""
         return preview_rollback(
             site.manager,
             self.key,
@@ -86,7 +87,7 @@ async def create_preview(site: Site, request: Request) -> Response:
 
 
 def preview_page(site: Site, request: Request) -> Response:
-    """Show a preview, or the report once it was confirmed."""
+    """Show a preview, or the report after the confirmation."""
     name = required(query_params(request), "of")
     pending = _pending(site, name)
     if pending.done is not None:
@@ -107,8 +108,9 @@ async def rollback(site: Site, request: Request) -> Response:
     form = await site.form(request)
 
     def run() -> Response:
-        name, policy = required(form, "of"), form.get("effects", "refuse")
-        if policy not in POLICIES:
+        name, chosen = required(form, "of"), form.get("effects", "refuse")
+        policy = next((word for word in POLICIES if word == chosen), None)
+        if policy is None:
             raise RequestError(400, "Unknown policy for external side effects.")
         pending = _pending(site, name)
         with pending.lock:
@@ -121,7 +123,9 @@ async def rollback(site: Site, request: Request) -> Response:
     return await site.in_thread(run)
 
 
-def _confirmed(site: Site, pending: PendingRollback, name: str, policy: str) -> Response:
+def _confirmed(
+    site: Site, pending: PendingRollback, name: str, policy: RollbackEffects
+) -> Response:
     target, key, report = pending.target, pending.key, pending.preview.report
     if policy == "refuse" and report.blocking:  # refuse before the session is taken over
         return _page(site, target, key, report, step="refused", status=409)
@@ -150,7 +154,7 @@ def _confirmed(site: Site, pending: PendingRollback, name: str, policy: str) -> 
 
 
 def _check_unchanged(site: Site, pending: PendingRollback) -> None:
-    """Check that the preview still holds, before the session is taken over.
+    """Check that the preview is still current, before the session is taken over.
 
     Raises:
         ConflictError: the session, its files or its side effects have changed.
@@ -234,7 +238,7 @@ def _file_changes(report: RollbackReport) -> list[tuple[str, list[str], int]]:
 
 
 def _selected_parts(form: dict[str, str]) -> list[str] | None:
-    """Return the ticked parts; None for all."""
+    """Return the selected parts; None for all."""
     if form.get("scope") != "some":
         return None
     return [decode_field(name) for name in form.get("part", "").split("\n") if name]

@@ -1,7 +1,7 @@
-"""Search in the messages and files of a key. Owns the search order and its limits.
+"""Searches the messages and files of a key. Owns the search order and its limits.
 
 Checkpoints share most of their objects. Each object is searched once, in the oldest checkpoint that
-has it, so a result names the first occurrence.
+contains it, so a result is the first occurrence.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import UNUSABLE, CheckpointError
 from agent_checkpoint.records import Checkpoint
-from agent_checkpoint.store.entries import read_checkpoint
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.page_text import link, single_line
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import pieces
+from agent_checkpoint.web.rendering import RequestError, Site, query_params, required
 from agent_checkpoint.web.request_threads import stream_in_threads
-from agent_checkpoint.web.site import RequestError, Site, query_params, required
 from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader, new_items
 from agent_checkpoint.web.state.outline import render
+from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
+from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Item, read_directory
-from agent_checkpoint.workspace.tree_names import PART as FILES
-from agent_checkpoint.workspace.tree_names import tree_in
 
 MAX_RESULTS = 200
-"""Results shown at most."""
+"""Maximum number of results."""
 SECONDS = 20.0
 _MAX_READ = 512 << 20
 _MAX_FILE = 1 << 20
@@ -58,7 +58,7 @@ def search_results(site: Site, request: Request) -> Response:
 
 
 class Search:
-    """One search in one key."""
+    """A case-insensitive text search over the checkpoints of one key, with a time limit."""
 
     def __init__(self, store: Store, key: str, query: str) -> None:
         self._store = store
@@ -70,7 +70,7 @@ class Search:
         self._ends = time.monotonic() + SECONDS
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Iterate over results; the last row tells how the search ended."""
+        """Iterate over results; the last row contains the reason why the search ended."""
         number, found, end = 0, 0, "all"
         try:
             for entry in self._store.oldest_first(self._key, page=50):
@@ -113,7 +113,7 @@ class Search:
             if self._query in text.casefold() and self._is_new(f"{part}{text}"):
                 address = link("checkpoint", id=checkpoint.id, part=part)
                 yield self._find(checkpoint, part, *self._read(part, item, text), address)
-        # Do not keep every object that was ever read.
+        # Limit the memory: do not cache every object that was read.
         self._reader.clear_cache()
 
     def _read(self, part: str, item: Any, text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
 from agent_checkpoint.web.page_text import format_count
-from agent_checkpoint.web.site import Site, as_json, int_param, query_params, required
+from agent_checkpoint.web.rendering import Site, as_json, int_param, query_params, required
 from agent_checkpoint.web.timeline.layout import Row
 from agent_checkpoint.web.timeline.layout_cache import KeyTimeline, version_of
 from agent_checkpoint.web.timeline.svg import BLOCK, ROW, block_rows, drawing, overview, width_of
@@ -46,7 +46,7 @@ def timeline_piece(site: Site, request: Request) -> Response:
 
 
 def timeline_state(site: Site, request: Request) -> Response:
-    """Return size and shape of the timeline, for an open page."""
+    """Return the size and shape of the timeline, for an open page."""
     view = _view(site, query_params(request))
     return as_json({name: view.values[name] for name in ("total", "shape", "width", "number")})
 
@@ -84,7 +84,7 @@ class _View(NamedTuple):
         }
 
     def _number(self) -> str:
-        """Return the number of checkpoints as text, those of forks apart."""
+        """Return the checkpoint count as text, with the checkpoints of forks counted separately."""
         others = Counter(row.checkpoint.key for row in self.rows)
         own = others.pop(self.timeline.key, 0)
         words = format_count(own, "checkpoint")

@@ -1,4 +1,4 @@
-"""Opening the page in a browser without leaking the token.
+"""Opens the page in a browser without leaking the token.
 
 Every user of a machine can read the command lines of processes. So the browser is started with the
 path of a private file that redirects to the address.
@@ -15,12 +15,15 @@ from pathlib import Path
 from threading import Timer
 
 _SECONDS = 60.0
-"""Delay before the file is deleted: a browser has read it by then."""
+"""Seconds until the file is deleted; the browser has read it by then."""
 
 
 @contextmanager
 def open_in_browser(address: str) -> Iterator[None]:
-    """Open an address in a browser. The redirect file is deleted on exit, or earlier."""
+    """Open a URL in the browser, through a private redirect file.
+
+    The file is deleted after 60 seconds, or at the end of the block.
+    """
     with tempfile.TemporaryDirectory(prefix="agent-checkpoint-") as folder:  # mode 0700
         path = Path(folder, "open.html")
         page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(address)}">'

@@ -1,8 +1,8 @@
-"""Timeouts and limits of idle connections, so that they cannot block the server.
+"""Timeouts and limits for idle connections, so that they cannot block the server.
 
-Anyone who reaches the port can connect and send nothing, without a token. So the head of a request
-must arrive within a few seconds, and its body must not pause for longer than that. The number of
-connections that wait for either is limited.
+A client without a token can connect and send nothing. So the head of a request must arrive within a
+few seconds, and pauses in its body must not be longer. The number of waiting connections is
+limited.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 SECONDS = 5.0
-"""Timeout for the head of a request, and for a pause in its body."""
+"""Timeout in seconds for the head of a request, and for a pause in its body."""
 MAX_IDLE = 100
 
 
@@ -34,7 +34,7 @@ class Connection(H11Protocol):
         self._update_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Pass received bytes on, and stop or restart the timeout."""
+        """Forward received bytes, and stop or restart the timeout."""
         super().data_received(data)
         if self.cycle is not None and self.cycle.more_body:
             self._stop_timer()  # the body continues: restart the timeout

@@ -27,7 +27,7 @@ _TRIES = 5
 
 
 class Server(NamedTuple):
-    """A server that listens but does not serve yet."""
+    """A server that listens but does not accept connections yet."""
 
     address: str
     """The address to open. Its token works once, in one browser."""
@@ -36,7 +36,7 @@ class Server(NamedTuple):
     """Serves until interrupted or stopped."""
     stop: Callable[[], None]
     invite: Callable[[], str]
-    """Returns an address for one more browser."""
+    """Returns an address with a new token, for another browser."""
 
 
 def listen(
@@ -53,23 +53,23 @@ def listen(
 
     Args:
         manager: manager of the store to show.
-        key: key whose timeline the address opens; the list of keys if None.
-        host: address to listen on, or a name with one or more addresses. If None, a loopback
-            address that is different in each run.
+        key: key whose timeline the address shows; the list of keys if None.
+        host: address to listen on, or a name with one or more addresses. If None, a random loopback
+            address.
         port: port to listen on. If None, the default port, or a free one.
-        token: token that people may enter in a login form.
-        read_only: refuse all changes.
+        token: reusable token for the login form.
+        read_only: reject all changes.
         public_url: origin of a reverse proxy with TLS in front of this server.
 
     Raises:
-        InvalidInputError: other machines could connect and there is no token, or the host, port or
-            URL is invalid.
+        InvalidInputError: there is no token although other machines can connect, or the host, port
+            or URL is invalid.
         StorageError: the address is in use or not available.
     """
     if host is None:
         host = fresh_loopback_host() if public_url is None else _LOOPBACK
         if port is None and host == _LOOPBACK and public_url is None:
-            port = 0  # one loopback address only: use a different port in each run
+            port = 0  # only one loopback address: use a different port in each run
     Auth(token, hosts=[host], port=0, public_url=public_url)  # validate before opening a socket
     if port is not None and not 0 <= port <= 65535:
         raise InvalidInputError(f"The port must be between 0 and 65535, not {short_repr(port)}.")
@@ -118,8 +118,8 @@ def listen(
 def fresh_loopback_host() -> str:
     """Return a random loopback address, if this machine has more than one.
 
-    Browsers keep pages and workers per origin. With a new address in each run, neither a later
-    program at the old address nor leftovers of an earlier one share an origin with this run.
+    Browsers keep pages and workers per origin. With a new address in each run, other programs that
+    use the old address later, or used it before, do not share an origin with this run.
     """
     host = ".".join(["127", *(str(1 + secrets.randbelow(254)) for _ in range(3))])
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -131,7 +131,12 @@ def fresh_loopback_host() -> str:
 
 
 def _bound(host: str, port: int | None) -> list[socket.socket]:
-    """Listen on all addresses of a host. Raises InvalidInputError, StorageError."""
+    """Return sockets that listen on one port of all addresses of a host.
+
+    Raises:
+        InvalidInputError: the host cannot be resolved.
+        StorageError: an address or the port cannot be used.
+    """
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -143,8 +148,10 @@ def _bound(host: str, port: int | None) -> list[socket.socket]:
             return _listening(addresses, number)
         except OSError as error:
             failure = error
+    where = f"{host} port {port}" if port else host
+    option = "--host" if failure.errno in _ABSENT else "--port"
     raise StorageError(
-        f"Cannot listen on {host} port {port}: {failure.strerror}. Choose another --port."
+        f"Cannot listen on {where}: {failure.strerror}. Choose another {option}."
     ) from failure
 
 
@@ -172,7 +179,7 @@ def _listening(addresses: list[tuple[Any, Any]], number: int) -> list[socket.soc
 
 
 def _listener(family: int, address: Any) -> socket.socket:
-    # asyncio sets TCP_NODELAY only if the protocol is named.
+    # asyncio sets TCP_NODELAY only if the protocol is given.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -185,7 +192,7 @@ def _listener(family: int, address: Any) -> socket.socket:
 
 
 def _name(address: str) -> str:
-    if address in ANY_ADDRESS:  # a wildcard is no address to open
+    if address in ANY_ADDRESS:  # a wildcard address cannot be opened
         address = "::1" if ":" in address else _LOOPBACK
     return f"[{address}]" if ":" in address else address
 

@@ -1,7 +1,7 @@
 """Stored states, read lazily and within a byte budget.
 
-Nothing is decoded to Python objects: no class, registered type or pickle of a checkpoint is ever
-loaded. A long text is read from its beginning, a long list only where it is shown.
+Values are shown from the stored JSON: no class, registered type or pickle is loaded.
+Only the beginning of a long string and the displayed items of a long list are read.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ MAX_READ = 128 << 20
 MAX_SHOWN = 1_500_000
 """Characters of values on one page."""
 _ACCESS_COST = 256
-"""Cost of an object that is cached already, so that walking over many of them ends, too."""
+"""Cost of a cached object, so that a walk over many cached objects is limited as well."""
 _ITEM_COST = 48
-"""Cost of an item of a long list beside its text: small items take memory, too."""
+"""Cost of an item of a long list in addition to its text, because small items also take memory."""
 _MAX_DEPTH = 200
 _MAX_DIGITS = 3_500
-"""Hex digits of a number: Python converts at most 4,300 decimal digits."""
+"""Maximum hex digits of a number: Python converts at most 4,300 decimal digits."""
 
 SCALAR, STRING, LIST, MAP, OPAQUE = "scalar", "text", "list", "map", "closed"
 
@@ -50,7 +50,7 @@ class Shape(NamedTuple):
     type: str
     """The type name, such as `tuple` or `Coder`."""
     tree: Any
-    """The value, or the tagged form that represents it."""
+    """The value, or its tagged form."""
 
 
 class StateReader:
@@ -75,12 +75,12 @@ class StateReader:
         return stored
 
     def clear_cache(self) -> None:
-        """Drop cached objects; the byte budget does not change."""
+        """Drop cached objects. The byte budget does not change."""
         self._objects.clear()
         self._lists.clear()
 
     def charge(self, size: int) -> None:
-        """Charge bytes that are read elsewhere. Raises ReadLimitExceeded."""
+        """Charge bytes that the caller reads to the budget. Raises ReadLimitExceeded."""
         self._spend(size)
 
     def _spend(self, size: int) -> None:
@@ -138,12 +138,12 @@ class StateReader:
         return {name[1:] if name.startswith("$$") else name: item for name, item in tree.items()}
 
     def text(self, shape: Shape, most: int) -> tuple[str, int]:
-        """Return the beginning of a text and its approximate total length."""
+        """Return the beginning of a string and its approximate total length."""
         if isinstance(shape.tree, str):
             return shape.tree[:most], len(shape.tree)
         names = shape.tree["$text"]
         if not isinstance(names, list):
-            raise IntegrityError("Damaged state: not a list of pieces.")
+            raise IntegrityError("Damaged state: expected a list of chunk ids.")
         got: list[str] = []
         length = 0
         for name in names:
@@ -182,7 +182,7 @@ class StateReader:
 
     def _sequence(self, name: Any) -> list[Any]:
         if not isinstance(name, str):
-            raise IntegrityError("Damaged state: not the name of an object.")
+            raise IntegrityError("Damaged state: invalid object id.")
         if name not in self._lists:
             found: list[Any] = []
             for _, text in read_list(name, self.get):
@@ -200,7 +200,7 @@ class StateReader:
 
     def _piece(self, name: Any) -> str:
         if not isinstance(name, str) or self.get(name).kind != BLOB:
-            raise IntegrityError("Damaged state: expected a piece of a text.")
+            raise IntegrityError("Damaged state: expected a chunk of a string.")
         return self.get(name).payload.decode("utf-8", "replace")
 
 

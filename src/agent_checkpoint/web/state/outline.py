@@ -1,4 +1,4 @@
-"""Stored values for display: an expandable tree, or indented text. Owns the display limits."""
+"""Renders stored values as an expandable tree or as indented text. Owns the display limits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from agent_checkpoint.web.state.lazy_state import (
 )
 
 MAX_TEXT = 20_000
-"""Characters of one value on a page."""
+"""Maximum characters of one value on a page."""
 CHILDREN = 100
-"""Children of a list or map that are shown at once."""
+"""Maximum children of a list or map that are shown at once."""
 _MIN_TEXT = 200
 _OPEN_INITIALLY = 60
 _MAX_DEPTH = 60
@@ -41,7 +41,7 @@ class Node(NamedTuple):
     type: str
     text: str
     path: str
-    """The path to load its children; empty if it has none."""
+    """The path for loading its children; empty if it has none."""
     children: list[Node] | None
     """None if not open yet."""
     more: int = 0
@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
 
 def outline(reader: StateReader, name: str, tree: Any, path: str, *, start: int = 0) -> Node:
-    """Return a value with its children, and with small descendants opened.
+    """Return a value with its children; small descendants are expanded.
 
     Raises:
         IntegrityError: the state is damaged.
@@ -109,7 +109,7 @@ def _opaque(shape: Shape) -> str:
 
 
 def render(reader: StateReader, tree: Any, most: int = MAX_TEXT) -> tuple[str, bool]:
-    """Return a value as readable text, and whether it is complete. A text is rendered as itself.
+    """Return a value as readable text, and whether it is complete. A string is not quoted.
 
     Raises:
         IntegrityError: the state is damaged.
@@ -118,7 +118,7 @@ def render(reader: StateReader, tree: Any, most: int = MAX_TEXT) -> tuple[str, b
 
 
 def render_exact(reader: StateReader, tree: Any, most: int) -> tuple[str, bool]:
-    """Return a value as text that no other value has, and whether it is complete.
+    """Return an unambiguous text for a value, and whether it is complete.
 
     Raises:
         IntegrityError: the state is damaged.
@@ -127,7 +127,7 @@ def render_exact(reader: StateReader, tree: Any, most: int) -> tuple[str, bool]:
 
 
 class _Omitted(str):
-    """A placeholder for something that is not shown."""
+    """A placeholder for omitted text."""
 
 
 def _render(reader: StateReader, tree: Any, most: int, *, is_exact: bool) -> tuple[str, bool]:
@@ -159,7 +159,7 @@ class _Renderer(NamedTuple):
     reader: StateReader
     most: int
     is_exact: bool
-    """Whether texts of several lines stay JSON strings, and bytes are shown as base64."""
+    """Whether multi-line strings stay JSON strings, and bytes are shown as base64."""
 
     def pieces(self, shape: Shape, indent: str, depth: int) -> Iterator[str]:
         if shape.kind == SCALAR:
@@ -187,7 +187,7 @@ class _Renderer(NamedTuple):
 
     def _container(self, shape: Shape, indent: str, depth: int) -> Iterator[str]:
         is_list = shape.kind == LIST
-        # The type name may be any stored text: a line end in it would look like the next member.
+        # The type name may be any stored string; a line end in it would look like the next member.
         word = json.dumps(shape.type, ensure_ascii=False)[1:-1]
         begin, end = ("[", "]") if is_list else ("{", "}")
         inner = indent + "  "

@@ -1,5 +1,5 @@
-// Pages with approval forms. Nothing on them moves by itself: a request that was answered elsewhere
-// or became void keeps its place, and its form is disabled. A changed list is reloaded on request.
+// Pages with approval forms. Their content does not move: a request that was answered elsewhere or
+// is no longer valid stays in place, and its form is disabled. A changed list is reloaded on request.
 import { follow, get } from "./page.js";
 
 const answers = document.getElementById("answers");

@@ -1,7 +1,7 @@
-"""Histories of keys, without states, for the timeline. Owns incremental reading and the cache.
+"""Reads and caches the histories of keys, without states, for the timeline.
 
-A history is read once, and then only its new entries. Pruning and the expiry of safety checkpoints
-remove entries, so a cached history is read again after a while.
+A history is read once, and after that only its new entries. Pruning and the expiry of safety
+checkpoints remove entries, so a cached history is read again after some time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ from threading import Lock
 from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.records import Entry, parse_checkpoint_id
-from agent_checkpoint.store.entries import read_checkpoint
-from agent_checkpoint.store.maintenance.safety_checkpoints import ROLLBACK_KINDS, SAFETY
+from agent_checkpoint.records import ROLLBACK_KINDS, Entry, Kind, parse_checkpoint_id
+from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.page_text import single_line
 
-UNREADABLE = "unreadable"
 _MAX_BYTES = 512 << 20
-"""Read limit of one history. In a file store each entry holds the whole state."""
+"""Read limit of one history. In a file store each entry contains the whole state."""
 _AT_ONCE = 16 << 20
 _MAX_PAGE = 500
 _MAX_CHECKPOINTS = 200_000
@@ -40,11 +38,11 @@ class CheckpointSummary(NamedTuple):
     id: str
     is_failure: bool
     source: str = ""
-    """The id of the checkpoint that it was forked from; empty if it is no fork."""
+    """The id of the checkpoint from which it was forked; empty if it is not a fork."""
 
 
 class History(NamedTuple):
-    """The checkpoints of a key, oldest first, up to the read limit."""
+    """The newest checkpoints of a key, up to the read limit, in ascending order."""
 
     checkpoints: list[CheckpointSummary]
     is_whole: bool
@@ -82,12 +80,12 @@ class Histories:
                 and self.oldest(key) != cached.checkpoints[0].seq
                 and cached.is_whole
             ):
-                return self._keep(key, self._read(key, 0))  # the oldest were pruned
+                return self._keep(key, self._read(key, 0))  # the oldest entries were pruned
             if self._store.newest(key) == newest:
                 return cached
             fresh = self._read(key, newest)
             moves = any(
-                checkpoint.kind in ROLLBACK_KINDS or checkpoint.kind == SAFETY
+                checkpoint.kind in ROLLBACK_KINDS or checkpoint.kind == Kind.SAFETY
                 for checkpoint in fresh.checkpoints
             )
             if moves or (fresh.checkpoints and fresh.checkpoints[0].seq <= newest):
@@ -126,13 +124,13 @@ class Histories:
 
 
 def summarize(key: str, entry: Entry) -> CheckpointSummary:
-    """Return an entry without its state. The label of an unreadable one is the error."""
+    """Return an entry without its state. The label of an unreadable entry is the error."""
     try:
         record = read_checkpoint(key, entry.seq, entry.data)
     except UNUSABLE as error:
         text = single_line(error)
         return CheckpointSummary(
-            key, entry.seq, 0, UNREADABLE, text, (), (), f"{key}@{entry.seq}", True
+            key, entry.seq, 0, Kind.UNREADABLE, text, (), (), f"{key}@{entry.seq}", True
         )
     parents = [parse_checkpoint_id(parent) for parent in record.parents[:8]]
     label = single_line(record.label or "", 160)
@@ -146,27 +144,27 @@ def summarize(key: str, entry: Entry) -> CheckpointSummary:
         tuple(single_line(tag, 40) for tag in record.tags[:8]),
         record.id,
         _is_failure(record.kind, label),
-        record.parents[0] if record.kind == "fork" and record.parents else "",
+        record.parents[0] if record.kind == Kind.FORK and record.parents else "",
     )
 
 
 def _is_failure(kind: str, label: str) -> bool:
     """Whether a checkpoint records a failure, by the labels that sessions write."""
-    if kind == "close":
+    if kind == Kind.CLOSE:
         return label.startswith("stopped by ") and label != "stopped by Suspended"
     return label.startswith("task ") and label.endswith(" failed")
 
 
 def origin_of(checkpoint: CheckpointSummary) -> Origin:
     """Return the origin of a key from its first checkpoint."""
-    parent = checkpoint.parents[0] if checkpoint.kind == "fork" and checkpoint.parents else None
+    parent = checkpoint.parents[0] if checkpoint.kind == Kind.FORK and checkpoint.parents else None
     if parent is not None and parent[0] == checkpoint.key:
         parent = None
     return Origin(checkpoint.seq, checkpoint.ts_ns, parent, checkpoint.id, checkpoint.source)
 
 
 def forks_of(origins: dict[str, Origin], key: str, most: int) -> tuple[list[str], int]:
-    """Return the direct and indirect forks of a key, newest first, and how many were left out."""
+    """Return the direct and indirect forks of a key, newest first, and the number omitted."""
     below: dict[str, list[str]] = {}
     for name, origin in origins.items():
         if origin.parent is not None:

@@ -1,7 +1,7 @@
-"""A catalog of all keys: newest entry, time of the last change, origin. Owns its bounded refresh.
+"""A catalog of all keys: newest entry, time of the last change, origin. Refreshed in batches.
 
-A store does not index its keys by time and may have very many. So the newest and the first entry of
-each key are read once, in batches, and later only for keys that may have changed.
+A store does not index its keys by time and may have very many keys. So the newest and the first
+entry of each key are read once, in batches, and later only for keys that may have changed.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.timeline.history import Origin, origin_of, summarize
 
 EVERY = 1.0
-"""Seconds between two refreshes, however many pages poll."""
+"""Minimum seconds between two refreshes, for any number of polling pages."""
 _LATELY = 250
 """Recently changed streams checked by each refresh."""
 _IN_TURN = 250
 """Other streams checked by each refresh, in turn."""
 _ANEW = 25
-"""Keys whose first entry is read again by each refresh: pruning removes it."""
+"""Keys whose first entry is read again by each refresh, because pruning may have removed it."""
 _UNREAD = 2000
-"""Unread keys that a refresh reads at most, within its time limit."""
+"""Maximum number of unread keys that a refresh reads, within its time limit."""
 _SECONDS = 0.5
 _CHEAP = 0.05
-"""A refresh that takes longer, in seconds, is not repeated for each page."""
+"""A refresh that takes longer than this, in seconds, is not repeated for each page."""
 _REST, _SHORT_REST = 10, 2
-"""Pause after an expensive refresh, as a multiple of its duration; the short one applies while keys
-are unread."""
+"""Pause after an expensive refresh, as a multiple of its duration. The shorter one applies while
+keys are unread."""
 
 
 class KeyInfo(NamedTuple):
@@ -46,8 +46,8 @@ class KeyInfo(NamedTuple):
 class KeyCatalog:
     """The keys of one store. Thread-safe.
 
-    Each refresh lists all keys, and checks the recently changed ones and some others in turn. A
-    change of a key that was idle for long is therefore noticed a little later.
+    Each refresh lists all keys, and checks the recently changed ones and some others in turn. So a
+    change of a key that was idle for a long time is noticed with a delay.
     """
 
     def __init__(self, store: Store) -> None:
@@ -70,7 +70,7 @@ class KeyCatalog:
             return f"{self._name}.{self._changes}"
 
     def latest_first(self) -> list[str]:
-        """Return all keys: those already read by last change, then the unread ones by name.
+        """Return all keys: those already read, by last change, then the unread ones, by name.
 
         Raises:
             StorageError: the medium failed.
@@ -96,7 +96,7 @@ class KeyCatalog:
         return len(self._unread)
 
     def _refresh(self, every: float) -> None:
-        """Refresh a part of the catalog, unless the last refresh was a moment ago."""
+        """Refresh a part of the catalog, at most every `every` seconds; less often if slow."""
         began = time.monotonic()
         rest = (_SHORT_REST if self._unread else _REST) * self._took
         if began - self._refreshed_at < max(every, rest if self._took > _CHEAP else 0.0):

@@ -1,7 +1,7 @@
 """The layout of a timeline: row and lane of each checkpoint, and the edges between them.
 
-Knows neither stores nor drawing. Rows are numbered from the oldest, so that a new checkpoint
-renumbers none.
+Does not depend on stores or drawing. Rows are numbered from the oldest, so that a new checkpoint
+does not change row numbers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping
 from heapq import merge
 from typing import NamedTuple
 
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
-from agent_checkpoint.web.timeline.history import UNREADABLE, CheckpointSummary
+from agent_checkpoint.records import Kind
+from agent_checkpoint.web.timeline.history import CheckpointSummary
 
 MAX_LANES = 24
-"""Lanes beside each other; further histories share the last one."""
+"""Maximum number of lanes; further histories share the last lane."""
 _TRACKS = 3
-_JUMPS = frozenset({"rollback", "restore"})
-_QUIET = frozenset({"save", "open", "close", SAFETY, "in_flight"})
+_JUMPS = frozenset({Kind.ROLLBACK, Kind.RESTORE})
+_QUIET = frozenset({Kind.SAVE, Kind.OPEN, Kind.CLOSE, Kind.SAFETY, Kind.IN_FLIGHT})
 
 
 class Row(NamedTuple):
@@ -29,11 +29,11 @@ class Row(NamedTuple):
     lane: int
     is_head: bool
     is_abandoned: bool
-    """Whether a rollback abandoned it: the head of its key does not descend from it."""
+    """Whether a rollback abandoned it, that is, the head of its key does not descend from it."""
 
 
 class Edge(NamedTuple):
-    """A connection between checkpoints that are not neighbours in one history."""
+    """A curve between two checkpoints: a fork, an adoption or a rollback."""
 
     kind: str
     """`fork`, `adopt` or `back`."""
@@ -75,7 +75,7 @@ def lay_out(
     Args:
         key: the key that gets the first lane.
         histories: the checkpoints of each key, oldest first.
-        only_events: leave out ordinary saves.
+        only_events: omit ordinary saves.
     """
     order = [key, *(name for name in histories if name != key)]
     kept = {
@@ -110,7 +110,7 @@ def lay_out(
 def _timed(
     number: int, checkpoints: list[CheckpointSummary]
 ) -> Iterable[tuple[int, int, int, CheckpointSummary]]:
-    """Iterate over checkpoints with a monotonic time: clocks may go back."""
+    """Iterate over checkpoints with a monotonic time, because clocks may be set back."""
     latest = 0
     for checkpoint in checkpoints:
         latest = max(latest, checkpoint.ts_ns)
@@ -139,7 +139,7 @@ def _events(
 
 
 def _ancestors(checkpoints: list[CheckpointSummary]) -> set[tuple[str, int]]:
-    """Return the ancestors of the head within its own history, and the head."""
+    """Return the head and its ancestors within its own history."""
     seqs = [checkpoint.seq for checkpoint in checkpoints]
     ancestors: set[tuple[str, int]] = set()
     index = len(checkpoints) - 1
@@ -160,7 +160,7 @@ def _spans(
     places: Mapping[tuple[str, int], int],
     every: Mapping[str, list[CheckpointSummary]],
 ) -> dict[str, list[int]]:
-    """Return the row range of each history, including the rows it is connected to."""
+    """Return the row range of each history, including the rows to which it is connected."""
     spans = {}
     for name, checkpoints in histories.items():
         rows = [places[(name, checkpoints[0].seq)], places[(name, checkpoints[-1].seq)]]
@@ -201,7 +201,7 @@ def _edges(
     tracks: dict[int, list[int]] = {}
     for high, row in enumerate(rows):
         checkpoint = row.checkpoint
-        if checkpoint.kind == UNREADABLE:
+        if checkpoint.kind == Kind.UNREADABLE:
             continue
         for number, parent in enumerate(checkpoint.parents[:2]):
             low = places.get(parent)
@@ -209,9 +209,9 @@ def _edges(
                 continue
             lane = rows[low].lane
             if parent[0] != checkpoint.key:
-                kind = "adopt" if number else "fork"
+                kind = Kind.ADOPT if number else Kind.FORK
                 edges.append(Edge(kind, low, lane, high, row.lane))
-            elif checkpoint.kind in _JUMPS and (number or checkpoint.kind == "rollback"):
+            elif checkpoint.kind in _JUMPS and (number or checkpoint.kind == Kind.ROLLBACK):
                 ends = tracks.setdefault(lane, [])
                 track = next((n for n, end in enumerate(ends) if end <= low), len(ends))
                 ends[track : track + 1] = [high]
@@ -231,14 +231,14 @@ def _segments(
             above, below = rows[high], rows[low]
             # The line continues through a safety checkpoint, unless a rollback follows it.
             next_one = checkpoints[index + 2 : index + 3]
-            leads_back = not next_one or next_one[0].kind == "rollback"
-            if above.checkpoint.kind == SAFETY:
+            leads_back = not next_one or next_one[0].kind == Kind.ROLLBACK
+            if above.checkpoint.kind == Kind.SAFETY:
                 is_abandoned = leads_back
             else:
                 is_abandoned = above.is_abandoned or (
-                    below.is_abandoned and below.checkpoint.kind != SAFETY
+                    below.is_abandoned and below.checkpoint.kind != Kind.SAFETY
                 )
-            is_broken = above.checkpoint.kind == "rollback"
+            is_broken = above.checkpoint.kind == Kind.ROLLBACK
             by_lane.setdefault(below.lane, []).append(Segment(low, high, is_broken, is_abandoned))
     for segments in by_lane.values():
         segments.sort()

@@ -1,4 +1,4 @@
-"""Cached layouts of timelines, computed again only after a change. Owns the cache."""
+"""Caches the layouts of timelines, which are computed again only after a change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_LAYOUTS = 16
 
 
 class KeyTimeline(NamedTuple):
-    """The layout of a key and its forks, with what the page says about them."""
+    """The timeline layout of a key and its forks, with version and origin."""
 
     key: str
     layout: TimelineLayout

@@ -1,6 +1,6 @@
-"""SVG geometry: from rows and lanes to marks and paths. Owns all sizes.
+"""SVG geometry: converts rows and lanes to marks and paths. Owns all sizes.
 
-Its output is numbers and CSS classes only: no text of a checkpoint is ever in a path.
+The output contains only numbers and CSS classes, never text of a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from agent_checkpoint.store.maintenance.safety_checkpoints import SAFETY
+from agent_checkpoint.records import Kind
 from agent_checkpoint.web.timeline.layout import Edge, Row, Segment, TimelineLayout
 
 ROW = 36
@@ -17,7 +17,7 @@ ROW = 36
 LANE, NARROWEST = 22, 8
 LEFT = 26
 _ROOM = 88
-"""Preferred width of all lanes: what fits on a phone."""
+"""Preferred width of all lanes, which fits on a phone."""
 BLOCK = 100
 """Rows that are loaded at once."""
 _MAX_EDGES = 400
@@ -45,7 +45,7 @@ class Drawing(NamedTuple):
 
 
 class Bin(NamedTuple):
-    """A bar of the overview."""
+    """One bar of the overview histogram."""
 
     x: float
     width: float
@@ -56,7 +56,7 @@ class Bin(NamedTuple):
 
 
 def block_rows(total: int, block: int) -> tuple[int, int]:
-    """Return the first row of a block and the one after its last."""
+    """Return the first row of a block and the row after its last."""
     return block * BLOCK, min(total, (block + 1) * BLOCK)
 
 
@@ -98,7 +98,7 @@ def drawing(
 
 
 def overview(layout: TimelineLayout, in_doubt: Container[str] = frozenset()) -> list[Bin]:
-    """Return the overview: the whole timeline in few bars, colored by their most notable event."""
+    """Return the overview: the timeline in a few bars, colored by their most notable event."""
     total = len(layout.rows)
     if not total:
         return []
@@ -139,9 +139,9 @@ class _Plot:
             style.append("failure")
         if of.is_head:
             style.append("head" if of.lane == 0 else "tip")
-        if of.is_abandoned and kind != SAFETY:
+        if of.is_abandoned and kind != Kind.SAFETY:
             style.append("abandoned")
-        r = 3.0 if kind == SAFETY else 4.0 if kind in ("open", "close") else 6.0
+        r = 3.0 if kind == Kind.SAFETY else 4.0 if kind in (Kind.OPEN, Kind.CLOSE) else 6.0
         return Mark(self.x(of.lane), self.y(row), r, " ".join(style))
 
     def segment(self, lane: int, of: Segment) -> tuple[str, str]:
@@ -163,7 +163,7 @@ class _Plot:
                 f"V{high + bend:g}Q{side:g} {high:g} {b - 7:g} {high:g}"
             )
             return path, "edge back"
-        if of.kind == "fork":
+        if of.kind == Kind.FORK:
             turn = low - min(_BEND, abs(low - high))
             path = f"M{a:g} {low:g}C{a:g} {turn:g} {b:g} {low:g} {b:g} {turn:g}V{high:g}"
             return path, f"edge fork lane-{of.high_lane % 6}"
@@ -173,16 +173,16 @@ class _Plot:
 
 
 _STYLES: dict[str, Any] = {
-    "save": "save",
-    "open": "small",
-    "close": "small",
-    "fork": "fork",
-    "adopt": "adopt",
-    "rollback": "rollback",
-    "restore": "rollback",
-    "safety": "safety",
-    "drift": "drift",
-    "in_flight": "flight",
-    "unreadable": "failure",
+    Kind.SAVE: "save",
+    Kind.OPEN: "small",
+    Kind.CLOSE: "small",
+    Kind.FORK: "fork",
+    Kind.ADOPT: "adopt",
+    Kind.ROLLBACK: "rollback",
+    Kind.RESTORE: "rollback",
+    Kind.SAFETY: "safety",
+    Kind.DRIFT: "drift",
+    Kind.IN_FLIGHT: "flight",
+    Kind.UNREADABLE: "failure",
 }
-_SPECIAL = ("unreadable", "adopt", "fork", "rollback", "restore", "drift")
+_SPECIAL = (Kind.UNREADABLE, Kind.ADOPT, Kind.FORK, Kind.ROLLBACK, Kind.RESTORE, Kind.DRIFT)

@@ -1,4 +1,4 @@
-"""Checkpoints after calls whose outcome is unknown. Owns finding and caching them."""
+"""Finds and caches the checkpoints after calls whose outcome is unknown."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from threading import Lock
 
 from agent_checkpoint.errors import CheckpointError
 from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
-from agent_checkpoint.store.ledger.ledger import UNDOING, UNKNOWN, Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
+from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web.timeline.key_catalog import newest_in
 from agent_checkpoint.web.timeline.layout import TimelineLayout
@@ -16,7 +17,7 @@ _MOST = 64
 
 
 class UnknownEffects:
-    """Side effects with unknown outcome, of the sessions of one store. Thread-safe."""
+    """The side effects with unknown outcome in the sessions of one store. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

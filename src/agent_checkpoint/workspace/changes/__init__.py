@@ -1,1 +1,1 @@
-"""Where changed paths come from: inotify, an overlay's upper directory, hard links."""
+"""Change sources: inotify, the upper directory of an overlay, hard links."""

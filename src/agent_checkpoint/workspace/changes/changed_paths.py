@@ -1,4 +1,4 @@
-"""The paths that changed between two scans, as a change source reports them."""
+"""The paths that a change source reports as changed between two scans."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from typing import NamedTuple
 
 
 class WatchError(Exception):
-    """Changes cannot be watched: every scan must cover everything."""
+    """Changes cannot be watched, so every scan must be a full scan."""
 
 
 class ChangedPaths(NamedTuple):
     """Paths that may have changed, relative to the root, which is b""."""
 
     names: dict[bytes, set[bytes]]
-    """Names by directory. The root without a name: its own attributes may have changed."""
+    """Changed names by directory.
+
+    An empty set for the root: its own attributes may have changed.
+    """
     replaced: set[bytes]
-    """Directories that were created, deleted or moved: the known state below them is void."""
+    """Directories that were created, deleted or moved: their cached state is invalid."""
 
 
 def by_parent(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """Return the names of directories by their parent; the root has none."""
+    """Return the names of directories, grouped by parent; the root is omitted."""
     names: dict[bytes, list[bytes]] = {}
     for path in filter(None, paths):
         parent, _, name = path.rpartition(b"/")
@@ -29,7 +32,7 @@ def by_parent(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
 
 
 def with_parents(paths: Iterable[bytes]) -> set[bytes]:
-    """Return the paths with those of all their parents."""
+    """Return the paths and all their parents."""
     result = {b""}
     for path in paths:
         while path and path not in result:

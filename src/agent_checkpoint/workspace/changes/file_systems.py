@@ -1,4 +1,4 @@
-"""The file systems of a workspace. Owns which of them raise an event for every change.
+"""The file systems of a workspace. Owns the list of those that raise an event for every change.
 
 An event is raised only in the kernel that makes the change. Changes on another machine (network
 file systems) or in a server process (FUSE) raise none here.
@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.mounts import Mount, mount_table
+from agent_checkpoint.backends.os_support.mounts import Mount, mount_table
 
 LOCAL = frozenset(
     b"bcachefs btrfs erofs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus iso9660 jfs nilfs2 ntfs ntfs3"
@@ -25,7 +25,7 @@ _MOUNT_ID = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 
 
 class WatchedRoot(NamedTuple):
-    """A root directory that can be watched, with the facts that identify it."""
+    """A root directory that can be watched, with the values that identify it."""
 
     path: bytes
     stat: os.stat_result
@@ -33,10 +33,11 @@ class WatchedRoot(NamedTuple):
 
 
 def inspect_root(fd: int) -> WatchedRoot:
-    """Return the facts that identify an open root.
+    """Return the values that identify an open root directory.
 
     Raises:
-        OSError: it, or a mount below it, may change without events, or that is unknown.
+        OSError: the root or a mount below it may change without events, or its file system is
+            unknown.
     """
     path = os.readlink(b"/proc/self/fd/%d" % fd)
     # By mount id: of several mounts at one path, one hides the others.

@@ -1,4 +1,4 @@
-"""Files with several hard links. Owns finding those that changed through another link.
+"""Files with several hard links. Finds those that were changed through another link.
 
 The kernel reports a change only for the link through which it was made.
 """
@@ -13,12 +13,12 @@ from agent_checkpoint.workspace.tree.dir_state import DirState, stat_signature
 
 
 class HardLinks:
-    """The links, within a workspace, of files that have more than one, there or elsewhere."""
+    """The paths within a workspace of files that have more than one hard link."""
 
     def __init__(self) -> None:
         self._links: dict[tuple[int, int], set[tuple[bytes, bytes]]] = {}
         self.has_new = False
-        """Whether an unknown link was added: other links of the file may be unknown, too."""
+        """Whether a new link was added. Other links of the same file may not be recorded yet."""
 
     def add(self, stat: os.stat_result, directory: bytes, name: bytes) -> None:
         """Record a link."""
@@ -40,7 +40,7 @@ class HardLinks:
             try:
                 with directory_below(root, directory) as fd:
                     differing = {name for name in names if _is_changed(state, name, fd)}
-            except OSError:  # it is gone, for which there is an event
+            except OSError:  # removed; the removal raised an event
                 continue
             if differing:
                 changed[directory] = differing

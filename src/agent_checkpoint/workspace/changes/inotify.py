@@ -1,7 +1,7 @@
-"""Changed paths below a directory, from inotify. Owns the watches; knows nothing of trees.
+"""Changed paths below a directory, from inotify. Owns the watches; does not depend on trees.
 
 The kernel queues an event before the call that caused it returns, and `drain` reads the queue. So
-all earlier changes are reported, without a thread and without pending.
+`drain` reports all earlier changes, without a thread and without waiting.
 
 Not reported are writes through another hard link, writes through mmap until the file is unmapped,
 and writes to a file that was opened without a name (O_TMPFILE) and linked before them.
@@ -20,7 +20,7 @@ import weakref
 from functools import cache
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.mounts import open_table
+from agent_checkpoint.backends.os_support.mounts import open_table
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths as ChangedPaths
 from agent_checkpoint.workspace.changes.changed_paths import WatchError as WatchError
 from agent_checkpoint.workspace.changes.file_systems import WatchedRoot, inspect_root, mounts_around
@@ -33,10 +33,10 @@ _ONLY_DIRECTORY, _IS_DIRECTORY = 0x01000000, 0x40000000
 
 _NAMES_CHANGE = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE
 _SELF_GONE = _DELETE_SELF | _MOVE_SELF
-# _CLOSE_WRITE also comes when a file is unmapped: else a linker's output, written through mmap,
-# would count as unchanged. IN_EXCL_UNLINK is left out: it would suppress events of unlinked open
-# files, but it depends on the kernel's cached name, which a file system may drop while the file is
-# still there.
+# _CLOSE_WRITE is also raised when a file is unmapped. Without it, a linker's output, written by
+# mmap, would count as unchanged. IN_EXCL_UNLINK is not set: it would suppress events of unlinked
+# open files, but it depends on the kernel's cached name, which a file system may drop while the
+# file is still there.
 _MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _NAMES_CHANGE | _SELF_GONE | _ONLY_DIRECTORY
 
 _EVENT = struct.Struct("=iIII")
@@ -53,15 +53,15 @@ _ADVICE = {
 class Watcher:
     """Watches directories and collects changed paths. For one thread at a time.
 
-    A watcher that has become unreliable stays so, because its paths may be wrong: close it, make
-    another, and scan everything.
+    A watcher that has become unreliable stays unreliable, because its paths may be wrong. Close it,
+    create a new one and scan everything.
 
     Raises:
-        WatchError: inotify is missing, or its limit for this user is reached.
+        WatchError: inotify is not available, or its limit for this user is reached.
     """
 
     is_exact = False
-    """Not every change raises an event."""
+    """Some changes raise no event."""
 
     def __init__(self) -> None:
         self._libc = _libc()
@@ -95,11 +95,11 @@ class Watcher:
     def add(self, fd: int, path: bytes) -> None:
         """Watch an open directory. Call this before listing it.
 
-        If another directory was watched at this path, it and all below it are no longer watched.
+        A directory watched earlier at this path is no longer watched, nor are those below it.
 
         Raises:
-            WatchError: a limit is reached, it is no directory, or (for the root) it may change
-                without events. From then on the watcher is unreliable.
+            WatchError: a limit is reached, the descriptor is not a directory, or (for the root) the
+                directory may change without events. The watcher is then unreliable.
         """
         if not self._is_usable():
             raise WatchError("The watcher is closed, or belongs to another process.")
@@ -109,7 +109,7 @@ class Watcher:
             watch = self._watch(fd)
             if self._watches.get(path, watch) != watch:
                 self.forget(path)
-                watch = self._watch(fd)  # it may have been one of those below
+                watch = self._watch(fd)  # again: `forget` may have removed this watch
         except OSError as error:
             self._is_unreliable = True
             raise _failure(repr(os.fsdecode(path)) if path else "The workspace", error) from error
@@ -144,7 +144,7 @@ class Watcher:
                 self._paths[watch] = others
                 continue
             del self._paths[watch]
-            # It fails if the kernel removed the watch already, with the directory.
+            # Fails if the kernel has already removed the watch, because the directory was deleted.
             self._libc.inotify_rm_watch(self._fd, watch)
             self._removed += 1
             if self._removed >= _READ_AFTER:
@@ -153,9 +153,9 @@ class Watcher:
     def drain(self) -> ChangedPaths | None:
         """Return the paths that changed since the last call; None if the watcher is unreliable.
 
-        That is so after a queue overflow; when the root's path leads elsewhere, or a mount there
-        changed; when a watch was refused; after close; and in a forked process, which must not
-        take events from the queue that it shares.
+        A watcher is unreliable after a queue overflow; if the root was moved or replaced, or its
+        mounts changed; if a watch could not be added; after close; and in a forked child process,
+        which shares the queue and must not consume its events.
         """
         if self._is_unreliable or not self._is_usable():
             return None
@@ -180,13 +180,13 @@ class Watcher:
         return self._closing.alive and self._process == _process()
 
     def _watch(self, fd: int) -> int:
-        # This link leads to the open directory itself, wherever its path leads by now. So
+        # This link leads to the open directory, even if its path now leads elsewhere. So
         # IN_DONT_FOLLOW must not be set.
         link = b"/proc/self/fd/%d" % fd
         return _checked(self._libc.inotify_add_watch(self._fd, link, _MASK))
 
     def _read(self) -> None:
-        """Process the events queued now, and no more: writers may be faster than this loop."""
+        """Process only the events queued now: writers may be faster than this loop."""
         self._removed = 0
         try:
             (left,) = _INT.unpack(fcntl.ioctl(self._fd, termios.FIONREAD, bytes(_INT.size)))
@@ -234,9 +234,10 @@ class Watcher:
             self._is_unreliable = True
 
     def _check_root(self) -> None:
-        """Become unreliable if the root's path leads elsewhere, or its mounts changed.
+        """Mark the watcher unreliable if the root was moved or replaced, or its mounts changed.
 
-        There is no event if a directory above it moves, nor if it is deleted while open.
+        The kernel raises no event if a parent of the root is moved, or if the root is deleted while
+        open.
         """
         have_changed = bool(self._mount_poll.poll(0))
         if self._root is None:
@@ -262,10 +263,10 @@ class Watcher:
 
 
 def can_watch(root: Path) -> bool:
-    """Tell whether the file systems below a directory raise an event for every change.
+    """Return whether the file systems below a directory raise an event for every change.
 
-    Not on a network file system, nor on an unknown one. `Watcher.add` refuses such a root as well,
-    even if it was mounted after this check.
+    Network file systems and unknown ones do not. `Watcher.add` also rejects such a root, in case
+    it was mounted after this check.
     """
     try:
         _libc()
@@ -307,7 +308,7 @@ def _libc() -> ctypes.CDLL:
         libc.inotify_add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
         libc.inotify_rm_watch.argtypes = [ctypes.c_int, ctypes.c_int]
     except AttributeError:
-        raise WatchError("Changes cannot be watched: there is no inotify here.") from None
+        raise WatchError("Changes cannot be watched: inotify is not available.") from None
     return libc
 
 
@@ -315,7 +316,7 @@ _forks = 0
 
 
 def _process() -> tuple[int, int]:
-    # The pid alone is not enough: a child in a new PID namespace is 1, as its parent may be.
+    # The pid is not sufficient: parent and child may both have pid 1, in different PID namespaces.
     return os.getpid(), _forks
 
 

@@ -1,7 +1,7 @@
-"""Changed paths of an overlay fork, read from its upper directory. Owns nothing on disk.
+"""Changed paths of an overlay fork, read from its upper directory. Writes nothing.
 
-It replaces the watcher: it misses no change, not even a write through a memory map, and needs no
-watches.
+It is used instead of the inotify watcher. It reports every change, including writes through a
+memory map, and needs no watches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ class OverlayUpper:
     """Every change is in the upper directory."""
 
     def __init__(self, read: Callable[[], ChangedPaths]) -> None:
-        """Take a function that lists the upper directory; it may raise WorkspaceError."""
+        """Use a function that lists the changes in the upper directory.
+
+        Args:
+            read: lists the changes; may raise WorkspaceError.
+        """
         self._read = read
         self._before = ChangedPaths({}, set())
 
@@ -30,9 +34,10 @@ class OverlayUpper:
         """Do nothing: no watches are needed."""
 
     def drain(self) -> ChangedPaths | None:
-        """Return the paths that differ from the lower directory now, or did at the last call.
+        """Return the paths that are in the upper directory now or were at the last call.
 
-        A file that was created and deleted again is no longer in the upper directory.
+        The earlier paths are included because a file that was created and then deleted leaves no
+        trace in the upper directory. None if the directory cannot be read.
         """
         try:
             now = self._read()

@@ -1,1 +1,1 @@
-"""Forks of a workspace: overlay, namespace view, reflink and copy drivers."""
+"""Forks of a workspace: overlay mounts, private mount namespaces, reflinks and copies."""

@@ -1,8 +1,8 @@
-"""Fork drivers: probes of what works here, and the records of forks for cleanup.
+"""Fork drivers: probes for the available drivers, and the records of forks for cleanup.
 
-A driver counts as available only after a probe on the target file system succeeded. Each fork has a
+A driver is available only if a probe on the target file system succeeds. Each fork has a
 private directory and a record, which is written first, so that the directories and mounts of a
-killed process can be found and removed. Knows nothing of trees, stores and workspaces.
+killed process can be found and removed. Does not depend on trees, stores or workspaces.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
-from agent_checkpoint.backends.disk.posix import make_directory
+from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
+from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.fork.namespace_view import VIEW, end_view, is_in_view, view_command
 from agent_checkpoint.workspace.fork.overlay_mount import (
     NAME,
-    OverlayChanges,
     call,
     changes,
     remove_tree,
@@ -37,7 +37,7 @@ from agent_checkpoint.workspace.fork.tree_copy import can_reflink
 
 _TOKEN = re.compile(r"[0-9a-f]{16}")
 _TORN_AFTER = 60.0
-"""Seconds after which an unreadable record counts as one whose writer was killed."""
+"""Seconds after which the writer of an unreadable record is assumed to be dead."""
 _PROBE_SECONDS = 20.0
 
 _PROBE = f".{NAME}-probe-"
@@ -45,7 +45,7 @@ _PROBE_COMMAND = (
     'read line < file && [ "$line" = base ] && echo more >> file && '
     "rm folder/file && rmdir folder && mkdir folder && : > new"
 )
-_PROBE_CHANGES = OverlayChanges({b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"})
+_PROBE_CHANGES = ChangedPaths({b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"})
 
 
 class _DriverSupport(NamedTuple):
@@ -59,9 +59,9 @@ _support: dict[tuple[int, int], _DriverSupport] = {}
 
 
 def best_driver(place: Path) -> str:
-    """Return the best driver for forks whose private directories are in `place`.
+    """Return the best driver for forks whose private directories are in a directory.
 
-    "overlay": mounts visible to all processes; "reflink": copies that share blocks; else "copy".
+    `overlay`: mounts visible to all processes; `reflink`: copies that share blocks; else `copy`.
     The result is cached per file system.
 
     Raises:
@@ -72,7 +72,7 @@ def best_driver(place: Path) -> str:
 
 
 def can_view(place: Path) -> bool:
-    """Tell whether overlays in private mount namespaces work, with upper directories in `place`.
+    """Return whether private overlay mounts work with upper directories in a directory.
 
     Raises:
         WorkspaceError: the directory does not exist, or is not writable.
@@ -81,18 +81,18 @@ def can_view(place: Path) -> bool:
 
 
 class ForkPaths(NamedTuple):
-    """The paths of one fork."""
+    """The record, private directory and mount point of one fork."""
 
     record: Path
     private: Path
-    """The fork's own directory, for its upper and work directories or its copy."""
+    """The private directory, which contains the upper and work directories or the copy."""
     target: Path | None
     """Its mount point, if it is visible to all processes."""
     made_target: bool
 
     @property
     def upper(self) -> Path:
-        """The upper directory, which gets its changes."""
+        """The upper directory, which contains the changes of the fork."""
         return self.private / "upper"
 
     @property
@@ -102,7 +102,7 @@ class ForkPaths(NamedTuple):
 
     @property
     def files(self) -> Path:
-        """The directory where a copy is made, before it is moved to its target."""
+        """The directory of a copy, before the copy is renamed to its target."""
         return self.private / "files"
 
     @property
@@ -125,7 +125,7 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkP
         target: the mount point, if it is visible to all processes; created if missing.
 
     Raises:
-        UnsafeWorkspaceError: the target is not an empty directory.
+        UnsafeWorkspaceError: the target exists and is not an empty directory.
         WorkspaceError: a file or directory cannot be written.
     """
     token = secrets.token_hex(8)
@@ -168,20 +168,24 @@ def begin_fork(records: Path, beside: Path, target: Path | None = None) -> ForkP
 def end_fork(fork: ForkPaths) -> None:
     """Remove a fork: processes in its namespace, mount, private directory, target and record.
 
-    A target that existed before, or is not empty, stays.
+    A target that existed before the fork, or is not empty, is kept.
 
     Raises:
-        WorkspaceError: a part cannot be removed, or this process is in the fork. The record stays.
+        WorkspaceError: a part cannot be removed, or this process is in the fork. The record is
+            kept.
     """
     if is_in_view(fork.view_name):
-        raise WorkspaceError(f"This process is in the fork {str(fork.private)!r}: end it outside.")
+        raise WorkspaceError(
+            f"This process runs in the fork {str(fork.private)!r}. Close the fork in another "
+            "process."
+        )
     try:
         end_view(fork.view_name)
         if fork.target is not None:
             unmount(fork.target, name=fork.mount_name)
         remove_tree(fork.private)
         if fork.target is not None and fork.made_target:
-            with suppress(OSError):  # not empty: user data stays
+            with suppress(OSError):  # not empty: keep user data
                 os.rmdir(fork.target)
         with suppress(FileNotFoundError):
             os.unlink(fork.record)
@@ -192,10 +196,10 @@ def end_fork(fork: ForkPaths) -> None:
 def clean_up(records: Path) -> list[str]:
     """Remove the processes, mounts, directories and records of forks whose owner is dead.
 
-    Only paths that carry the token of their record are removed, so that a forged record does no
-    harm. Forks whose owner may be alive are left alone, as is the fork that this process is in.
+    Only paths that contain the token of their record are removed, so a forged record cannot remove
+    other files. Skips forks whose owner may be alive, and the fork that this process is in.
 
-    Returns messages about what could not be removed.
+    Returns one message for each fork that could not be removed.
     """
     problems: list[str] = []
     try:
@@ -207,7 +211,7 @@ def clean_up(records: Path) -> list[str]:
     try:
         holders = acquire_lock(fd, fcntl.LOCK_EX, LOCK_TIMEOUT)  # one cleanup at a time
         if holders is not None:
-            return [f"{str(records)!r} is locked by {holders}: nothing was cleaned up."]
+            return [f"{str(records)!r} is locked by {holders}; no forks were cleaned up."]
         for name in sorted(os.listdir(fd)):
             token, suffix = os.path.splitext(name)
             if suffix == ".json" and _TOKEN.fullmatch(token):
@@ -224,7 +228,7 @@ def _probe_drivers(place: Path) -> _DriverSupport:
     try:
         key = (os.stat(place).st_dev, os.geteuid())
         if key not in _support:
-            for name in os.listdir(place):  # of a process killed during its probe
+            for name in os.listdir(place):  # left by a process killed during its probe
                 if name.startswith(_PROBE) and _age(place / name) > _PROBE_SECONDS:
                     remove_tree(place / name)
             probe = Path(tempfile.mkdtemp(prefix=_PROBE, dir=place))
@@ -242,7 +246,8 @@ def _probe_drivers(place: Path) -> _DriverSupport:
 def _probe_view(probe: Path) -> bool:
     """Read, write, remove and replace files in a private mount namespace.
 
-    This probes overlays for public mounts as well, and a killed process leaves no mount.
+    The result also applies to overlays mounted for all processes. A private mount is used because
+    it disappears if this process is killed.
     """
     lower, upper = probe / "lower", probe / "upper"
     os.makedirs(lower / "folder")
@@ -278,12 +283,12 @@ def _may_mount(probe: Path) -> bool:
 def _clean_up(record: Path) -> None:
     try:
         text = record.read_bytes()
-    except FileNotFoundError:  # its owner has removed it
+    except FileNotFoundError:  # the owner has removed it
         return
     try:
         found = json.loads(text)
     except ValueError:
-        # Its writer was killed before it created anything else, unless it is writing now.
+        # The writer was killed before it created anything else, or is still writing.
         if _age(record) > _TORN_AFTER:
             os.unlink(record)
         return
@@ -293,7 +298,7 @@ def _clean_up(record: Path) -> None:
         fork = ForkPaths(record, private, None if target is None else Path(target), made)
         is_ours = private.is_absolute() and private.name == f"{NAME}-fork-{record.stem}"
         is_left = is_ours and is_gone(found["owner"]) and not is_in_view(fork.view_name)
-    except (KeyError, TypeError, AttributeError):  # of a later version, or forged
+    except (KeyError, TypeError, AttributeError):  # written by a later version, or forged
         return
     if is_left:
         end_fork(fork)
@@ -313,7 +318,7 @@ def this_process() -> dict[str, str]:
 
 
 def is_gone(owner: dict[str, str]) -> bool:
-    """Tell whether a process has certainly ended; one on another machine may be alive."""
+    """Return whether a process has ended; False if unknown, as for a process on another machine."""
     mine = this_process()
     if owner["host"] != mine["host"]:
         return False
@@ -325,7 +330,7 @@ def is_gone(owner: dict[str, str]) -> bool:
         os.kill(int(owner["pid"]), 0)
     except ProcessLookupError:
         return True
-    except (OSError, OverflowError, ValueError):  # of another user, or forged
+    except (OSError, OverflowError, ValueError):  # the process of another user, or a forged record
         return False
     return _started(owner["pid"]) != owner["started"]
 
@@ -333,7 +338,7 @@ def is_gone(owner: dict[str, str]) -> bool:
 def _started(pid: str) -> str:
     """Return the start time of a process, since process ids are reused; empty if unknown."""
     fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    # A zombie holds no resources any more.
+    # A zombie no longer holds resources.
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 

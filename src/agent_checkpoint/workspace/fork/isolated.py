@@ -1,4 +1,4 @@
-"""Forks in a mount namespace: visible to one process, at the original path. Owns both sides.
+"""Forks in a private mount namespace, visible to one process at the original path.
 
     the exploring process       IsolatedForks: the lower directory, and a record for each fork
     the process of a fork       ForkNamespace: its mount namespace and its workspace
@@ -10,19 +10,21 @@ ends the processes of its forks and removes their directories.
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.backends.default_paths import data_home
-from agent_checkpoint.backends.disk.posix import make_directory
+from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.fork.drivers import ForkPaths, begin_fork, can_view, end_fork
-from agent_checkpoint.workspace.fork.lowerdir import open_lowerdir, upper_changes
+from agent_checkpoint.workspace.fork.lowerdir import ForkOrigin, open_lowerdir
 from agent_checkpoint.workspace.fork.namespace_view import enter_private_view
+from agent_checkpoint.workspace.fork.overlay_mount import changes
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree
-from agent_checkpoint.workspace.workspace import Workspace
 
 
 def private_forks_dir() -> Path:
@@ -42,21 +44,22 @@ def private_forks_dir() -> Path:
 class IsolatedForks:
     """Creates isolated forks of one tree; holds the lower directory that they share."""
 
-    def __init__(self, origin: Workspace, tree: Tree) -> None:
+    def __init__(self, origin: ForkOrigin, tree: Tree) -> None:
         """Prepare forks of a workspace.
 
         Raises:
-            WorkspaceError: mount namespaces do not work here, or a file cannot be written.
+            WorkspaceError: private mount namespaces are not available, or a file cannot be written.
             IntegrityError: an object of the tree is missing or damaged.
         """
         self._beside = private_forks_dir()
         if not can_view(self._beside):
-            raise WorkspaceError("Private mount namespaces do not work here.")
-        for own in (getattr(origin.store.backend, "path", None), self._beside):
+            raise WorkspaceError("Private mount namespaces are not available on this system.")
+        for own in (origin.store.backend.properties.path, self._beside):
             # In its namespace, each process would write to its own copy.
             if own is not None and origin.path in Path(os.path.realpath(own)).parents:
                 raise WorkspaceError(
-                    f"{own} is inside the workspace: isolated forks would each get a copy of it."
+                    f"Cannot create isolated forks: {own} is inside the workspace, so each "
+                    "fork would write to its own copy. Move it out of the workspace."
                 )
         self._path = origin.path
         self._records = self._beside.parent / "forks"
@@ -64,6 +67,7 @@ class IsolatedForks:
         self._own: ForkPaths | None = None
         try:
             self._own = begin_fork(self._records, self._beside)
+            self._index = self._own.private / "index"
             write_index(self._index, self._lowerdir.folder)
         except OSError as error:
             self.close()
@@ -72,17 +76,11 @@ class IsolatedForks:
             self.close()
             raise
 
-    @property
-    def _index(self) -> Path:
-        if self._own is None:
-            raise AssertionError("unreachable: it is closed")
-        return self._own.private / "index"
-
     def fork(self) -> tuple[ForkPaths, dict[str, Any]]:
         """Begin a fork; return its paths, and the JSON arguments for `ForkNamespace`.
 
         Raises:
-            WorkspaceError: something cannot be written.
+            WorkspaceError: the record or a directory cannot be written.
         """
         paths = begin_fork(self._records, self._beside)
         arguments = {
@@ -106,7 +104,7 @@ class IsolatedForks:
 
 
 def is_same_machine(arguments: dict[str, Any]) -> bool:
-    """Tell whether this process sees the same directories: it may be on another machine."""
+    """Return whether this process sees the same directories, that is, runs on the same machine."""
     try:
         return bool(
             [_mark(Path(arguments[name])) for name in ("lower", "private")] == arguments["marks"]
@@ -119,28 +117,24 @@ class ForkNamespace:
     """The mount namespace of a fork, entered by this process."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
-        """Enter it. The process must be single-threaded.
+        """Enter the mount namespace. The process must be single-threaded.
 
         Raises:
             WorkspaceError: the kernel refuses.
         """
-        self._arguments = arguments
+        self.path = Path(arguments["at"])
+        self._index = Path(arguments["index"])
         lower, private = Path(arguments["lower"]), Path(arguments["private"])
-        self._upper = private / "upper"
-        # Opened before the mount covers it: change detection compares with it.
-        self._lower = os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        at = Path(arguments["at"])
-        enter_private_view(lower, self._upper, private / "work", at, name=arguments["name"])
+        upper = private / "upper"
+        # Opened before the mount hides it; change detection compares with it.
+        opened = os.open(lower, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.upper = OverlayUpper(partial(changes, upper, Path(f"/proc/self/fd/{opened}")))
+        """Reports the changes since the fork."""
+        enter_private_view(lower, upper, private / "work", self.path, name=arguments["name"])
 
-    def open(self, store: Store, options: dict[str, Any]) -> Workspace:
-        """Open the workspace in this namespace. Raises as `Workspace` does."""
-        options = {**options, "watch": False, "force": True}
-        workspace = Workspace(self._arguments["at"], store, **options)
-        lower = Path(f"/proc/self/fd/{self._lower}")
-        workspace._adopt_state(
-            read_index(Path(self._arguments["index"])), upper_changes(self._upper, lower)
-        )
-        return workspace
+    def state(self) -> DirState | None:
+        """Return the scanned state of the origin."""
+        return read_index(self._index)
 
 
 def _mark(path: Path) -> list[int]:

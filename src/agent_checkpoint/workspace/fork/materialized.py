@@ -1,10 +1,10 @@
-"""Trees materialized as directories: the lower directories of forks. Owns these directories.
+"""Trees written out as directories, to be lower directories of forks. Owns these directories.
 
     <home>/bases/<tree>/files       the tree; never changed
-    <home>/bases/<tree>/index       its stat index, so that no fork has to scan it
+    <home>/bases/<tree>/index       its stat index, so that forks do not scan it
     <home>/bases/<tree>/lock        held by every fork that uses it
 
-All forks of a tree share one; the last of them removes it.
+All forks of a tree share one directory; the last fork removes it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.lock_wait import LOCK_TIMEOUT, acquire_lock
-from agent_checkpoint.backends.disk.posix import make_directory
+from agent_checkpoint.backends.os_support.lock_wait import LOCK_TIMEOUT, acquire_lock
+from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.file_ownership import other_writer
+from agent_checkpoint.file_trust import other_writer
 from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.apply import PlanExecutor
+from agent_checkpoint.workspace.restore.journal import Journal
 from agent_checkpoint.workspace.restore.plan import Planner
-from agent_checkpoint.workspace.restore.staging import Journal
 from agent_checkpoint.workspace.safe_open import open_root
 from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.compare import Side
@@ -43,7 +43,7 @@ class MaterializedTree:
         self._lock = lock
 
     def release(self) -> None:
-        """Release it, and remove it if no other fork uses it. May be called twice."""
+        """Release the tree, and remove it if no other fork uses it. May be called twice."""
         if self._lock >= 0:
             lock, self._lock = self._lock, -1
             try:
@@ -55,12 +55,12 @@ class MaterializedTree:
 def open_materialized(
     bases: Path, tree: Tree, look: Callable[[Path], DirState]
 ) -> MaterializedTree:
-    """Return the materialized copy of a tree; write it if there is none.
+    """Return the materialized copy of a tree; write it if it does not exist.
 
     Args:
         bases: the directory of materialized trees.
         tree: the tree.
-        look: scans a directory that holds the tree.
+        look: scans a directory that contains the tree.
 
     Raises:
         IntegrityError: a part of the tree is missing or damaged.
@@ -74,9 +74,10 @@ def open_materialized(
                 _check_own(place)
                 lock = os.open(place / "lock", _LOCK, 0o600)
             except FileNotFoundError:
-                continue  # its last user removed it meanwhile
+                continue  # the last fork has just removed it
             try:
-                _take(lock, fcntl.LOCK_SH, place)  # its writer holds the lock exclusively
+                # Waits for the writer, which holds it exclusively.
+                _take(lock, fcntl.LOCK_SH, place)
                 if _is_in_place(lock, place / "lock"):
                     break
             except BaseException:
@@ -109,7 +110,7 @@ def remove_unused_trees(bases: Path) -> None:
 
 
 def _check_own(place: Path) -> None:
-    """Refuse a directory that another user has created or may write. Raises OSError."""
+    """Raise OSError if another user owns the directory or can write to it."""
     why = other_writer(place, os.lstat(place))
     if why is not None:
         raise OSError(why)
@@ -117,7 +118,7 @@ def _check_own(place: Path) -> None:
 
 def _write_tree(place: Path, tree: Tree, look: Callable[[Path], DirState]) -> DirState:
     draft = place / f"draft-{secrets.token_hex(4)}"
-    for old in place.glob("draft-*"):  # of a killed process
+    for old in place.glob("draft-*"):  # left by a killed process
         remove_tree(old)
     if (place / "files").exists():
         remove_tree(place / "files")
@@ -134,8 +135,8 @@ def _take(lock: int, how: int, place: Path) -> None:
     holders = acquire_lock(lock, how, LOCK_TIMEOUT)
     if holders is not None:
         raise WorkspaceError(
-            f"{place} is locked by {holders}, for longer than {LOCK_TIMEOUT:g} s. Let that end or "
-            "go on, then try again.",
+            f"{place} has been locked by {holders} for more than {LOCK_TIMEOUT:g} s. Wait for "
+            "that process or end it, then retry.",
             retryable=True,
         )
 

@@ -1,15 +1,16 @@
 """Private overlay mounts: a fork at the original path, for one process and its children.
 
-Owns the mount and user namespaces; knows nothing of forks. Root needs a mount namespace only. Other
-users also get a user namespace, with the same user id and no additional rights. The mount, called a
-view, disappears with its last process, however that ends.
+Owns the mount and user namespaces; does not depend on forks. Root needs only a mount namespace.
+Other users also get a user namespace, with the same user id and no additional rights. A mount
+namespace with its overlay mount is called a view here. The kernel removes the mount when the last
+process of the namespace exits or is killed.
 
-As a program it runs a command in a view:
+Run as a program, it runs a command in a view:
 
     python -m agent_checkpoint.workspace.fork.namespace_view ARGUMENTS -- COMMAND…
 
-ARGUMENTS are LOWER UPPER WORK AT NAME PARENT, where PARENT is the process to end with, or 0. The
-exit status is 125 if the mount fails.
+ARGUMENTS are LOWER UPPER WORK AT NAME PARENT, where PARENT is the process with which the command is
+killed, or 0. The exit status is 125 if the mount fails.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ from agent_checkpoint.workspace.fork.overlay_mount import (
 )
 
 VIEW = f"{NAME}-view"
-"""The prefix of view names in the mount table: only processes in a view see its mount."""
+"""The prefix of view names in the mount table. Only processes in a view see its mount."""
 NO_VIEW = 125
-"""The exit status if the mount fails; 126 and 127 are about the command, as in a shell."""
+"""The exit status if the mount fails.
+
+As in a shell, 126 and 127 mean that the command failed to run.
+"""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _MS_REC, _MS_SLAVE = 0x4000, 0x80000
@@ -44,8 +48,8 @@ _KILL_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _CAPABILITY_VERSION_3 = 0x20080522
 
-# Isolated mode, and the package by its path: else a file of the workspace could shadow one of our
-# modules, or another installed version could be loaded.
+# Isolated mode, and the package by its path. Otherwise a file of the workspace could shadow one of
+# our modules, or another installed version could be loaded.
 _START = """
 import importlib.util, sys
 name = "agent_checkpoint"
@@ -59,7 +63,7 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: str = VIEW) -> None:
     """Mount an overlay that only this process and its future children see.
 
-    The process must be single-threaded. Files and directories that are open already stay those
+    The process must be single-threaded. Files and directories that are already open remain those
     outside the view, except the current directory.
 
     Args:
@@ -67,16 +71,18 @@ def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: 
         upper: the upper directory; see `mount_overlay`.
         work: see `mount_overlay`.
         at: the mount point.
-        name: its source in the mount table; begins with VIEW.
+        name: the source name in the mount table; begins with VIEW.
 
     Raises:
-        UnsafeWorkspaceError: one of the directories contains another one.
-        WorkspaceError: this process has threads, or the kernel refuses. The process should end.
+        UnsafeWorkspaceError: one of the directories contains another.
+        WorkspaceError: this process has threads, or the mount fails. The process should exit.
     """
     if not sys.platform.startswith("linux"):
-        raise WorkspaceError("Private views exist on Linux only.")
+        raise WorkspaceError("Private mount namespaces are available on Linux only.")
     if len(os.listdir("/proc/self/task")) > 1:
-        raise WorkspaceError("A process that has threads cannot enter a view.")
+        raise WorkspaceError(
+            "A process with several threads cannot enter a private mount namespace."
+        )
     with _wrap_errors():
         here = _current_directory()
         has_gained = _unshare()
@@ -86,8 +92,9 @@ def enter_private_view(lower: Path, upper: Path, work: Path, at: Path, *, name: 
     with _wrap_errors():
         if has_gained:
             _drop_capabilities()
-        # Re-enter by path, which may now lead into the view: else relative paths would be written
-        # outside.
+        # Re-enter by path, which may now lead into the view. Otherwise relative paths would lead
+        # outside
+        # it.
         try:
             os.chdir(here or at)
         except OSError:
@@ -111,9 +118,9 @@ def view_command(
         upper: see above.
         work: see above.
         at: see above.
-        command: the program and its arguments; it is resolved in the view.
-        name: its source in the mount table; begins with VIEW.
-        ends_with: the process that starts it, if the command is to be killed when the *thread*
+        command: the program and its arguments; the program is looked up in the view.
+        name: the source name in the mount table; begins with VIEW.
+        ends_with: the pid of the starting process, if the command is to be killed when the *thread*
             that started it ends.
     """
     places = [os.path.abspath(path) for path in (lower, upper, work, at)]
@@ -123,30 +130,33 @@ def view_command(
 def own_program(module: str) -> list[str]:
     """Return the command line that runs `main` of a module of this installed package.
 
-    It imports nothing from the current directory.
+    The program does not import modules from the current directory.
     """
     package = Path(__file__).resolve().parents[2] / "__init__.py"
     return [sys.executable, "-I", "-c", _START, str(package), module]
 
 
 def is_in_view(name: str, process: str = "self") -> bool:
-    """Tell whether a process is in the view of that name."""
+    """Return whether a process is in the view `name`."""
     return any(is_called(mount, name) for mount in mounts(process))
 
 
 def end_view(name: str) -> None:
-    """Kill the processes in the views of a name, and wait for their end.
+    """Kill the processes in the view `name` and wait until they have exited.
 
     Raises:
-        UnsafeWorkspaceError: it is not the name of a view: all processes may see that mount.
-        WorkspaceError: a process does not end.
+        UnsafeWorkspaceError: `name` does not begin with VIEW, so all processes may see that mount.
+        WorkspaceError: a process did not exit in time.
     """
     if not name.startswith(VIEW):
-        raise UnsafeWorkspaceError(f"{name!r} is not the name of a view.")
+        raise UnsafeWorkspaceError(f"{name!r} is not the name of a private overlay mount.")
     end = time.monotonic() + _KILL_SECONDS
-    while pids := _processes_in(name):  # repeated: they may start others meanwhile
+    while pids := _processes_in(name):  # repeated: they may start further processes
         if time.monotonic() > end:
-            raise WorkspaceError(f"Process {pids[0]} is in a view and does not end.")
+            raise WorkspaceError(
+                f"Process {pids[0]} in the mount namespace of a fork did not "
+                f"exit within {_KILL_SECONDS:g} s of being killed."
+            )
         for pid in pids:
             with suppress(ProcessLookupError):
                 _kill(name, pid)
@@ -170,14 +180,14 @@ def main() -> int:
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - what it is for
+        os.execvp(command[0], command)  # noqa: S606 - the purpose of this program
     except OSError as error:
         status = 127 if isinstance(error, FileNotFoundError) else 126
         return _fail(f"cannot run {command[0]}: {error.strerror}", status)
 
 
 def _unshare() -> bool:
-    """Enter a new mount namespace; tell whether this gave the process capabilities."""
+    """Enter a new mount namespace; return whether this gave the process capabilities."""
     try:
         call("unshare", _CLONE_NEWNS)
     except OSError as error:
@@ -201,13 +211,13 @@ def _unshare() -> bool:
 def _current_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it was removed
+    except FileNotFoundError:  # the directory was removed
         return ""
 
 
 def _drop_capabilities() -> None:
-    # The creator of a user namespace has all capabilities in it and bypasses file modes: a program
-    # could work in the fork that fails outside.
+    # The creator of a user namespace has all capabilities in it and bypasses file modes. A program
+    # that fails outside the fork could then succeed in it.
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     call("capset", bytes(header), bytes(24))
 
@@ -230,7 +240,7 @@ def _processes_in(name: str) -> list[str]:
 def _mount_namespace(pid: str) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
         return ""
 
 
@@ -247,12 +257,12 @@ def _kill(name: str, pid: str) -> None:
 def end_with(parent: int) -> None:
     """Kill this process when the *thread* that started it ends, where the kernel supports it.
 
-    To be called after entering a view, which clears this setting.
+    Call this after entering a view, which clears the setting.
     """
     if not sys.platform.startswith("linux"):
         return
     call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL.value, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before
+    if os.getppid() != parent:  # the parent has already ended
         os.kill(os.getpid(), signal.SIGKILL)
 
 

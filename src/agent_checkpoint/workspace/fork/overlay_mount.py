@@ -1,8 +1,9 @@
-"""Overlay mounts. Owns mounting, unmounting, reading the changes and removing the directories.
+"""Overlay mounts: mounts and unmounts them, reads their changes, removes their directories.
 
-Writes through a mount go to the upper directory, and a removed name leaves a whiteout there: the
+Writes through a mount go to the upper directory, and a removed name leaves a whiteout there, so the
 upper directory is the complete difference. To keep it complete, directories are not redirected
-(`mv` copies them instead), and files are copied up with their content.
+(`redirect_dir=nofollow`: `mv` copies them instead), and files are copied up with their content
+(`metacopy=off`).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.mounts import Mount, mount_table
+from agent_checkpoint.backends.os_support.mounts import Mount, mount_table
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.fork.tree_copy import DIRECTORY, DirectoryOpener
 
 NAME = "agent-checkpoint"
-"""The source name of our mounts in the mount table, or its prefix: no other is ever unmounted."""
+"""The source name of our mounts in the mount table, or its prefix. No other mount is unmounted."""
 
 _MS_NOSUID, _MS_NODEV = 2, 4
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
@@ -31,35 +32,26 @@ _OPAQUE = ("trusted.overlay.opaque", "user.overlay.opaque")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class OverlayChanges(NamedTuple):
-    """The changes in an upper directory, by the path of a directory; b"" is the root."""
-
-    names: dict[bytes, set[bytes]]
-    """Names that were written, removed or changed. A directory among them has its own set."""
-    whole: set[bytes]
-    """Opaque or new directories: `names` has all their entries."""
-
-
 def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: str = NAME) -> None:
     """Mount an overlay of the lower directory at the target.
 
     The lower directory must not change while it is mounted, and mounts below it are not visible.
     The upper one is created if missing, with the owner and mode of the lower one. It must belong to
-    one mount at a time: the kernel does not check that.
+    only one mount at a time; the kernel does not check this.
 
     Args:
         lower: the lower directory.
         upper: the upper directory. It may come from an earlier mount of the same lower directory.
         work: a directory on the same file system as the upper one; created if missing.
-        target: an existing directory, perhaps the lower one itself.
-        name: its source in the mount table; begins with NAME.
+        target: an existing directory; may be the lower directory.
+        name: the source name in the mount table; begins with NAME.
 
     Raises:
-        UnsafeWorkspaceError: one of the directories is in another one.
-        WorkspaceError: the kernel refuses.
+        UnsafeWorkspaceError: one of the directories contains another.
+        WorkspaceError: the system call failed.
     """
     if not sys.platform.startswith("linux"):
-        raise WorkspaceError("Overlay mounts exist on Linux only.")
+        raise WorkspaceError("Overlay mounts are available on Linux only.")
     _check_disjoint(lower, upper, work)
     try:
         _create_like(lower, upper)
@@ -74,7 +66,7 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
                 fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 opened.callback(os.close, fd)
                 # Not the path itself: commas, colons and backslashes need escapes that differ
-                # between kernels, and all options must fit into one page.
+                # between kernels, and all options must fit into one memory page.
                 places.append(f"/proc/self/fd/{fd}")
             _mount(places, name, _xattr_option(upper))
     except OSError as error:
@@ -84,10 +76,10 @@ def mount_overlay(lower: Path, upper: Path, work: Path, target: Path, *, name: s
 def unmount(target: Path, *, name: str = NAME) -> bool:
     """Unmount our mount at a directory; return False if a process still uses it.
 
-    Does nothing if no mount of ours is there.
+    Does nothing if the mount there is not ours.
 
     Raises:
-        WorkspaceError: the kernel refuses.
+        WorkspaceError: the system call failed.
     """
     is_free = True
     place = os.path.realpath(os.fsencode(target))
@@ -98,8 +90,8 @@ def unmount(target: Path, *, name: str = NAME) -> bool:
             except OSError as error:
                 if error.errno != errno.EBUSY:
                     raise
-                # A process has a file or its current directory there. A lazy unmount detaches
-                # it now: a forgotten shell must not keep a fork alive.
+                # A process has a file or its current directory there. A lazy unmount detaches the
+                # mount now, so that a forgotten shell does not keep a fork alive.
                 is_free = False
                 call("umount2", place, _MNT_DETACH | _UMOUNT_NOFOLLOW)
     except OSError as error:
@@ -108,25 +100,25 @@ def unmount(target: Path, *, name: str = NAME) -> bool:
 
 
 def is_mounted(target: Path, *, name: str = NAME) -> bool:
-    """Tell whether the mount at a directory has that name; NAME matches all of ours."""
+    """Return whether the mount at a directory has a source name; NAME matches all our mounts."""
     place = os.path.realpath(os.fsencode(target))
     found = None
     for mount in mounts():
         if mount.place == place:
-            found = mount  # later ones cover earlier ones
+            found = mount  # later mounts hide earlier ones
     if found is None or (name == NAME and found.source.startswith(os.fsencode(NAME + "-"))):
         return found is not None and found.kind == b"overlay"
     return is_called(found, name)
 
 
 def mounts_below(directory: Path) -> list[Path]:
-    """Return the mount points in a directory: an overlay of it would not show them."""
+    """Return the mount points in a directory, which an overlay of it would not show."""
     prefix = os.path.join(os.path.realpath(os.fsencode(directory)), b"")
     return [Path(os.fsdecode(mount.place)) for mount in mounts() if mount.place.startswith(prefix)]
 
 
 def is_called(mount: Mount, name: str) -> bool:
-    """Tell whether a mount is an overlay with that name."""
+    """Return whether a mount is an overlay with a source name."""
     return mount.kind == b"overlay" and mount.source == os.fsencode(name)
 
 
@@ -136,15 +128,16 @@ def mounts(process: str = "self") -> Iterator[Mount]:
         yield from mount_table(Path(f"/proc/{process}/mountinfo"))
 
 
-def changes(upper: Path, lower: Path | None = None) -> OverlayChanges:
+def changes(upper: Path, lower: Path | None = None) -> ChangedPaths:
     """Read the changes from an upper directory, mounted or not.
 
-    With the lower directory given, directories that it lacks are in `whole` as well.
+    `replaced` contains the opaque directories and, if the lower directory is given, those that it
+    lacks. `names` has all their entries.
 
     Raises:
-        WorkspaceError: the upper directory cannot be read: a full scan is needed.
+        WorkspaceError: the upper directory cannot be read, so a full scan is needed.
     """
-    found = OverlayChanges({}, set())
+    found = ChangedPaths({}, set())
     path = b""
     with ExitStack() as opened:
         try:
@@ -160,7 +153,7 @@ def changes(upper: Path, lower: Path | None = None) -> OverlayChanges:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory tree, also read-only directories, without following links.
+    """Remove a directory tree, including read-only directories, without following links.
 
     Raises:
         OSError: an entry cannot be removed, for example a mount point.
@@ -180,11 +173,11 @@ def remove_tree(path: Path) -> None:
 
 
 def _read_changes(
-    path: bytes, fd: int, below: DirectoryOpener | None, found: OverlayChanges
+    path: bytes, fd: int, below: DirectoryOpener | None, found: ChangedPaths
 ) -> list[bytes]:
     prefix = path + b"/" if path else b""
-    if path and (_is_opaque(fd) or _is_new(path, below, found.whole)):
-        found.whole.add(path)
+    if path and (_is_opaque(fd) or _is_new(path, below, found.replaced)):
+        found.replaced.add(path)
     names = found.names[path] = set()
     directories = []
     with os.scandir(fd) as entries:
@@ -245,15 +238,15 @@ def call(function: str, *arguments: bytes | int | None) -> None:
 def _mount(places: list[str], name: str, xattr_option: str) -> None:
     lower, upper, work, target = places
     options = f"lowerdir={lower},upperdir={upper},workdir={work},{_OPTIONS}{xattr_option}"
-    # Volatile first: no syncs. After a power loss a fork is discarded, not mounted again, and
-    # without it each first change of a file would wait for the disk.
+    # Try `volatile` first, which omits syncs. Without it, the first change of each file would wait
+    # for the disk. After a power loss a fork is discarded and not mounted again.
     for more in (",volatile", ""):
         try:
             data, flags = (options + more).encode(), _MS_NOSUID | _MS_NODEV
             call("mount", name.encode(), target.encode(), b"overlay", flags, data)
             return
         except OSError as error:
-            if error.errno != errno.EINVAL or not more:  # Linux before 5.10 does not know it
+            if error.errno != errno.EINVAL or not more:  # Linux before 5.10 does not support it
                 raise
 
 
@@ -273,7 +266,7 @@ def _create_like(lower: Path, upper: Path) -> None:
     with suppress(FileExistsError):
         os.mkdir(upper, 0o700)
         if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-            with suppress(OSError):  # only root may, and in a user namespace not even root
+            with suppress(OSError):  # only root may, except in a user namespace
                 os.chown(upper, found.st_uid, found.st_gid)
         os.chmod(upper, found.st_mode & 0o777)
 
@@ -294,9 +287,9 @@ def _failure(action: str, path: Path, error: OSError) -> WorkspaceError:
 
 
 def _remove(root: int, name: str) -> list[str]:
-    """Remove an entry; subdirectories of a directory are first moved up to the root.
+    """Remove an entry; the subdirectories of a directory are first moved up to the root.
 
-    So no directory is too deep, and only two are open at a time.
+    So paths do not get too long, and at most two directories are open at a time.
     """
     try:
         _unlock(root, name)
@@ -312,7 +305,7 @@ def _remove(root: int, name: str) -> list[str]:
             found = list(entries)
         for entry in found:
             if entry.is_dir(follow_symlinks=False):
-                _unlock(fd, entry.name)  # moving it needs access as well
+                _unlock(fd, entry.name)  # moving it also needs access
                 moved.append(os.urandom(8).hex())
                 os.rename(entry.name, moved[-1], src_dir_fd=fd, dst_dir_fd=root)
             else:
@@ -324,7 +317,7 @@ def _remove(root: int, name: str) -> list[str]:
 
 
 def _unlock(parent: int, name: str) -> None:
-    """Make a directory accessible: the kernel creates some with mode 0."""
+    """Make a directory accessible. The kernel creates some directories with mode 0."""
     if not sys.platform.startswith("linux"):
         os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
         return

@@ -1,8 +1,8 @@
-"""Copies directory trees, with reflinks where possible. Owns the walk; knows nothing of forks.
+"""Copies directory trees, with reflinks where possible. Does not depend on forks.
 
-A copy has content, permission bits, symbolic links, empty directories and modification times, on
-which `make` and Python's caches rely. As in a restore, it has no setuid bits, devices, sockets,
-fifos, hard links or extended attributes.
+A copy keeps content, permission bits, symbolic links, empty directories and modification times, on
+which `make` and Python's caches rely. As in a restore, setuid bits, devices, sockets, FIFOs, hard
+links and extended attributes are not copied.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import WorkspaceError
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Non-blocking: a fifo may replace the file meanwhile.
+# Non-blocking: a FIFO may replace the file before it is opened.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _FICLONE = 0x40049409
 _NO_REFLINKS = {errno.EOPNOTSUPP, errno.EXDEV, errno.ENOTTY, errno.ENOSYS}
 _SMALL = 1 << 18
-"""Up to this size read and write are faster than `copy_file_range`."""
+"""Up to this size, read and write are faster than `copy_file_range`."""
 _PIECE = 1 << 22
 _MAX_QUEUED = 4
-"""Large files queued for the second thread; beyond that the first thread copies them itself."""
+"""The maximum number of large files queued for the worker thread."""
 _MAX_OPEN = 64
 
 LeaveOut = Callable[[bytes, bytes], bool]
 
 
 def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) -> list[bytes]:
-    """Copy a directory to a new path; return the special files that were left out.
+    """Copy a directory to a new path; return the special files that were skipped.
 
-    Files are reflinked where the file system supports it. Files that vanish during the copy are
-    left out.
+    Files are reflinked where the file system supports it. Files that are removed during the copy
+    are skipped.
 
     Args:
         source: the directory; links in it are not followed.
-        target: the new directory. If it is in the source, it is not copied itself.
-        leave_out: whether to skip an entry; gets the directory (b"" is the root) and the name.
+        target: the new directory. If it is inside the source, it is not copied.
+        leave_out: returns whether to skip an entry, given its directory (b"" is the root) and name.
 
     Raises:
-        WorkspaceError: an entry cannot be read or written. The partial copy stays.
+        WorkspaceError: an entry cannot be read or written. The partial copy is not removed.
     """
     with ExitStack() as opened:
         place = source
@@ -72,11 +72,11 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
 
 
 def can_reflink(directory: Path) -> bool:
-    """Tell whether the file system of a directory supports reflinks, by making one."""
+    """Return whether the file system of a directory supports reflinks, by creating one."""
     with block_forks():
         from tempfile import TemporaryFile  # slow to load: the program in view.py has no use for it
 
-    data = b"x" * 4096  # less may be stored in the inode itself
+    data = b"x" * 4096  # a smaller file may be stored in the inode
     try:
         with TemporaryFile(dir=directory) as file, TemporaryFile(dir=directory) as new:
             file.write(data)
@@ -90,8 +90,8 @@ def can_reflink(directory: Path) -> bool:
 class DirectoryOpener:
     """Opens directories below a root by path, component by component, without following links.
 
-    Parent directories stay open, since the next path is usually nearby; below a depth they do not,
-    to stay within the limit of open files.
+    Parent directories stay open, since the next path is usually nearby. Directories below a certain
+    depth are closed, to stay within the limit of open files.
     """
 
     def __init__(self, root: int) -> None:
@@ -108,10 +108,10 @@ class DirectoryOpener:
         self._back_to(0)
 
     def open(self, path: bytes) -> int:
-        """Return a directory by its path below the root; it stays open until the next call.
+        """Return the descriptor of a directory by its path; it is valid until the next call.
 
         Raises:
-            OSError: it does not exist, or a component is not a directory.
+            OSError: the directory does not exist, or a component is not a directory.
         """
         names = path.split(b"/") if path else []
         same = 0
@@ -146,8 +146,9 @@ class DirectoryOpener:
 class _TreeCopy:
     """One copy operation.
 
-    One thread copies small files: these are many short calls, for which the interpreter lock makes
-    a second thread slower. Large files go to a second thread, as far as it keeps up.
+    Small files are copied on the calling thread: with many short system calls, contention for the
+    GIL makes a second thread slower. Large files are handed to a worker thread unless its queue is
+    full.
     """
 
     def __init__(self, place: Path, target: int, leave_out: LeaveOut | None) -> None:
@@ -223,7 +224,7 @@ class _TreeCopy:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise OSError(errno.ESTALE, "it changed during the copy")
+                raise OSError(errno.ESTALE, "the file was replaced during the copy")
             new = os.open(name, _NEW, found.st_mode & 0o777, dir_fd=there)
             try:
                 size = found.st_size
@@ -259,7 +260,7 @@ class _TreeCopy:
         try:
             _reflink(fd, new)
         except OSError as error:
-            if error.errno in _NO_REFLINKS:  # other errors are about this file only
+            if error.errno in _NO_REFLINKS:  # other errors concern only this file
                 self._cannot_reflink.add(device)
             return False
         return True
@@ -299,7 +300,7 @@ class _TreeCopy:
 
 
 def _granted_bits(directory: int) -> int:
-    """Return the permission bits that umask and default ACLs leave to a new file."""
+    """Return the permission bits that umask and default ACLs grant to a new file."""
     os.mkdir("granted", 0o777, dir_fd=directory)
     try:
         return os.stat("granted", dir_fd=directory).st_mode & 0o777
@@ -309,12 +310,12 @@ def _granted_bits(directory: int) -> int:
 
 def _reflink(fd: int, new: int) -> None:
     if not sys.platform.startswith("linux"):
-        raise OSError(errno.EOPNOTSUPP, "reflinks are made on Linux only")
+        raise OSError(errno.EOPNOTSUPP, "reflinks are supported on Linux only")
     ioctl(new, _FICLONE, fd)
 
 
 def _fill(fd: int, new: int, found: os.stat_result) -> None:
-    if found.st_blocks * 512 >= found.st_size:  # without holes
+    if found.st_blocks * 512 >= found.st_size:  # the file has no holes
         _copy_range(fd, new, 0, found.st_size)
         return
     end = 0
@@ -344,7 +345,7 @@ def _copy_range(fd: int, new: int, start: int, end: int) -> None:
                 continue
         else:
             done = os.pwrite(new, os.pread(fd, length, start), start)
-        if not done:  # end of file, perhaps truncated meanwhile
+        if not done:  # end of file; it may have been truncated during the copy
             return
         start += done
 

@@ -1,1 +1,1 @@
-"""Ignore rules: the pattern language, the rule files, and which rule wins."""
+"""Ignore rules: the pattern language, the rule files and the precedence of rules."""

@@ -1,4 +1,4 @@
-r"""The pattern language of ignore rules. Owns parsing and matching; reads no files.
+r"""The pattern language of ignore rules: parsing and matching. Reads no files.
 
 It follows git (dir.c and wildmatch.c) byte by byte: `?` is one byte, and case is significant.
 
@@ -11,8 +11,8 @@ It follows git (dir.c and wildmatch.c) byte by byte: `?` is one byte, and case i
     !pattern        included again, unless a parent directory is ignored
     \x              the literal character x
 
-Patterns may be hostile: anyone who writes to the workspace can add some. So the regular expressions
-do not backtrack: no wildcard is tried twice.
+Patterns are untrusted: anyone who can write to the workspace can add some. So the generated regular
+expressions do not backtrack.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """A parsed line."""
+    """A parsed ignore pattern."""
 
     body: bytes
     is_negated: bool
     for_directories: bool
     is_anchored: bool
-    """Whether it matches the path, and not the name alone."""
+    """Whether it is matched against the path instead of the name."""
 
 
 def lines_of(text: bytes) -> list[bytes]:
@@ -66,7 +66,7 @@ def parse(line: bytes) -> Pattern | None:
     """Return the pattern of a line; None if it is blank or a comment.
 
     Raises:
-        ValueError: the pattern can match nothing. Git skips such a line.
+        ValueError: the pattern cannot match any path. Git skips such a line.
     """
     body = line.rstrip(b" ")
     if len(body) < len(line) and (len(body) - len(body.rstrip(b"\\"))) % 2:
@@ -87,7 +87,7 @@ def parse(line: bytes) -> Pattern | None:
 
 
 class PatternGroup:
-    """Consecutive patterns that are all negated or all not: a match of any one decides."""
+    """Consecutive patterns that are either all negated or all not negated."""
 
     __slots__ = ("_of_directories", "_of_files", "is_excluding")
 
@@ -98,7 +98,7 @@ class PatternGroup:
             self._of_files = _Bodies(one for one in patterns if not one.for_directories)
 
     def matches(self, path: bytes, name: bytes, is_directory: bool) -> bool:
-        """Tell whether a pattern matches an entry; the path is relative to the rules."""
+        """Return whether any pattern matches an entry; the path is relative to the rule file."""
         bodies = self._of_directories if is_directory else self._of_files
         if name in bodies.names or name.endswith(bodies.suffixes) or path in bodies.paths:
             return True
@@ -109,13 +109,13 @@ class PatternGroup:
 
 
 def group_patterns(patterns: Iterable[Pattern]) -> tuple[PatternGroup, ...]:
-    """Group the patterns of one text, last group first, since the last match decides."""
+    """Group the patterns of one rule file, last group first, because the last match decides."""
     rows = [list(row) for _, row in groupby(patterns, key=lambda pattern: pattern.is_negated)]
     return tuple(map(PatternGroup, reversed(rows)))
 
 
 class _Bodies:
-    """Bodies of patterns by kind of match; most need no regular expression."""
+    """Pattern bodies by kind of match. Most need no regular expression."""
 
     __slots__ = ("name_globs", "names", "path_globs", "paths", "suffixes")
 
@@ -142,11 +142,11 @@ def _any_of(bodies: list[bytes]) -> re.Pattern[bytes] | None:
 
 
 def _regex(elements: list[bytes], groups: Iterator[int]) -> bytes:
-    """Return elements as one regular expression that matches in about linear time.
+    """Return a regular expression for the elements that matches in nearly linear time.
 
-    The text between two gaps (wildcards of any length) can be matched where it first occurs: the
-    second gap covers whatever follows. So it is never retried, and only the last gap of each kind
-    searches for the end.
+    The text between two gaps (wildcards of any length) is matched at its first occurrence, because
+    the second gap can match everything after it. So no gap is retried, and only the last gap of
+    each kind searches for the end.
     """
     source = b""
     wide = _split(elements, (_ANYTHING, _DIRECTORIES))
@@ -160,7 +160,7 @@ def _regex(elements: list[bytes], groups: Iterator[int]) -> bytes:
 
 
 def _split(elements: list[bytes], gaps: tuple[bytes, ...]) -> list[tuple[bytes, list[bytes]]]:
-    """Return each gap with the elements after it; those before the first have none."""
+    """Return each gap with the elements after it; the elements before the first gap have none."""
     parts: list[tuple[bytes, list[bytes]]] = [(b"", [])]
     for element in elements:
         if element in gaps:
@@ -179,7 +179,10 @@ def _after(gap: bytes, text: bytes, groups: Iterator[int], gaps_left: int) -> by
 
 
 def _elements(body: bytes) -> list[bytes]:
-    """Return the elements of a glob as expressions: bytes and gaps. Raises as `parse` does."""
+    """Return the elements of a glob, literal bytes and gaps, as regular expressions.
+
+    Raises the same errors as `parse`.
+    """
     elements: list[bytes] = []
     at, is_literal = 0, True
     while at < len(body):
@@ -214,10 +217,10 @@ def _elements(body: bytes) -> list[bytes]:
 
 
 def _bracket(body: bytes, at: int) -> tuple[bytes, int]:
-    """Return the expression of a bracket whose content begins at `at`, and the offset of its end.
+    """Return the regular expression of a bracket whose content starts at `at`, and its end offset.
 
     Raises:
-        ValueError: the bracket is not closed, or names an unknown class.
+        ValueError: the bracket is not closed, or contains an unknown class.
     """
     is_negated = body[at : at + 1] in (b"!", b"^")
     at = first = at + is_negated

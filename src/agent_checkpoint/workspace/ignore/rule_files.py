@@ -1,4 +1,4 @@
-"""Rule files in a directory tree. Owns reading them; knows no syntax."""
+"""Reads the rule files of a directory tree. Does not parse them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rules_at(root: int, path: bytes, fd: int, rules: Rules) -> Rules:
     """Return the rules of an open directory, reading the rule files of all its parents.
 
     Raises:
-        OSError: a parent directory is gone, or the `.checkpointignore` cannot be read.
+        OSError: a parent directory does not exist, or the `.checkpointignore` cannot be read.
     """
     names = path.split(b"/") if path else []
     for depth in range(len(names)):

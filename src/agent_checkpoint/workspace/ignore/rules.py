@@ -1,7 +1,7 @@
-"""Ignore rules. Owns which rules apply to a directory and which one wins; reads no disk.
+"""Ignore rules. Owns their scope and precedence; reads no files.
 
 Precedence from high to low: `ignore=`, `.checkpointignore` in the root, and with `gitignore=True`
-every `.gitignore`, deepest first. Within one text, the last matching pattern wins.
+every `.gitignore`, deepest first. Within one source, the last matching pattern wins.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ LARGEST_FILE = 1 << 20
 _LONGEST_LINE = 1024
 _MAX_WILDCARDS = 5000
 _WILDCARDS = re.compile(rb"[*?[\\!]")
-"""Each of these costs time at every entry of a workspace, so their number is limited."""
+"""Their number is limited because each costs time for every entry of a workspace."""
 _LARGEST_CACHED = 1 << 14
 _NO_ERRORS: Mapping[bytes, str] = MappingProxyType({})
 
 
 class Rules:
-    """The ignore rules of one directory and all below it. Immutable; created by `of`.
+    """The ignore rules of a directory and everything below it. Immutable; created by `of`.
 
     As in git, a `.gitignore` does not apply to `.git` and its content: a branch may be called
     `build`. `.git/info/exclude` and the excludes file of a user are not read.
@@ -54,7 +54,7 @@ class Rules:
             group.is_excluding for group in (*own, *(group for _, group in git))
         )
         self.reads_files = reads_files
-        """Whether any directory may have a rule file, and not only the root."""
+        """Whether directories other than the root may have rule files."""
         self.errors = errors
         """The first error in each invalid rule file, by the path of the file."""
         self.key = b""
@@ -65,19 +65,19 @@ class Rules:
         """Return the rules of a workspace, without those of rule files.
 
         Args:
-            patterns: patterns in the syntax of `.gitignore`, as in a `.checkpointignore`.
-            gitignore: whether every `.gitignore` applies, too.
+            patterns: patterns in the syntax of `.gitignore`.
+            gitignore: whether `.gitignore` files also apply.
 
         Raises:
-            InvalidInputError: a pattern is not a string of one line, is too long or can match
-                nothing, or there are too many.
+            InvalidInputError: a pattern is not a one-line string, is too long or cannot match any
+                path, or there are too many.
         """
         if isinstance(patterns, (str, bytes)):
-            raise InvalidInputError(f"ignore= takes a list of patterns, not {patterns!r} alone.")
+            raise InvalidInputError(f"ignore= must be a list of patterns, not {patterns!r}.")
         text = b"\n".join(map(_encoded, patterns))
         groups, error = _parse(text, as_git=False)
         if error is not None:
-            raise InvalidInputError(f"Invalid pattern in ignore=: {error}. Correct or remove it.")
+            raise InvalidInputError(f"Invalid ignore pattern: {error}. Correct or remove it.")
         rules = cls(groups, (), gitignore)
         rules.key = b"%d%b" % (gitignore, text)
         return rules
@@ -87,12 +87,12 @@ class Rules:
         return self._is_excluding
 
     def excludes(self, directory: bytes, name: bytes, is_dir: bool) -> bool:
-        """Tell whether an entry is ignored, and all below it.
+        """Return whether an entry, and everything below it, is ignored.
 
         Callers must not descend into ignored directories.
 
         Args:
-            directory: the path of its directory, relative to the root, which is empty.
+            directory: the path of its directory, relative to the root; b"" is the root.
             name: its name.
             is_dir: whether it is a directory. A symlink to a directory is not.
         """
@@ -116,10 +116,10 @@ class Rules:
         return (GITIGNORE,) if self.reads_files and not _is_in_git_dir(directory) else ()
 
     def within(self, directory: bytes, texts: Mapping[bytes, bytes]) -> Rules:
-        """Return the rules of a directory with rule files, and of all below it.
+        """Return the rules of a directory that has rule files, and of everything below it.
 
-        Rule files may be hostile. A file that is too large or has invalid lines does not prevent a
-        snapshot: its valid lines apply, and `errors` has the first error.
+        Rule files are untrusted. A file that is too large or has invalid lines does not prevent a
+        snapshot: its valid lines apply, and `errors` contains the first error.
 
         Args:
             directory: its path, relative to the root.
@@ -156,7 +156,7 @@ def _parse(text: bytes, *, as_git: bool) -> _Parsed:
 
     Args:
         text: the lines.
-        as_git: whether to skip patterns that can match nothing, as git does.
+        as_git: whether to skip patterns that cannot match any path, as git does.
     """
     patterns: list[Pattern] = []
     errors: list[str] = []
@@ -186,20 +186,23 @@ def _parse(text: bytes, *, as_git: bool) -> _Parsed:
     return _Parsed(group_patterns(patterns), errors[0] if errors else None)
 
 
-# The same files are parsed at every snapshot, and again for each directory scanned by itself.
+# The same files are parsed at every snapshot, and again for each directory that is scanned
+# separately.
 _parse_cached = lru_cache(maxsize=256)(_parse)
 
 
 def _encoded(pattern: str) -> bytes:
     if not isinstance(pattern, str):
-        raise InvalidInputError(f"A pattern in ignore= must be a string, not {pattern!r}.")
+        raise InvalidInputError(f"An ignore pattern must be a string, not {pattern!r}.")
     if "\n" in pattern or "\0" in pattern:
-        raise InvalidInputError(f"{pattern!r} in ignore= is not one line: pass a list of patterns.")
+        raise InvalidInputError(
+            f"The ignore pattern {pattern!r} contains a line break or NUL: pass one per item."
+        )
     try:
         return pattern.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise InvalidInputError(
-            f"{pattern!r} in ignore= contains characters that no file name can have."
+            f"The ignore pattern {pattern!r} contains a lone surrogate, invalid in a file name."
         ) from None
 
 

@@ -1,1 +1,1 @@
-"""Restoring files: plan, staging, journal, apply, crash recovery."""
+"""Restores files: plan, staging, journal, apply, crash recovery."""

@@ -1,8 +1,8 @@
-"""Applies a restore plan. Owns the order of steps and the check before each; decides nothing.
+"""Applies a restore plan. Owns the order of steps and the check before each step.
 
 All contents are staged before any file is changed. Then entries are deleted, the deepest first, and
 created, each file by one rename. Before and after each step the old entry is compared with the
-safety checkpoint. If they differ, the entry is left alone.
+safety checkpoint. If they differ, the entry is left unchanged.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.case_insensitive import ignores_case, refuse_collisions
 from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersions, check
+from agent_checkpoint.workspace.restore.journal import Journal
 from agent_checkpoint.workspace.restore.plan import Plan, Step, is_git_index
 from agent_checkpoint.workspace.restore.staging import (
     FSYNC_EACH_MAX,
-    Journal,
     Staging,
     slot_name,
     sync_file_system,
@@ -29,7 +29,7 @@ from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, 
 from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE_BITS
 
-_OLDEST_MTIME = 1  # 0 tells git that there is no index
+_OLDEST_MTIME = 1  # git treats 0 as "there is no index"
 CHANGED = "it changed during the restore"
 
 
@@ -37,12 +37,12 @@ class PlanExecutor:
     """Applies one plan, from staging to the last rename."""
 
     def __init__(self, root: int, plan: Plan, *, is_begun: bool = False) -> None:
-        """Prepare.
+        """Prepare to apply a plan.
 
         Args:
-            root: the directory, open.
-            plan: the steps.
-            is_begun: whether the journal is on disk already: crash recovery.
+            root: the descriptor of the workspace directory.
+            plan: the steps to apply.
+            is_begun: the journal is already on disk (crash recovery).
         """
         self._root = root
         self._plan = plan
@@ -50,20 +50,25 @@ class PlanExecutor:
         self.failed: dict[str, str] = {}
         """Paths whose step failed, with the reason."""
         self.left: dict[str, str] = {}
-        """Paths left alone because they differ from the safety checkpoint, with the reason."""
+        """Paths not changed because they differ from the safety checkpoint, with the reason."""
         self.touched: dict[bytes, set[bytes]] = {}
         """Names that were created, changed or removed, by directory."""
         self.entries = EntrySwap(root)
         """Swaps entries; records concurrent versions that were kept."""
         self._modes: dict[bytes, int] = {}
-        """Modes that directories get at the end: new ones, or those that were widened to write."""
+        """Final modes of directories that are new, or were made writable for the restore."""
 
-    def run(self, journal: Journal) -> None:
+    def run(self, journal: Journal, decide: Callable[[], object] = lambda: None) -> None:
         """Apply the plan.
 
+        Args:
+            journal: the journal of the change.
+            decide: called when everything is staged, before any entry is changed.
+
         Raises:
-            IntegrityError: a content is missing or damaged; no file was changed.
-            WorkspaceError: two names collide on this file system; no file was changed.
+            IntegrityError: a stored file content is missing or damaged; no file was changed.
+            WorkspaceError: two names differ only in case on a case-insensitive file system; no file
+                was changed.
             OSError: staging failed; no file was changed.
         """
         steps = self._plan.steps
@@ -85,6 +90,7 @@ class PlanExecutor:
                 staging.end()
             raise
         try:
+            decide()
             for step in reversed(steps):
                 if step.removes_folder or _removes_file(step):
                     self._do(step, lambda step, fd: self._remove(step, fd, staging))
@@ -99,16 +105,17 @@ class PlanExecutor:
             }
             self.entries.rescue(staging.files, stored)
         except BaseException:
-            staging.close()  # the journal stays: crash recovery rolls it forward
+            staging.close()  # the journal stays: crash recovery rolls it forward, if it is decided
             raise
         staging.end()
 
     def _stage(self, files: list[Step], staging: Staging) -> set[bytes]:
-        """Write contents to staging; return the paths. Errors name the file.
+        """Write the new file contents to the staging directory; return the paths of the files.
 
         Raises:
-            IntegrityError: one is missing or damaged.
-            OSError: one cannot be written.
+            IntegrityError: a stored file content is missing or damaged; the message contains the
+                path.
+            OSError: a staged file cannot be written; `filename` is set.
         """
         contents = ((step.path, step.after) for step in files if step.after is not None)
         written = staging.put(contents, self._plan.tree.get)
@@ -118,17 +125,19 @@ class PlanExecutor:
             except OSError as error:
                 raise OSError(error.errno, error.strerror, os.fsdecode(step.path)) from error
             except IntegrityError as error:
-                # Contents are read in batches: the damaged one may be of another file.
+                # Contents are read in batches, so the damaged content may belong to another file.
                 bad = (item.path for item in files if item.after and item.after.ref in str(error))
                 path = short_repr(os.fsdecode(next(bad, step.path)))
-                raise type(error)(f"{path} cannot be restored. {error}") from error
+                raise type(error)(
+                    f"{path} cannot be restored. {error.with_hint()}", hint=error.hint
+                ) from error
         return {step.path for step in files}
 
     def _check_free_space(self, files: Iterable[Step]) -> None:
-        """Refuse to start if the files to stage do not fit on the disk.
+        """Check that the file system has space for the files to stage.
 
         Raises:
-            OSError: ENOSPC.
+            OSError: not enough space (ENOSPC).
         """
         disk = os.fstatvfs(self._root)
         size = sum(step.after.size for step in files if step.after is not None)
@@ -138,7 +147,7 @@ class PlanExecutor:
     # -- one step --------------------------------------------------------------------------------
 
     def _is_hard_linked(self, step: Step) -> bool:
-        """Tell whether a mode change would affect other hard links, perhaps outside."""
+        """Return whether the file has other hard links, which a mode change would affect."""
         if not step.keeps_content or step.after is None or step.after.type != FILE:
             return False
         directory, _, name = step.path.rpartition(b"/")
@@ -171,7 +180,7 @@ class PlanExecutor:
                 self.failed[shown] = error.strerror or type(error).__name__
 
     def _note_names_in(self, path: bytes) -> None:
-        """Have the final scan find what was created in a directory, also without a watcher."""
+        """Make the final scan find entries created in a directory, even without a watcher."""
         with suppress(OSError), directory_below(self._root, path) as fd:
             self.touched.setdefault(path, set()).update(map(os.fsencode, os.listdir(fd)))
 
@@ -179,7 +188,7 @@ class PlanExecutor:
         if not step.removes_folder:
             self.entries.remove(step, fd, staging)
             return
-        with suppress(FileNotFoundError):  # removed already
+        with suppress(FileNotFoundError):  # already removed
             check(step, fd)
             os.rmdir(_name(step), dir_fd=fd)
 
@@ -196,8 +205,8 @@ class PlanExecutor:
             if after.type == LINK:
                 os.symlink(after.target, slot_name(step.path), dir_fd=staging.files)
             elif is_git_index(step.path):
-                # Git trusts its cached stat data of files older than the index. The oldest mtime
-                # makes it compare every file again.
+                # Git trusts its cached stat data of files older than the index. With the oldest
+                # mtime, it compares every file again.
                 times = (_OLDEST_MTIME, _OLDEST_MTIME)
                 os.utime(slot_name(step.path), times, dir_fd=staging.files, follow_symlinks=False)
             if step.before is None or step.removes_folder:
@@ -219,7 +228,10 @@ class PlanExecutor:
 
     @contextmanager
     def _writable(self, path: bytes) -> Iterator[int]:
-        """Open a directory; if it is ours and read-only, make it writable until `_set_modes`."""
+        """Open a directory.
+
+        If this user owns it and it is read-only, make it writable until `_set_modes`.
+        """
         with directory_below(self._root, path) as fd:
             found = os.fstat(fd)
             if found.st_mode & 0o300 != 0o300 and found.st_uid == os.geteuid():
@@ -236,7 +248,7 @@ class PlanExecutor:
                     if mode & MODE_BITS != self._modes[path]:
                         os.fchmod(fd, mode & ~MODE_BITS | self._modes[path])
             except (FileNotFoundError, NotADirectoryError):
-                continue  # it was made writable and then removed
+                continue  # the directory was made writable and then removed
             except OSError as error:
                 self.failed[os.fsdecode(path)] = error.strerror or type(error).__name__
 
@@ -260,6 +272,6 @@ def _brings_content(step: Step) -> bool:
 
 
 def _removes_file(step: Step) -> bool:
-    """Tell whether a file or link is removed, also to make room for a directory."""
+    """Return whether a file or link is removed, possibly to be replaced by a directory."""
     was_file = step.before is not None and step.before.type != FOLDER
     return was_file and (step.after is None or step.after.type == FOLDER)

@@ -1,4 +1,4 @@
-"""Renames that never overwrite. Owns the system calls and the fallbacks where they are missing.
+"""Renames that never overwrite. Owns the system calls and their fallbacks.
 
 A plain rename deletes an entry that was created at the target after the last check. An exchange
 deletes nothing, and a no-replace rename fails if the target exists.
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 
 _NOREPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
 _SYSCALL_NUMBERS = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
-"""Numbers of the system call `renameat2`, for C libraries without a function for it."""
+"""Number of the system call `renameat2` by machine, for C libraries without the function."""
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 """Errors of kernels and file systems that do not support the flags."""
 _NO_LINKS = frozenset({*_UNSUPPORTED, errno.EPERM, errno.EMLINK, errno.EXDEV, errno.EACCES})
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
     fd: int
 
     def stat(self) -> os.stat_result:
-        """Return its stat, without following links. Raises OSError."""
+        """Return the stat result of the entry, without following links. Raises OSError."""
         return os.stat(self.name, dir_fd=self.fd, follow_symlinks=False)
 
     def unlink(self) -> None:
@@ -48,7 +48,7 @@ def exchange(one: Entry, other: Entry) -> None:
     """Exchange two entries of any type atomically.
 
     Raises:
-        ExchangeUnsupported: the kernel or the file system cannot; nothing was changed.
+        ExchangeUnsupported: the kernel or the file system does not support it; nothing was changed.
         OSError: an entry does not exist, or permission is denied.
     """
     try:
@@ -60,14 +60,14 @@ def exchange(one: Entry, other: Entry) -> None:
 
 
 def put(source: Entry, target: Entry) -> None:
-    """Rename an entry of ours to a free name in a directory that others write to.
+    """Rename `source` without replacing `target`, in a directory that other processes write to.
 
-    Without a no-replace rename, the name is hard-linked first, which fails in the same way. Without
-    hard links, a check before the rename has to do.
+    Uses RENAME_NOREPLACE. Falls back to link(2), which also fails if the target exists, and then to
+    a check before the rename, which is racy.
 
     Raises:
-        FileExistsError: the name is taken.
-        OSError: it cannot be renamed.
+        FileExistsError: `target` exists.
+        OSError: the rename failed.
     """
     if _rename_no_replace(source, target):
         return
@@ -88,18 +88,18 @@ def put(source: Entry, target: Entry) -> None:
 
 
 def take(source: Entry, target: Entry) -> None:
-    """Rename the entry at a name to a free name of ours.
+    """Rename `source` to `target`, a private name, without replacing an existing entry.
 
     Raises:
-        FileExistsError: our name is taken.
-        OSError: it cannot be renamed.
+        FileExistsError: `target` exists.
+        OSError: the rename failed.
     """
     if not _rename_no_replace(source, target):
         _check_and_rename(source, target)
 
 
 def _rename_no_replace(source: Entry, target: Entry) -> bool:
-    """Rename to a free name; return False if no-replace renames are unsupported."""
+    """Rename without replacing; return False if that is unsupported."""
     try:
         _rename(source, target, _NOREPLACE)
     except OSError as error:
@@ -126,7 +126,7 @@ def _rename(source: Entry, target: Entry, flags: int) -> None:
 
 @cache
 def _rename_function() -> Rename:
-    """Return a function that makes the call and returns its errno, or 0; ENOSYS without one."""
+    """Return a function that calls renameat2 and returns its errno or 0; ENOSYS if unsupported."""
     try:
         with block_forks():
             import ctypes  # slow to load, and only restores need it

@@ -1,19 +1,19 @@
-"""Case-insensitive file systems: detection, and refusal of names that collide there."""
+"""Case-insensitive file systems: detection, and the check for colliding names."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
-from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.errors import Hint, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.plan import Step
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 
 
 def ignores_case(root: int) -> bool:
-    """Tell whether a directory is case-insensitive, by the staging directory in it.
+    """Return whether a directory is case-insensitive, tested with the staging directory in it.
 
     Raises:
         OSError: it cannot be read.
@@ -26,10 +26,10 @@ def ignores_case(root: int) -> bool:
 
 
 def refuse_collisions(steps: Iterable[Step]) -> None:
-    """Refuse to create two entries whose names differ by case only.
+    """Raise an error if two entries to be created differ only in case.
 
     Raises:
-        WorkspaceError: there are two such names.
+        WorkspaceError: there are two such entries.
     """
     with block_forks():
         import unicodedata
@@ -42,6 +42,10 @@ def refuse_collisions(steps: Iterable[Step]) -> None:
             if other != step.path:
                 raise WorkspaceError(
                     f"{short_repr(os.fsdecode(other))} and {short_repr(os.fsdecode(step.path))} "
-                    "differ by case only, and this file system is case-insensitive. No file was "
-                    "changed. Restore one of them with paths=, or restore to another file system."
+                    "differ only in case, and this file system is case-insensitive. No file was "
+                    "changed.",
+                    hint=Hint(
+                        "Restore one of them with paths=, or restore to another file system.",
+                        "paths",
+                    ),
                 )

@@ -3,10 +3,10 @@
 Owns the rule that an entry is deleted only if the safety checkpoint holds it. Another process may
 write to a file between the check and the rename. So the old entry is not overwritten: it is
 exchanged with the new one, or moved into staging, and checked there, where no other process opens
-it. If the safety checkpoint holds it, it is deleted. Else it is moved back; if its path is taken by
-then, it is kept beside it under another name.
+it. If the safety checkpoint holds it, it is deleted. Otherwise it is moved back; if a new entry
+exists at its path, it is kept beside the path under another name.
 
-A process may still have the old file open for writing. The swap waits for it for a moment, then
+A process may still have the old file open for writing. The swap waits for it up to a timeout, then
 continues and reports the path.
 """
 
@@ -51,11 +51,14 @@ _SLOT_LENGTH = 64
 _MAX_KEPT = 1000
 _MAX_STEM_BYTES = 230
 _WRITER_SECONDS, _ALL_WRITERS_SECONDS = 0.05, 1.0
-"""How long to wait for the writers of one file, and of all files of a restore."""
+"""Seconds to wait for the writers of one file, and of all files of a restore."""
 
 
 class StoredVersions(NamedTuple):
-    """The old and new versions of a path. Both are in the store: in staging they may be deleted."""
+    """The old and new versions of a path.
+
+    Both are in the store, so copies in staging may be deleted.
+    """
 
     path: bytes
     before: Item | None
@@ -67,18 +70,21 @@ class _CheckedEntry(NamedTuple):
 
     stat: os.stat_result
     by_signature: bool
-    """Whether its stat signature matched; else its content was compared, and has to be again."""
+    """Whether its stat signature matched.
+
+    If not, its content was compared and must be compared again.
+    """
 
 
 class EntrySwap:
     """Swaps entries of one workspace; records concurrent versions that were kept."""
 
     def __init__(self, root: int) -> None:
-        """Prepare for a root directory, which is open."""
+        """Prepare swaps in a workspace, given the descriptor of its root."""
         self._root = root
         self._patience = _ALL_WRITERS_SECONDS
         self.kept: dict[str, str] = {}
-        """Versions written during the restore: where each is kept, by path."""
+        """Versions written by other processes during the restore: maps a path to the kept copy."""
         self.open: list[str] = []
         """Paths whose old file was deleted while a process had it open for writing."""
 
@@ -88,18 +94,18 @@ class EntrySwap:
         """Move a staged entry to a path where nothing exists.
 
         Raises:
-            FileExistsError: an entry was created there.
-            OSError: it cannot be moved.
+            FileExistsError: another process created an entry there.
+            OSError: the entry cannot be moved.
         """
         self._with_slot(step, fd, staging, lambda slot: put(slot, _target(step, fd)))
 
     def replace(self, step: Step, fd: int, staging: Staging) -> None:
-        """Replace an entry that the safety checkpoint holds by a staged one.
+        """Replace an entry that the safety checkpoint holds with a staged entry.
 
         Raises:
-            EntryChanged: the entry has changed, and is left alone.
-            FileExistsError: another entry was created, and is left alone.
-            OSError: it cannot be replaced.
+            EntryChanged: the entry differs from the safety checkpoint and was kept.
+            FileExistsError: another process created an entry there, which was kept.
+            OSError: the entry cannot be replaced.
         """
         try:
             checked = check(step, fd)
@@ -109,11 +115,11 @@ class EntrySwap:
         self._with_slot(step, fd, staging, lambda slot: self._replace(step, fd, slot, checked))
 
     def remove(self, step: Step, fd: int, staging: Staging) -> None:
-        """Remove a file or link that the safety checkpoint holds, if it is still there.
+        """Remove a file or link that the safety checkpoint holds, if it still exists.
 
         Raises:
-            EntryChanged: the entry has changed, and is left alone.
-            OSError: it cannot be removed.
+            EntryChanged: the entry differs from the safety checkpoint and was kept.
+            OSError: the entry cannot be removed.
         """
         place = _target(step, fd)
         try:
@@ -127,7 +133,7 @@ class EntrySwap:
                 slot = Entry(staging.aside, fd)
                 take(place, slot)
         except FileNotFoundError:
-            return  # removed already
+            return  # already removed
         if not self._is_protected(step, slot, checked):
             self._move_back(step.path, slot, fd)
             raise EntryChanged
@@ -136,7 +142,7 @@ class EntrySwap:
     def _with_slot(
         self, step: Step, fd: int, staging: Staging, act: Callable[[Entry], None]
     ) -> None:
-        """Act on a staged entry; on another, mounted file system, on a copy of it there."""
+        """Call a function with a staged entry. On another mounted file system, use a copy there."""
         slot = Entry(slot_name(step.path), staging.files)
         try:
             act(slot)
@@ -146,7 +152,7 @@ class EntrySwap:
             staging.copy(slot.name, fd, is_link=step.after is not None and step.after.type == LINK)
             try:
                 act(Entry(staging.aside, fd))
-            except (EntryChanged, OSError):  # after an interrupt, crash recovery does this
+            except (EntryChanged, OSError):  # after an interruption, crash recovery does this
                 stored = step.before, step.after
                 self._clear_aside(step.path, Entry(staging.aside, fd), stored)
                 raise
@@ -169,7 +175,10 @@ class EntrySwap:
     def _replace_in_two_steps(
         self, step: Step, fd: int, slot: Entry, checked: _CheckedEntry
     ) -> None:
-        """Remove the old entry, then move the new one there: for a moment the path is empty."""
+        """Remove the old entry, then move the new one to its path.
+
+        In between, the path does not exist.
+        """
         place, old = _target(step, fd), _taken(slot)
         with suppress(FileNotFoundError):
             take(place, old)
@@ -190,7 +199,7 @@ class EntrySwap:
     # -- the old entry ---------------------------------------------------------------------------
 
     def _is_protected(self, step: Step, slot: Entry, checked: _CheckedEntry) -> bool:
-        """Tell whether the entry that was moved out is the one that was checked."""
+        """Return whether the entry moved to staging is the one that was checked."""
         was_open = self._wait_for_writers(step.path, slot)
         # A write may set the mtime long before it changes the content: compare the content then.
         by_signature = checked.by_signature and not was_open
@@ -200,9 +209,9 @@ class EntrySwap:
         return is_same or matches_item(step.before, slot)
 
     def _wait_for_writers(self, path: bytes, slot: Entry) -> bool:
-        """Wait until no process has a file open for writing; tell whether one had.
+        """Wait until no process has the file open for writing; return whether any had.
 
-        The file has left its path, so no process opens it anew.
+        Gives up after a timeout. The file was moved away from its path, so no new writer opens it.
         """
         was_open = False
         with suppress(EntryChanged, OSError), opened_file(slot.fd, slot.name) as file:
@@ -228,21 +237,23 @@ class EntrySwap:
             if matches_item(step.after, slot):
                 slot.unlink()
                 return
-            # Another process wrote to the new entry meanwhile: that is the later version.
+            # Another process wrote to the new entry in between, so that is the later version.
         self._keep(step.path, slot, fd)
 
     def _move_back(self, path: bytes, slot: Entry, fd: int) -> None:
-        """Move an entry back to its path, or keep it beside it if that is taken. Raises OSError."""
+        """Move an entry back to its path; if the path is in use, keep it beside. Raises OSError."""
         try:
             put(slot, Entry(path.rpartition(b"/")[2], fd))
         except FileExistsError:
             self._keep(path, slot, fd)
 
     def _keep(self, path: bytes, slot: Entry, fd: int) -> None:
-        """Keep a version beside its path, or in the root if the directory is gone.
+        """Move a file from staging to `<name>.kept-<n>` beside its path.
+
+        If that directory is missing or not writable, the file is moved to the root.
 
         Raises:
-            OSError: the version and the journal stay in staging.
+            OSError: the version cannot be moved; it and the journal stay in staging.
         """
         directory, _, name = path.rpartition(b"/")
         if fd == self._root:
@@ -264,18 +275,18 @@ class EntrySwap:
     # -- leftovers in staging --------------------------------------------------------------------
 
     def rescue(self, files: int, stored: Mapping[bytes, StoredVersions]) -> None:
-        """Empty a staging directory: delete versions that are in the store, move back all others.
+        """Empty a staging directory: delete entries that are in the store, move the others back.
 
         Args:
-            files: the directory, open.
+            files: the descriptor of the directory.
             stored: the versions in the store, by slot name.
 
         Raises:
-            OSError: an entry can neither be deleted nor kept.
+            OSError: an entry could be neither deleted nor moved.
         """
         for name in map(os.fsencode, os.listdir(files)):
             slot = Entry(name, files)
-            if len(name) < _SLOT_LENGTH:  # of an earlier release: always a disposable file
+            if len(name) < _SLOT_LENGTH:  # written by an earlier release; always disposable
                 slot.unlink()
                 continue
             versions = stored.get(name[:_SLOT_LENGTH])
@@ -288,14 +299,14 @@ class EntrySwap:
                 self._move_back_to(versions.path, slot)
 
     def rescue_aside(self, aside: bytes, stored: Mapping[bytes, StoredVersions]) -> None:
-        """Do the same in directories on other, mounted file systems.
+        """Remove staged entries in directories on other mounted file systems, as `rescue` does.
 
         Args:
-            aside: the name of staged entries there.
-            stored: the versions in the store.
+            aside: the name of the staged entry in each directory.
+            stored: the versions in the store, by slot name.
 
         Raises:
-            OSError: an entry can neither be deleted nor kept.
+            OSError: an entry could be neither deleted nor moved.
         """
         items: dict[bytes, list[Item | None]] = {}
         for path, before, after in stored.values():
@@ -305,7 +316,7 @@ class EntrySwap:
             with gone, directory_below(self._root, directory) as fd:
                 copied = Entry(partial_name(aside), fd)
                 with suppress(FileNotFoundError):
-                    copied.stat()  # a read-only disk refuses unlink even if the entry is missing
+                    copied.stat()  # on a read-only disk unlink fails even if the entry is missing
                     copied.unlink()
                 self._clear_aside(directory + b"/" + _UNNAMED, Entry(aside, fd), versions)
 
@@ -321,16 +332,16 @@ class EntrySwap:
         try:
             with directory_below(self._root, path.rpartition(b"/")[0]) as fd:
                 self._move_back(path, slot, fd)
-        except OSError:  # the directory is gone
+        except OSError:  # the directory does not exist
             self._keep(path, slot, self._root)
 
 
 def check(step: Step, fd: int) -> _CheckedEntry:
-    """Check that an entry is still what the safety checkpoint holds.
+    """Check that an entry still equals the safety checkpoint.
 
     Raises:
-        EntryChanged: it is not.
-        OSError: it cannot be read.
+        EntryChanged: the entry differs.
+        OSError: the entry cannot be read.
     """
     before, place = step.before, _target(step, fd)
     found = place.stat()
@@ -346,7 +357,7 @@ def check(step: Step, fd: int) -> _CheckedEntry:
 
 
 def matches_item(item: Item | None, place: Entry) -> bool:
-    """Tell whether an entry has the type, mode and content of a file or link. Raises OSError."""
+    """Return whether an entry is this file, with its mode, or this link. Raises OSError."""
     found = place.stat()
     if item is None or item.type == FOLDER:
         return False
@@ -361,7 +372,7 @@ def matches_item(item: Item | None, place: Entry) -> bool:
         with opened_file(place.fd, place.name) as file:
             while data := os.read(file.fd, _READ_BYTES):
                 whole.add(data)
-    except (EntryChanged, PermissionError):  # an unreadable file is not one of ours
+    except (EntryChanged, PermissionError):  # a restore writes no unreadable files
         return False
     return whole.id() == item.id
 

@@ -1,4 +1,4 @@
-"""Describes how a restore moves HEAD and branches of git repositories. Writes nothing."""
+"""Describes how a restore changes HEAD and branches of git repositories. Writes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_REF_BYTES, _MAX_PACKED_REFS_BYTES = 4096, 1 << 20
 
 
 class GitChanges:
-    """Collects one sentence per ref that a plan moves."""
+    """Collects one description per ref that a plan changes."""
 
     def __init__(self, before: Side, after: Side) -> None:
         self._before = before
@@ -20,7 +20,7 @@ class GitChanges:
         self.descriptions: list[str] = []
 
     def add(self, change: Change) -> None:
-        """Add a sentence if the change moves HEAD or a branch."""
+        """Add a description if the change affects HEAD or a branch."""
         repository, is_git, ref = (b"/" + change.path).partition(b"/.git/")
         if not is_git or not (ref == b"HEAD" or ref.startswith(b"refs/heads/")):
             return
@@ -34,7 +34,7 @@ class GitChanges:
 
 
 def _packed(side: Side, repository: bytes, ref: bytes) -> str | None:
-    """Return the value of a ref in `packed-refs`."""
+    """Return the value of a ref in `packed-refs`; None if it is not there."""
     item: Item | None = None
     for name in (repository[1:] + b"/.git/packed-refs").lstrip(b"/").split(b"/"):
         side = side if item is None else side.below(item)

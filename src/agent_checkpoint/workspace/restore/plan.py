@@ -1,7 +1,7 @@
-"""The plan of a restore: which entries change and which are left alone. Changes nothing itself.
+"""The plan of a restore: the entries to change and the entries to leave. Writes nothing.
 
 An entry is deleted or overwritten only if the safety checkpoint holds its current state. Entries
-that are excluded, unreadable or torn, now or in the target tree, are left alone.
+that are excluded, unreadable or torn, now or in the target tree, are not changed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _GIT_DATA_NAMES = frozenset(
     b"objects refs logs HEAD ORIG_HEAD FETCH_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD index "
     b"packed-refs description shallow COMMIT_EDITMSG MERGE_MSG MERGE_MODE SQUASH_MSG".split()
 )
-"""Names in a `.git` whose content git neither executes nor reads settings from."""
+"""Names in a `.git` directory that git neither executes nor reads settings from."""
 _GIT_OBJECT = re.compile(
     rb"/objects/([0-9a-f]{2}/[0-9a-f]{38,62}|pack/pack-[0-9a-f]{40,64}\.[a-z]+)\Z"
 )
@@ -86,14 +86,14 @@ class Step(NamedTuple):
 
     @property
     def removes_folder(self) -> bool:
-        """Whether a directory is removed, also to make room for a file or link."""
+        """Whether a directory is removed, possibly to be replaced by a file or link."""
         was_folder = self.before is not None and self.before.type == FOLDER
         return was_folder and (self.after is None or self.after.type != FOLDER)
 
 
 @dataclass(repr=False)
 class Plan:
-    """The changes that a restore makes, path by path, for people to check."""
+    """The changes of a restore, path by path, for review."""
 
     tree: Tree
     steps: list[Step] = field(default_factory=list, repr=False)
@@ -101,13 +101,13 @@ class Plan:
     """Files, links and directories that are created or overwritten."""
     delete: list[str] = field(default_factory=list)
     mode: list[str] = field(default_factory=list)
-    """Paths of which only the permission bits change."""
+    """Paths whose permission bits change, but not their content."""
     leave: dict[str, str] = field(default_factory=dict)
-    """Paths that differ from the tree and are left alone, with the reason."""
+    """Paths that differ from the tree but are not changed, with the reason."""
     unseen: list[str] = field(default_factory=list)
-    """Paths to be overwritten or deleted whose content only the safety checkpoint holds."""
+    """Paths to be overwritten or deleted whose content is only in the safety checkpoint."""
     kept: dict[str, str] = field(default_factory=dict)
-    """Versions written during the restore: where each is kept, by path."""
+    """Versions written by other processes during the restore: maps a path to the kept copy."""
     open: list[str] = field(default_factory=list)
     """Paths replaced or deleted while a process had them open for writing. Its later writes go to
     the old file, which is unlinked."""
@@ -116,16 +116,16 @@ class Plan:
     executable: list[str] = field(default_factory=list)
     """Files that become executable, and executable files that get other content."""
     git_files: list[str] = field(default_factory=list)
-    """Files written into a `.git` that git may execute or read settings from."""
+    """Files in a `.git` directory that git may execute or read settings from."""
     left: set[bytes] = field(default_factory=set, repr=False)
-    """Paths left alone, with everything below them."""
+    """Paths that are not changed, including everything below them."""
     safety: Tree | None = None
     """The workspace before the restore."""
     safety_id: str | None = None
-    """The safety checkpoint, which holds it."""
+    """The id of the safety checkpoint, which holds `safety`."""
 
     def keep(self, holding: set[bytes]) -> None:
-        """Keep the directories of entries that are left alone, and list all other steps by kind."""
+        """Drop steps that would remove directories of kept entries; list the rest by kind."""
         kept = {step.path for step in self.steps if step.path in holding and step.removes_folder}
         replaced = {
             step.path for step in self.steps if step.path in kept and step.after is not None
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def digest(self) -> str:
-        """A hash of every step and of the current state of its entry, to compare plans."""
+        """A hash of all steps and of the current state of their entries, to compare plans."""
         digest = sha256()
         for step in self.steps:
             items = [item and item._replace(ref="") for item in (step.before, step.after)]
@@ -202,14 +202,14 @@ class Planner:
         paths: Iterable[bytes] | None = None,
         exclude: Rules,
     ) -> None:
-        """Prepare.
+        """Prepare a plan.
 
         Args:
-            current: the workspace as scanned.
+            current: the scanned workspace.
             tree: the target.
             safety: the tree of the safety checkpoint, if that is not `current`.
-            last_regular: the tree of the last regular checkpoint, if any.
-            keep_unseen: leave alone entries that `last_regular` does not hold.
+            last_regular: the tree of the last checkpoint that is not a safety checkpoint, if any.
+            keep_unseen: do not change entries that `last_regular` does not hold.
             paths: the paths to restore; all if None.
             exclude: rules of paths not to restore.
         """
@@ -264,7 +264,7 @@ class Planner:
         return plan
 
     def _list_losses(self, plan: Plan) -> None:
-        """List entries that cannot be captured as left alone, also those that the tree lacks."""
+        """Add entries that cannot be captured to `leave`, even if the tree lacks them."""
         if not isinstance(self._current.place, DirState):
             return
         for path, note in self._current.place.all_notes():
@@ -286,11 +286,11 @@ class Planner:
         return self._is_within(path) or (is_folder and path in self._above)
 
     def _is_within(self, path: bytes) -> bool:
-        """Tell whether a path is one of `paths`, or below one."""
+        """Return whether a path is one of `paths`, or below one."""
         return self._paths is None or not self._paths.isdisjoint({path, *_parents(path)})
 
     def _is_parent_only(self, change: Change) -> bool:
-        """Tell whether a directory is only a parent of selected paths: it is not changed."""
+        """Return whether a directory is only a parent of selected paths, so is not changed."""
         is_kept = change.before is not None and change.after is not None
         return is_kept and not self._is_within(change.path)
 
@@ -326,22 +326,22 @@ class Planner:
 
 
 def is_git_object(path: bytes) -> bool:
-    """Tell whether a path is in the object directory of a git repository or submodule."""
+    """Return whether a path is in the object directory of a git repository or submodule."""
     names = path.split(b"/")
     return b".git" in names and b"objects" in names[names.index(b".git") :]
 
 
 def is_git_lock(path: bytes) -> bool:
-    """Tell whether a path is a lock of git: restoring it would block every git command."""
+    """Return whether a path is a lock file of git. Restoring it would block every git command."""
     *above, name = path.split(b"/")
     return b".git" in above and (name.endswith(b".lock") or name == b"gc.pid")
 
 
 def is_git_setting(path: bytes) -> bool:
-    """Tell whether a path is in a `.git` and git may execute it or read settings from it.
+    """Return whether a path is in a `.git` and git may execute it or read settings from it.
 
     These are hooks, `config` and every name not known to be harmless; also a file `.git`, which
-    points to another repository. Case is ignored, as case-insensitive file systems do.
+    refers to another repository. Case is ignored because the file system may be case-insensitive.
     """
     names = path.split(b"/")
     below = [names[index + 1 :] for index, name in enumerate(names) if name.lower() == b".git"]
@@ -351,7 +351,7 @@ def is_git_setting(path: bytes) -> bool:
 
 
 def is_git_index(path: bytes) -> bool:
-    """Tell whether a path is the index of a git repository or of a nested one."""
+    """Return whether a path is the index of a git repository or of a nested one."""
     *above, name = path.split(b"/")
     return b".git" in above and name == b"index"
 
@@ -363,7 +363,7 @@ def _parents(path: bytes) -> set[bytes]:
 
 
 def _holds_uncaptured(change: Change) -> bool:
-    """Tell whether a directory to be removed holds entries that are not captured."""
+    """Return whether a directory to be removed contains entries that are not captured."""
     if change.folder is None or change.before is None or change.before.type != FOLDER:
         return False
     return any(not note.is_captured for note in change.folder.subdirs[change.name].notes.values())
@@ -377,7 +377,7 @@ def _step(change: Change) -> Step:
 
 
 def _changed_since(last_regular: Tree | None, current: Side) -> set[bytes]:
-    """Return the paths whose current state the last regular checkpoint does not hold."""
+    """Return the files and links created or changed since a checkpoint; none without one."""
     if last_regular is None:
         return set()
     changes = differences(Side(last_regular.root.ref, last_regular.get), current)
@@ -408,7 +408,7 @@ class _TreeRules:
         self._by_directory: dict[bytes, tuple[Rules, Side]] = {}
 
     def excluded(self, path: bytes, item: Item | None) -> bool:
-        """Tell whether a path that the tree lacks was excluded from it."""
+        """Return whether a path that is not in the tree was excluded by its rules."""
         directory, _, name = path.rpartition(b"/")
         rules, _ = self._within(directory)
         is_folder = item is not None and item.type == FOLDER

@@ -1,7 +1,7 @@
-"""Crash recovery of restores: finds the journal of an interrupted one and rolls it forward.
+"""Crash recovery: rolls the journal of an interrupted restore forward, or discards it.
 
-Owns which store that needs, and how files left in staging return to the workspace. The safety
-checkpoint that the journal names is the evidence of what may still be overwritten.
+Owns the choice of the store, and the return of files from staging to the workspace. Only entries
+that the safety checkpoint of the journal holds may be overwritten.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersions
-from agent_checkpoint.workspace.restore.operation import execute_plan
+from agent_checkpoint.workspace.restore.journal import Journal
 from agent_checkpoint.workspace.restore.plan import Plan, Planner
 from agent_checkpoint.workspace.restore.staging import (
-    Journal,
     aside_name,
     has_staging,
     move_staging_aside,
-    read_journal,
+    own_journal,
+    remove_staging,
     slot_name,
     staged_files,
 )
+from agent_checkpoint.workspace.restore.transition import execute_plan
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.scan.scanner import Scanner
 from agent_checkpoint.workspace.tree.compare import Side, differences
@@ -39,7 +40,7 @@ from agent_checkpoint.workspace.workspace_lock import RootLock
 _INTERRUPTED = "A restore of this workspace was interrupted and cannot be completed now"
 _RETRY = "Opening the workspace again retries it."
 _SHORTAGES = frozenset(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
-"""Read errors that are about the process, not about the file."""
+"""Read errors caused by limits of the process, not by the file."""
 
 
 class Recovery(NamedTuple):
@@ -48,14 +49,14 @@ class Recovery(NamedTuple):
     plan: Plan | None = None
     """The restore that was completed, if one was interrupted."""
     notice: str | None = None
-    """A message for people, if a directory of others had the name of the staging directory."""
+    """A message for the user, if an unknown directory had the name of the staging directory."""
 
 
 def recover(root_lock: RootLock, scanner: Scanner, store: Store | None) -> Recovery:
     """Roll an interrupted restore forward, if there is one.
 
-    Entries that changed after the interruption are left alone, because no checkpoint holds them.
-    The ignore rules are those of the interrupted restore, not those of the scanner.
+    Entries that changed after the interruption are not overwritten, because no checkpoint holds
+    them. The ignore rules are those of the interrupted restore, not those of the scanner.
 
     Args:
         root_lock: the lock of the workspace's root directory.
@@ -63,7 +64,7 @@ def recover(root_lock: RootLock, scanner: Scanner, store: Store | None) -> Recov
         store: the store of the workspace, if it has one.
 
     Raises:
-        WorkspaceError: it needs another store, or cannot be completed now.
+        WorkspaceError: the restore needs another store, or cannot be completed now.
         RestoreIncompleteError: some paths could not be restored.
     """
     path = os.fspath(root_lock.path)
@@ -72,7 +73,7 @@ def recover(root_lock: RootLock, scanner: Scanner, store: Store | None) -> Recov
             return Recovery()
     with root_lock.held(exclusive=True) as root:
         try:
-            journal = read_journal(root, path)
+            journal = own_journal(root, path)
             if journal is None:
                 # Another process may have completed it since the check above.
                 return Recovery(
@@ -81,9 +82,12 @@ def recover(root_lock: RootLock, scanner: Scanner, store: Store | None) -> Recov
         except OSError as error:
             raise WorkspaceError(
                 f"{STAGING.decode()} cannot be removed ({error}). A restore was interrupted before "
-                "it changed any file. Remove that directory."
+                "it changed any file. Remove this directory."
             ) from error
         store = _find_store(journal, store, root_lock.path)
+        if not journal.is_decided(store):  # no entry was changed
+            remove_staging(root)
+            return Recovery()
         return Recovery(_roll_forward(root, journal, store, scanner))
 
 
@@ -114,7 +118,7 @@ def _roll_forward(root: int, journal: Journal, store: Store, scanner: Scanner) -
 
 
 def _find_store(journal: Journal, store: Store | None, root: Path) -> Store:
-    """Return the store that has the trees of an interrupted restore. Raises WorkspaceError."""
+    """Return the store that holds the trees of an interrupted restore. Raises WorkspaceError."""
     needed = [name for name in (journal.tree, journal.safety, journal.seen) if name]
     if store is not None and not store.backend.missing_objects(needed):
         return store
@@ -122,7 +126,7 @@ def _find_store(journal: Journal, store: Store | None, root: Path) -> Store:
     try:
         named = Store(open_url(journal.store))
         if _is_within(named.backend, root):
-            # Journal and store may both have come with the files, to plant other contents.
+            # Journal and store may both be part of an untrusted project, to inject other contents.
             problem = "it is inside the workspace and was not given explicitly"
         elif not named.backend.missing_objects(needed):
             return named
@@ -131,13 +135,13 @@ def _find_store(journal: Journal, store: Store | None, root: Path) -> Store:
     raise WorkspaceError(
         "A restore of this workspace was interrupted. Completing it needs the store "
         f"{journal.store} ({problem}). Open the workspace with that store, or remove "
-        f"{STAGING.decode()} in it to keep the files as they are."
+        f"{STAGING.decode()} from the workspace to keep the current files."
     )
 
 
 def _is_within(backend: Backend, root: Path) -> bool:
-    """Tell whether the files of a backend are in a directory."""
-    path = getattr(backend, "path", None)
+    """Return whether the files of a backend are inside a directory."""
+    path = backend.properties.path
     if path is None:
         return False
     path = Path(os.path.realpath(path))
@@ -145,12 +149,12 @@ def _is_within(backend: Backend, root: Path) -> bool:
 
 
 def _empty_staging(root: int, journal: Journal, safety: Side, target: Side) -> EntrySwap:
-    """Return files from staging to the workspace, unless the store holds their content.
+    """Move files from staging back to the workspace, unless the store holds their content.
 
-    Returns the record of versions that were kept under another name.
+    Returns the EntrySwap, which records the versions kept under another name.
 
     Raises:
-        WorkspaceError: a file cannot be returned; it stays in staging.
+        WorkspaceError: a file cannot be moved back; it stays in staging.
     """
     stored = {
         slot_name(change.path): StoredVersions(change.path, change.before, change.after)
@@ -168,9 +172,9 @@ def _empty_staging(root: int, journal: Journal, safety: Side, target: Side) -> E
 
 
 def _refuse_shortage(current: DirState) -> None:
-    """Refuse to continue if files are unreadable only because the process lacks resources.
+    """Raise an error if files are unreadable only because the process lacks resources.
 
-    Else these files would be left alone for good.
+    Otherwise these files would never be restored.
 
     Raises:
         WorkspaceError: such a file exists.

@@ -1,9 +1,10 @@
-"""The staging directory of a restore, in the workspace. Owns its files and the journal.
+"""The staging directory of a restore, in the workspace. Owns its files.
 
-It is in the workspace because a rename cannot cross file systems. While it holds a journal, a
-restore has begun, and crash recovery completes it when the workspace is opened next. A directory of
-this name may also come from others, for example with a git clone. Without a seal of this user for
-this workspace it is neither obeyed nor removed, and it blocks nothing.
+It is in the workspace because a rename cannot cross file systems. If it contains a journal, a
+restore was interrupted: when the workspace is next opened, crash recovery completes it, or discards
+it if it was not yet decided. An untrusted project, for example a git clone, may contain a directory
+of this name. A directory without an HMAC of this user for this workspace is ignored and not
+removed.
 """
 
 from __future__ import annotations
@@ -14,88 +15,61 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, StateError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.objects.object_format import BLOB
 from agent_checkpoint.workspace.restore.atomic_rename import Entry, put
+from agent_checkpoint.workspace.restore.journal import Journal, read_journal
 from agent_checkpoint.workspace.safe_open import EntryChanged, open_directory, opened_file, read_all
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item, read_chunks
 
-_JOURNAL = b"journal"
+_JOURNAL = "journal"
 _STAGED = b"staged"
-"""Holds contents while they are written. All files in it are ours, complete or not."""
+"""Contains contents while they are written. All its files were written by the restore."""
 _FILES = b"files"
-"""The name of that directory once it is complete: it may then hold replaced files as well."""
+"""The name of that directory once it is complete. It may then also contain replaced files."""
 TAKEN = b".old"
-"""The suffix of a removed entry, where the file system cannot exchange two entries."""
+"""The suffix of a removed entry on file systems that cannot exchange two entries."""
 _COPIED = b".new"
 """The suffix of an unfinished copy."""
 _OWNER = b"owner"
 _MAX_OWNER_BYTES = 128
 _TRANSIENT = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.EINTR})
-"""Errors that are not about the file: another process can read it, or a later attempt."""
+"""Errors not caused by the file: another process or a later attempt may be able to read it."""
 _FOREIGN = frozenset(
     {errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.ELOOP, errno.EPERM, errno.EACCES}
 )
-"""Errors that occur only with entries that no restore has created."""
+"""Errors that occur only if the directory contains entries not created by a restore."""
 FSYNC_EACH_MAX = 64
-"""Up to this many files are synced one by one; for more, the whole file system is."""
+"""Up to this many files are synced individually; for more, the file system is synced."""
 _BATCH = 8
 """How many contents are in memory at a time."""
-_MAX_JOURNAL_BYTES = 1 << 26
 _COPY_BYTES = 1 << 20
 
 
-class Journal(NamedTuple):
-    """A restore that has begun: its target, its safety checkpoint and its options."""
-
-    root: str
-    """The workspace. A journal found in another directory is a copy and is ignored."""
-    tree: str
-    safety: str
-    paths: tuple[str, ...] | None
-    exclude: tuple[str, ...]
-    store: str
-    safety_id: str = ""
-    """The checkpoint that holds the tree `safety`."""
-    seen: str | None = None
-    """The last regular snapshot, if entries that it does not hold are to be kept."""
-
-    @property
-    def encoded_paths(self) -> tuple[bytes, ...] | None:
-        """The paths to restore, as bytes."""
-        return None if self.paths is None else tuple(map(os.fsencode, self.paths))
-
-    @property
-    def sealed_bytes(self) -> bytes:
-        """The bytes under the seal: else anybody who can write here could name other trees."""
-        return json.dumps(["restore of a workspace", self._asdict()]).encode()
-
-
 class Staging:
-    """The staged files of one restore. Holds its directory open."""
+    """The staged files of one restore. Keeps their directory open."""
 
     def __init__(self, root: int, journal: Journal, *, is_begun: bool) -> None:
-        """Create the directory.
+        """Create the staging directory.
 
         Args:
-            root: the workspace, open.
+            root: the descriptor of the workspace.
             journal: the restore.
-            is_begun: whether the directory exists already, with that journal.
+            is_begun: the directory already exists, with this journal (crash recovery).
 
         Raises:
-            OSError: it cannot be created.
+            OSError: the directory cannot be created.
         """
         self._root = root
         self._count = 0
         self._fd = self.files = -1
         self.aside = aside_name(journal)
-        """The name of a staged entry in a directory on another, mounted file system."""
+        """The name of a staged entry in a directory on another mounted file system."""
         if not is_begun:
             os.mkdir(STAGING, 0o700, dir_fd=root)
         try:
@@ -116,8 +90,8 @@ class Staging:
         """Write the contents of files, given as path and item; yield after each, in order.
 
         Raises:
-            IntegrityError: a content is missing or damaged.
-            OSError: it cannot be written.
+            IntegrityError: a stored file content is missing or damaged.
+            OSError: a staged file cannot be written.
         """
         batch: list[tuple[bytes, Item]] = []
         for file in files:
@@ -128,25 +102,20 @@ class Staging:
         yield from self._put(batch, get)
 
     def resume(self) -> None:
-        """Make staged files durable, for a restore that has a journal already. Raises OSError."""
+        """Make staged files durable, for a restore that already has a journal. Raises OSError."""
         self._sync_staged()
-        # Else, after a power loss, replaced files could be in the directory of disposable ones.
+        # Otherwise, after a power loss, replaced files could be in the directory of disposable
+        # files.
         os.fsync(self._fd)
 
     def begin(self, journal: Journal) -> None:
-        """Make staged files durable, then the journal. From here on the restore rolls forward.
+        """Make staged files durable, then the journal. Then the restore is rolled forward.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the journal cannot be written.
         """
         self._sync_staged()
-        seal = _sealed(journal.sealed_bytes)
-        text = json.dumps({**journal._asdict(), "seal": seal}).encode()
-        with self._new(_JOURNAL + b".new", self._fd) as file:
-            _write(file, text)
-            os.fsync(file)
-        os.rename(_JOURNAL + b".new", _JOURNAL, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        os.fsync(self._fd)
+        journal.write(self._fd, _JOURNAL)
         os.fsync(self._root)
 
     def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
@@ -190,7 +159,9 @@ class Staging:
                 if item.id == item.ref:
                     blob = contents[item.ref]
                     if blob.kind != BLOB or len(blob.payload) != item.size:
-                        raise IntegrityError(f"The object {item.ref} does not match its entry.")
+                        raise IntegrityError(
+                            f"The object {item.ref} does not match its directory entry."
+                        )
                     _write(file, blob.payload)
                 else:
                     _write_chunks(file, item, get)
@@ -220,29 +191,29 @@ class Staging:
 
 
 def slot_name(path: bytes) -> bytes:
-    """Return the name in staging of the new or replaced entry of a path.
+    """Return the staging name of the new or replaced entry of a path.
 
-    It is derived from the path, so that crash recovery can tell which path an entry belongs to.
+    It is derived from the path, so that crash recovery can match entries to paths.
     """
     return hashlib.sha256(path).hexdigest().encode()
 
 
 def aside_name(journal: Journal) -> bytes:
-    """Return the name of staged entries in directories on another, mounted file system.
+    """Return the name of staged entries in directories on another mounted file system.
 
-    It is unique, and is derived from the journal, so that crash recovery knows it.
+    It is unique, and derived from the journal, so that crash recovery can compute it.
     """
     checkpoint_id = journal.safety_id.encode(errors="surrogatepass")
     return b".agent-checkpoint-" + hashlib.sha256(checkpoint_id).hexdigest().encode()
 
 
 def partial_name(aside: bytes) -> bytes:
-    """Return the name of an unfinished copy there: it is ours, complete or not."""
+    """Return the name of an unfinished copy in such a directory."""
     return aside + _COPIED
 
 
 def has_staging(root: int) -> bool:
-    """Tell whether an entry has the name of the staging directory. Raises OSError."""
+    """Return whether an entry with the name of the staging directory exists. Raises OSError."""
     try:
         os.stat(STAGING, dir_fd=root, follow_symlinks=False)
     except FileNotFoundError:
@@ -250,21 +221,19 @@ def has_staging(root: int) -> bool:
     return True
 
 
-def read_journal(root: int, path: str) -> Journal | None:
-    """Return the journal of a restore that this user has begun, or None.
+def own_journal(root: int, path: str) -> Journal | None:
+    """Return the journal of an interrupted restore of this user, or None.
 
     Args:
-        root: the workspace, open.
+        root: the descriptor of the workspace.
         path: its path.
 
     Raises:
-        WorkspaceError: it cannot be read now.
+        WorkspaceError: the journal cannot be read now.
     """
     try:
-        journal, seal = _read_journal(root)
-        return (
-            journal if journal.root == path and is_own_claim(journal.sealed_bytes, seal) else None
-        )
+        journal, is_own = _read(root)
+        return journal if is_own and journal.root == path else None
     except (EntryChanged, ValueError, KeyError, TypeError, RecursionError):
         return None
     except (OSError, StateError) as error:
@@ -272,48 +241,58 @@ def read_journal(root: int, path: str) -> Journal | None:
             return None
         raise WorkspaceError(
             "A restore of this workspace may have been interrupted: "
-            f"{os.fsdecode(STAGING)}/journal cannot be read now ({error}). "
-            "Opening the workspace again retries it."
+            f"{os.fsdecode(STAGING)}/journal cannot be read ({error}). Opening the workspace "
+            "again retries it."
         ) from error
 
 
-def move_staging_aside(root: int, path: str) -> str | None:
-    """Free the name of the staging directory where there is no journal of this user.
+def _read(root: int) -> tuple[Journal, bool]:
+    """Return the journal, and whether it is this user's. Raises as `read_journal` does."""
+    staging = open_directory(STAGING, root)
+    try:
+        return read_journal(staging, _JOURNAL)
+    finally:
+        os.close(staging)
 
-    The leftovers of a restore that had not changed any file are removed. Everything else is user
-    data, and is renamed.
+
+def move_staging_aside(root: int, path: str) -> str | None:
+    """Remove or rename a staging directory without a journal of this user.
+
+    The leftovers of a restore that had not changed any file are removed. Anything else is user data
+    and is renamed.
 
     Args:
-        root: the workspace, open.
+        root: the descriptor of the workspace.
         path: its path.
 
-    Returns a notice for people, or None.
+    Returns a message for the user, or None.
 
     Raises:
         OSError: the leftovers cannot be removed.
         WorkspaceError: the owner cannot be determined now.
     """
-    finding = "was not created by a restore of yours here, and may have come with the files"
+    finding = "was not created by a restore of this user in this workspace"
     try:
         if _is_own(root, path):
             if _has_journal(root):
                 finding = (
-                    "is of an interrupted restore whose journal is damaged: some files may not be "
-                    "restored, and a safety checkpoint holds the previous versions of the others"
+                    "belongs to an interrupted restore whose journal is damaged. Some files may "
+                    "not have been restored; a safety checkpoint holds the previous versions of "
+                    "the others"
                 )
             else:
-                finding = "holds entries that no restore has created"
+                finding = "contains entries that were not created by a restore"
                 remove_staging(root)
                 return None
     except OSError as error:
         if error.errno not in _FOREIGN:
             raise
     with suppress(EntryChanged, OSError, ValueError, KeyError, TypeError, RecursionError):
-        safety = short_repr(_read_journal(root)[0].safety_id, 120)
-        finding += f". By its journal the safety checkpoint is {safety}"
+        safety = short_repr(_read(root)[0].safety_id, 120)
+        finding += f". According to its journal, the safety checkpoint is {safety}"
     notice = f"{os.fsdecode(STAGING)} in {short_repr(path, 1000)} {finding}."
     if os.stat(STAGING, dir_fd=root, follow_symlinks=False).st_uid != os.geteuid():
-        return f"{notice} It belongs to another user: it is left alone and not captured."
+        return f"{notice} It belongs to another user; it is ignored and not captured."
     aside = STAGING + b".found-" + os.urandom(4).hex().encode()
     try:
         os.rename(STAGING, aside, src_dir_fd=root, dst_dir_fd=root)
@@ -325,13 +304,13 @@ def move_staging_aside(root: int, path: str) -> str | None:
 def _has_journal(root: int) -> bool:
     staging = open_directory(STAGING, root)
     try:
-        return os.fsdecode(_JOURNAL) in os.listdir(staging)
+        return _JOURNAL in os.listdir(staging)
     finally:
         os.close(staging)
 
 
 def _is_own(root: int, path: str) -> bool:
-    """Tell whether the directory was created by a restore of this user, or is empty.
+    """Return whether the directory was created by a restore of this user, or is empty.
 
     Raises:
         OSError: it cannot be read.
@@ -347,7 +326,7 @@ def _is_own(root: int, path: str) -> bool:
                 seal = read_all(file.fd, min(file.stat.st_size, _MAX_OWNER_BYTES)).decode("ascii")
         except (FileNotFoundError, EntryChanged, UnicodeDecodeError):
             return False
-        # The seal is written first: a process killed there has written nothing else.
+        # The HMAC is written first: a process killed before that has written nothing else.
         return _is_claimed(path, seal) or (not seal and names == {os.fsdecode(_OWNER)})
     finally:
         os.close(staging)
@@ -358,8 +337,11 @@ def _owner_of(path: str) -> bytes:
 
 
 def _claimed(path: str) -> str | None:
-    """Return the seal of the directory's owner. Raises OSError."""
-    return _sealed(_owner_of(path))
+    """Return the HMAC that identifies the owner of the directory. Raises OSError."""
+    try:
+        return seal_claim(_owner_of(path))
+    except StateError as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def _is_claimed(path: str, seal: str) -> bool:
@@ -367,45 +349,17 @@ def _is_claimed(path: str, seal: str) -> bool:
         return is_own_claim(_owner_of(path), seal)
     except StateError as error:
         raise WorkspaceError(
-            f"The owner of {os.fsdecode(STAGING)} cannot be determined now ({error}). Try again."
+            f"The owner of {os.fsdecode(STAGING)} cannot be determined ({error}). Retry."
         ) from error
 
 
-def _sealed(content: bytes) -> str | None:
-    try:
-        return seal_claim(content)
-    except StateError as error:
-        raise OSError(errno.EIO, str(error)) from error
-
-
-def _read_journal(root: int) -> tuple[Journal, object]:
-    """Return the journal and its seal. Raises the errors of reading and parsing."""
-    staging = open_directory(STAGING, root)
-    try:
-        with opened_file(staging, _JOURNAL) as file:
-            record = json.loads(read_all(file.fd, min(file.stat.st_size, _MAX_JOURNAL_BYTES)))
-        journal = Journal(
-            str(record["root"]),
-            str(record["tree"]),
-            str(record["safety"]),
-            None if record["paths"] is None else tuple(map(str, record["paths"])),
-            tuple(map(str, record["exclude"])),
-            str(record["store"]),
-            str(record["safety_id"]),
-            None if record["seen"] is None else str(record["seen"]),
-        )
-        return journal, record["seal"]
-    finally:
-        os.close(staging)
-
-
 def remove_staging(root: int, *, keep_journal: bool = False) -> None:
-    """Remove the staging directory, its journal first; or all but the journal.
+    """Remove the staging directory, the journal first; with `keep_journal`, all but the journal.
 
-    The owner file goes last, so that the leftovers of an interruption are still recognized.
+    The owner file is removed last, so that the leftovers of an interruption are recognized.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: an entry cannot be removed.
     """
     try:
         staging = open_directory(STAGING, root)
@@ -413,11 +367,12 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
         return
     try:
         names = set(map(os.fsencode, os.listdir(staging)))
-        order = [name for name in (_JOURNAL, _FILES, _STAGED) if name in names]
+        journal = os.fsencode(_JOURNAL)
+        order = [name for name in (journal, _FILES, _STAGED) if name in names]
         for name in (*order, *sorted(names - {*order, _OWNER}), *(names & {_OWNER})):
             if name in (_FILES, _STAGED):
                 _remove_files(staging, name)
-            elif name != _JOURNAL or not keep_journal:
+            elif name != journal or not keep_journal:
                 os.unlink(name, dir_fd=staging)
     finally:
         os.close(staging)
@@ -442,7 +397,7 @@ def sync_file_system(fd: int) -> None:
 
 @contextmanager
 def staged_files(root: int) -> Iterator[int | None]:
-    """Open the staged files of a restore that has begun; None if there are none. Raises OSError."""
+    """Open the directory of staged files; None if it does not exist. Raises OSError."""
     try:
         staging = open_directory(STAGING, root)
     except FileNotFoundError:

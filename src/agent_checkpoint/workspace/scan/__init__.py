@@ -1,1 +1,1 @@
-"""Scanning a directory: the walk, the stat pass, the stat index, reading file contents."""
+"""Scans a directory: walk, stat pass, stat index, file contents."""

@@ -1,4 +1,4 @@
-"""Chunking of large files. Owns the chunk sizes; knows no objects.
+"""Splits large files into chunks. Owns the chunk sizes; does not depend on objects.
 
 With the extra `chunks` the chunk boundaries are content-defined (FastCDC), so an insertion changes
 only the chunks around it; without it, chunks have a fixed size of 1 MiB. The id of a file is the
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 
 CHUNKED_FROM = 1_000_000
-"""A file with more bytes is stored in chunks."""
+"""Files with more bytes than this are stored in chunks."""
 _CHUNK = 1 << 20
 _SMALLEST, _LARGEST = _CHUNK // 4, _CHUNK * 4
 
@@ -32,7 +32,8 @@ def cut(fd: int) -> Iterator[bytes]:
 
 
 @lru_cache(maxsize=1)
-def _is_installed() -> bool:
+def is_installed() -> bool:
+    """Return whether content-defined chunking is available."""
     try:  # the pure Python version would take minutes
         with block_forks():
             from importlib.util import find_spec
@@ -44,10 +45,11 @@ def _is_installed() -> bool:
 
 def _chunker() -> Any:
     """Return a content-defined chunker for one file; None if it is not installed."""
-    if not _is_installed():
+    if not is_installed():
         return None
     with block_forks():
-        from importlib import import_module  # by name: type checkers may not have it
+        # By name: the package may not be installed for type checkers.
+        from importlib import import_module
 
         module = import_module("pyfastcdc.cy")
     return module.FastCDC(_CHUNK, min_size=_SMALLEST, max_size=_LARGEST)

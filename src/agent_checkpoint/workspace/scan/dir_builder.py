@@ -1,4 +1,4 @@
-"""Directories during a walk, until each is a `DirState`. Owns assembling the tree bottom-up."""
+"""Collects the entries of directories during a walk and assembles them bottom-up to `DirState`s."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DirBuilder:
         self.results: dict[bytes, ReadResult] = {}
         self.subdirs: dict[bytes, DirState] = {}
         self.is_same = False
-        """Whether names and signatures equal the old ones; subdirectories may differ."""
+        """Whether names and signatures equal the old ones; subdirectories may have changed."""
 
     def child(self, name: bytes) -> bytes:
         """Return the path of an entry."""
@@ -58,12 +58,12 @@ class DirBuilder:
 
 
 def assemble(builders: Sequence[DirBuilder], get: Get, put: Put) -> DirState:
-    """Return the state of the first directory; a directory comes before those below it.
+    """Return the state of the first directory.
 
     Args:
-        builders: the directories, with all contents read.
+        builders: the directories, each before its subdirectories, with all contents read.
         get: reads objects of directories whose entries are not loaded.
-        put: takes the objects of changed directories.
+        put: receives the objects of changed directories.
 
     Raises:
         IntegrityError: the object of a known directory cannot be read.

@@ -1,4 +1,4 @@
-"""Which entries of a directory are captured. Owns the decision and the note on the others."""
+"""Decides which entries of a directory are captured, and adds notes for the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from collections.abc import Collection
 from typing import NamedTuple
 
-from agent_checkpoint.backends.disk.mounts import pseudo_devices
+from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder
@@ -15,7 +15,7 @@ from agent_checkpoint.workspace.scan.nested_stores import is_store
 from agent_checkpoint.workspace.tree.dir_state import IGNORED, SPECIAL, STORE, Note, stat_signature
 
 STAGING = b".agent-checkpoint-restore"
-"""The directory in the root where restores are staged; never captured."""
+"""The staging directory of restores, in the root; never captured."""
 _SPECIALS = {
     stat.S_IFIFO: "a fifo",
     stat.S_IFSOCK: "a socket",
@@ -41,7 +41,7 @@ class EntryFilter:
         Args:
             device: the device of its root.
             excluded: entries that are never captured.
-            links: collects files with several names.
+            links: collects files with several hard links.
         """
         self._device = device
         self._excluded = excluded
@@ -51,13 +51,13 @@ class EntryFilter:
     def admit(
         self, builder: DirBuilder, name: bytes, status: os.stat_result, rules: Rules, directory: int
     ) -> bool:
-        """Add an entry of an open directory to the builder if it is captured, else a note.
+        """Add an entry to the builder if it is captured; otherwise add a note.
 
         Returns whether the entry is captured.
         """
         mode = status.st_mode
         is_dir = stat.S_ISDIR(mode)
-        # Rule files are captured even if they match: a restore needs to know what was left out.
+        # Rule files are captured even if they match a rule: a restore needs the rules of the tree.
         if (
             rules
             and rules.excludes(builder.path, name, is_dir)

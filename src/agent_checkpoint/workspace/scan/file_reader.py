@@ -1,7 +1,8 @@
-"""Contents of files on their way into a store. Owns reading, hashing and batching them.
+"""Reads, hashes and batches the contents of files for a store.
 
-The first batch is committed together with the checkpoint: a step of an agent changes few files.
-Further batches are stored ahead of it by a background thread while the scan continues.
+The first batch is committed together with the checkpoint; it is usually the only one, because a
+step of an agent changes few files. A background thread stores further batches while the scan
+continues.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.store.objects.object_format import BLOB, PlainObject, TerminalRef, make_object
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.safe_open import (
@@ -39,7 +40,7 @@ from agent_checkpoint.workspace.tree.tree_format import (
 )
 
 if TYPE_CHECKING:
-    from agent_checkpoint.workspace.scan.object_writer import BackgroundWriter
+    from agent_checkpoint.workspace.scan.background_writer import BackgroundWriter
 
 _STRIDE = 256
 _BATCH_FILES = 1024
@@ -49,9 +50,10 @@ _PIECE = 1 << 20
 
 
 class ReadResult(NamedTuple):
-    """The result of reading an entry: its item, or a note why there is none.
+    """The result of reading an entry: its item, or a note with the reason why there is none.
 
-    With neither the entry is gone, or, if `is_changing`, replaced by one of another type.
+    If both are None, the entry was removed or, if `is_changing`, replaced by an entry of another
+    type.
     """
 
     item: Item | None
@@ -75,9 +77,10 @@ class FileReader:
         """Start with an empty batch.
 
         Args:
-            writer: takes the objects.
-            limit: counts the bytes about to be read; may raise.
-            ahead: whether to store the first batch at once, too, because no checkpoint may follow.
+            writer: receives the objects.
+            limit: counts the bytes about to be read; may raise WorkspaceError.
+            ahead: whether to store the first batch immediately, because a checkpoint may not
+                follow.
         """
         self._ahead = ahead and writer.backend is not None
         self._writer = writer
@@ -117,7 +120,7 @@ class FileReader:
                 self._hand_over()
 
     def finish(self) -> None:
-        """Store everything, except a first batch that is committed with the checkpoint.
+        """Store all batches, except a first batch that is committed with the checkpoint.
 
         Raises StorageError.
         """
@@ -155,7 +158,7 @@ class FileReader:
             return
         if self._background is None:
             with block_forks():
-                from agent_checkpoint.workspace.scan.object_writer import (
+                from agent_checkpoint.workspace.scan.background_writer import (
                     BackgroundWriter,  # slow to load, seldom needed
                 )
 
@@ -226,7 +229,10 @@ def _read_link(directory: int, name: bytes) -> ReadResult:
 
 
 def _is_same(fd: int, size: int, digest: ContentHash) -> bool:
-    """Read a file again whose mtime is too recent to reveal a change. Raises OSError."""
+    """Return whether a second read gives the same content. Raises OSError.
+
+    Used if the mtime is too recent to reveal a change.
+    """
     again = ContentHash()
     os.lseek(fd, 0, os.SEEK_SET)
     while size > 0 and (data := os.read(fd, min(size, _PIECE))):

@@ -1,10 +1,10 @@
-"""Checkpoint stores inside a workspace. Owns recognizing a store that is in use.
+"""Recognizes checkpoint stores in use inside a workspace.
 
-Other programs save to such a store during a scan or a restore. A restore must not roll back what
-it has acknowledged as durable. A store is recognized by its content: the application id of its
-database, or its format record. Names alone prove nothing, since anyone can put files of any name
-into a workspace. A store without a lock file is plain data, for example one checked out with a
-repository: the first writer creates the lock file before anything else.
+Other programs may save to such a store during a scan or a restore, and a restore must not roll back
+checkpoints that the store has acknowledged. A store is recognized by its content: the application
+id of its database, or its format record. File names are not sufficient, because a project may
+contain files of any name. A store without a lock file is plain data, for example one that is
+checked in to a repository: the first writer creates the lock file before anything else.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ FORMAT_DIR = os.fsencode(FORMAT_FOLDER)
 """The directory of a file store that holds its format record."""
 _RECORD = FORMAT_DIR + b"/1.json"
 STORE_NAMES = frozenset({_DATABASE, _DATABASE + b"-wal", _DATABASE + b"-shm", _LOCK, FORMAT_DIR})
-"""Names whose creation or change can turn a directory into a store in use."""
+"""Names that, when created or changed, can make a directory a store in use."""
 _LARGEST_RECORD = 1 << 16
 
 
 def is_store(directory: int, name: bytes) -> bool:
-    """Tell whether a subdirectory of an open directory is a store in use."""
+    """Return whether a subdirectory of an open directory is a store in use."""
     database = name + b"/" + _DATABASE
     if is_open_here(directory, database):
         return True
@@ -43,7 +43,7 @@ def _is_format_record(directory: int, path: bytes) -> bool:
             record = json.loads(os.read(file.fd, _LARGEST_RECORD))
     except (EntryChanged, OSError, ValueError, RecursionError):
         return False
-    # Of any version: a store of a newer format is a store, too.
+    # Any version: a store of a newer format is also a store.
     return isinstance(record, dict) and all(
         isinstance(record.get(member), int) for member in ("read", "write")
     )

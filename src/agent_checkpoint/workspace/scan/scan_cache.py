@@ -1,6 +1,6 @@
-"""The result of the last scan of a directory. Owns it in memory and the stat index on disk.
+"""Caches the result of the last scan of a directory, in memory and as a stat index on disk.
 
-It belongs to one store at a time, since it implies which objects that store has.
+The cache belongs to one store at a time, because it implies which objects that store has.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from agent_checkpoint.backends.base import Backend
 from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.store.objects.writer import Writer
@@ -23,12 +23,12 @@ from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
 
 _REWRITE_INDEX_AFTER = 64
-"""The index is rewritten once a new process would have to read this many files again."""
+"""The index is rewritten when a new process would have to read this many files again."""
 
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Pause garbage collection, which is slow among the many objects that a scan creates."""
+    """Pause Python's garbage collector, which is slow while a scan creates many objects."""
     is_on = gc.isenabled()
     gc.disable()
     try:
@@ -51,21 +51,24 @@ class ScanCache:
         self.dir_state: DirState | None = None
         """The state found by the last scan."""
         self.is_copy = False
-        """Whether it is the state of the directory that this one was copied from."""
+        """Whether `state` is that of the directory from which this one was copied."""
         self._path = path
         self._rules = rules
-        self._backend: Any = None
+        self._backend: Backend | None = None
         self._loaded_index: StatIndex | None = None
         self._reads_since_index = 0
         self._writes_index = True
-        """Whether an index is written: not for an overlay, which may be mounted at another path."""
+        """Whether an index is written.
+
+        False for an overlay, which may be mounted at another path.
+        """
 
     def is_for(self, writer: Writer) -> bool:
-        """Tell whether the cache belongs to the store of a writer."""
+        """Return whether the cache belongs to the store of a writer."""
         return writer.backend is self._backend and writer.trust_cache
 
     def begin(self, writer: Writer) -> None:
-        """Load the stat index for the store of a writer, and drop everything else."""
+        """Load the stat index for the store of a writer and drop the cached state."""
         self.dir_state = self._loaded_index = None
         self._backend = writer.backend
         path = self._index_path()
@@ -75,16 +78,17 @@ class ScanCache:
             if self._loaded_index is not None:
                 self.dir_state = self._loaded_index.root
         self._reads_since_index = 0 if self.dir_state is not None else _REWRITE_INDEX_AFTER
+        writer.asks_all = self.dir_state is None  # every file is read: lost objects are stored
 
-    def adopt(self, state: DirState, backend: Any, *, is_copy: bool) -> None:
-        """Take over the state of the directory that this one was forked from."""
+    def adopt(self, state: DirState, backend: Backend, *, is_copy: bool) -> None:
+        """Cache the state of the directory from which this one was forked."""
         self.dir_state = state
         self.is_copy = is_copy
         self._backend = backend
         self._writes_index = is_copy
 
     def keep(self, state: DirState, writer: Writer, *, read: int) -> None:
-        """Keep the result of a scan; put directory objects that the store lacks.
+        """Cache the result of a scan; write directory objects that the store lacks.
 
         Args:
             state: the result.
@@ -101,7 +105,7 @@ class ScanCache:
 
     @property
     def index(self) -> StatIndex | None:
-        """The loaded index, if it still is the current state."""
+        """The loaded index, if it is still the current state; else None."""
         index = self._loaded_index
         return index if index is not None and index.root is self.dir_state else None
 
@@ -115,7 +119,7 @@ class ScanCache:
         """Return device and inode of the store and the indexes, which may be in the workspace."""
         inodes = set()
         index = self._index_path()
-        for path in (getattr(self._backend, "path", None), index and index.parent):
+        for path in (self._store_path(), index and index.parent):
             try:
                 stat = os.stat(path) if path is not None else None
             except OSError:
@@ -125,7 +129,7 @@ class ScanCache:
         return inodes
 
     def _put_again(self, state: DirState, writer: Writer) -> None:
-        """Put the directory objects of a checkpoint that was never committed."""
+        """Write again the directory objects of a checkpoint that was not committed."""
         stack = [state]
         while stack:
             state = stack.pop()
@@ -152,15 +156,18 @@ class ScanCache:
                 return
             self._reads_since_index = 0
 
+    def _store_path(self) -> Path | None:
+        return None if self._backend is None else self._backend.properties.path
+
     def _index_path(self) -> Path | None:
-        """Return the path of the index; None if the store is in memory only."""
-        store_path = getattr(self._backend, "path", None)
+        """Return the path of the index; None if the store is in memory."""
+        store_path = self._store_path()
         if store_path is None:
             return None
         try:
             home = data_home()
         except (InvalidInputError, StorageError):
             return None
-        # With other rules, other files are in the index.
+        # Indexes for other rules contain other files.
         identity = os.fsencode(store_path), os.fsencode(self._path), self._rules.key
         return home / "index" / hashlib.sha256(b"\0".join(identity)).hexdigest()[:32]

@@ -1,7 +1,7 @@
-"""The scanner of one directory. Owns the change source and the choice between the kinds of scan.
+"""The scanner of a directory. Owns the change source and the choice of the kind of scan.
 
-A scan is partial where a watcher or an overlay reports the changed paths, a stat pass where the
-tree is known, and a full walk otherwise. What is known from the last scan is in the `ScanCache`.
+A scan is partial if a watcher or an overlay reports the changed paths, a stat pass if the tree is
+known, and a full walk otherwise. The result of the last scan is in the `ScanCache`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.objects.writer import Writer
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.workspace.changes.inotify import Watcher
 
 _FULL_SCAN_AFTER = 60.0
-"""Seconds. Writes through a memory map and through hard links from outside raise no event."""
+"""Seconds between full scans. Writes by mmap and through hard links outside raise no event."""
 
 NamesByDir = Mapping[bytes, set[bytes]]
 
@@ -65,7 +66,7 @@ class Scanner:
         self._is_full_scan_due = False
         """Whether a stat pass follows the partial scan."""
         self.watch_trouble: str | None = None if watch else "watching is turned off (watch=False)"
-        """Why the directory is not watched."""
+        """The reason why the directory is not watched."""
 
     def with_rules(self, rules: Rules) -> Scanner:
         """Return a scanner of the same directory with other rules, no limit and no watcher."""
@@ -80,14 +81,14 @@ class Scanner:
         ahead: bool = False,
         changed: NamesByDir | None = None,
     ) -> DirState:
-        """Return the present state of the directory; put objects that the store lacks.
+        """Return the current state of the directory; write objects that the store lacks.
 
         Args:
-            root: the directory, open.
-            writer: takes the objects.
+            root: the descriptor of the directory.
+            writer: receives the objects.
             full: whether to stat every entry, even if all changed paths are known.
-            ahead: whether to store contents at once, because no checkpoint may follow.
-            changed: names that this process changed itself; used if there is no change source.
+            ahead: whether to store contents immediately, because a checkpoint may not follow.
+            changed: names that this process changed; used if there is no change source.
 
         Raises:
             WorkspaceError: the directory cannot be listed.
@@ -115,8 +116,8 @@ class Scanner:
         """Remove the stat index of a directory that is about to be deleted."""
         self._cache.forget_index()
 
-    def adopt(self, state: DirState, backend: Any, upper: OverlayUpper | None = None) -> None:
-        """Cache the state of the directory that this one was forked from.
+    def adopt(self, state: DirState, backend: Backend, upper: OverlayUpper | None = None) -> None:
+        """Cache the state of the directory from which this one was forked.
 
         Args:
             state: the state of that directory.
@@ -146,13 +147,14 @@ class Scanner:
             try:
                 if known is not None and events is not None:
                     state = self._scan_changed(root, writer, reader, known, events)
-                if state is not None and self._is_full_scan_due:  # for changes without an event
+                if state is not None and self._is_full_scan_due:  # finds changes without an event
                     self._cache.dir_state, state = state, None
                 if state is None:
                     state = self._scan_all(root, writer, reader)
-            except IntegrityError:  # the cache refers to an object that is gone: scan without it
+            except IntegrityError:  # the cache refers to a missing object: scan without it
                 self.close()
                 self._cache.dir_state = None
+                writer.asks_all = True
                 state = self._scan_all(root, writer, reader)
             reader.finish()
         self._cache.keep(state, writer, read=reader.count)
@@ -161,7 +163,7 @@ class Scanner:
     # -- kinds of scan ---------------------------------------------------------------------------
 
     def _events(self, full: bool) -> ChangedPaths | None:
-        """Return the changed paths that the source reports; None if everything must be scanned."""
+        """Return the changed paths from the change source; None if a full scan is needed."""
         self._is_full_scan_due = False
         if self._source is None:
             return None
@@ -172,7 +174,7 @@ class Scanner:
         if self._source.is_exact:
             return events
         if self._has_rule_file(events.names):
-            self._watches_all = False  # other rules, other directories to watch
+            self._watches_all = False  # with other rules, other directories are watched
             return None
         self._is_full_scan_due = full or time.monotonic() - self._last_full_scan > _FULL_SCAN_AFTER
         return events
@@ -185,7 +187,7 @@ class Scanner:
     def _scan_changed(
         self, root: int, writer: Writer, reader: FileReader, known: DirState, events: ChangedPaths
     ) -> DirState | None:
-        """Scan changed paths only; None if that is not enough."""
+        """Scan only changed paths; None if that is not sufficient."""
         for path, names in self._links.changed(root, known).items():
             events.names.setdefault(path, set()).update(names)
         for path, names in self._lost.items():  # becoming readable raises no event
@@ -200,8 +202,8 @@ class Scanner:
             walk = self._tree_walk(root, writer, reader, self._source, self._links, self._lost)
             by_signature = self._source is not None and self._source.is_exact
             state = walk.partial(known, events.names, events.replaced, by_signature=by_signature)
-            return None if self._links.has_new else state  # other names of that file are unknown
-        except (OSError, EntryChanged, WatchError):  # it changes during the scan
+            return None if self._links.has_new else state  # other links of that file are unknown
+        except (OSError, EntryChanged, WatchError):  # the tree changed during the scan
             self.close()
             return None
 
@@ -214,7 +216,7 @@ class Scanner:
 
                 self._source = Watcher()
                 self.watch_trouble = None
-            except (ImportError, WatchError) as error:  # a Python may lack ctypes
+            except (ImportError, WatchError) as error:  # some Python builds lack ctypes
                 self.watch_trouble = str(error)
         now = time.monotonic()
         state = self._stat_pass(root, writer, reader)
@@ -229,7 +231,7 @@ class Scanner:
             except WatchError as error:
                 self.close()
                 self.watch_trouble = str(error)
-                self._watch = False  # it would be refused again
+                self._watch = False  # it would fail again
                 walk = self._tree_walk(root, writer, reader, None)
                 state = walk.full(known, is_copy=is_copy)
         except OSError as error:
@@ -243,7 +245,7 @@ class Scanner:
         return state
 
     def _stat_pass(self, root: int, writer: Writer, reader: FileReader) -> DirState | None:
-        """Stat every entry of a known tree and scan what differs; None if that fails."""
+        """Stat every entry of a known tree and scan those that differ; None if that fails."""
         known = self._cache.dir_state
         if known is None or self._cache.is_copy:
             return None
@@ -265,7 +267,7 @@ class Scanner:
                 return known
             walk = self._tree_walk(root, writer, reader, self._source, self._links, self._lost)
             return walk.partial(known, names, replaced, by_signature=True)
-        except (OSError, EntryChanged, WatchError):  # it changes during the scan
+        except (OSError, EntryChanged, WatchError):  # the tree changed during the scan
             return None
 
     def _watch_directory(self, fd: int, path: bytes) -> None:
@@ -284,8 +286,9 @@ class Scanner:
         stat, own_inodes = os.fstat(root), self._cache.own_inodes()
         if (stat.st_dev, stat.st_ino) in own_inodes or is_store(root, b"."):
             raise WorkspaceError(
-                f"{short_repr(str(self._path), 1000)} is a store itself: a restore would delete "
-                "the history in it. Use a store elsewhere, or in a directory below."
+                f"{short_repr(str(self._path), 1000)} is a store and cannot be a workspace: a "
+                "restore would delete its checkpoints. Move the store to another directory or "
+                "to a subdirectory."
             )
         return TreeWalk(
             root,
@@ -301,4 +304,4 @@ class Scanner:
 
 
 def _no_objects(names: object) -> list[Any]:
-    raise WorkspaceError("There is no store to read from.")
+    raise WorkspaceError("No store to read objects from.")

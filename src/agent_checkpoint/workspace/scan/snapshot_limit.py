@@ -1,4 +1,4 @@
-"""The number of bytes that one snapshot reads. Owns the limit and the progress reports."""
+"""The limit on the bytes that one snapshot reads, and its progress reports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import os
 from collections import Counter
 from collections.abc import Callable
 
-from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.errors import Hint, WorkspaceError
+from agent_checkpoint.formatting import format_size
 
 Progress = Callable[[int, int], None]
 """Called during a snapshot with the numbers of files and bytes read so far."""
@@ -23,14 +24,17 @@ class SnapshotLimit:
 
         Args:
             limit: the number of bytes that one snapshot may read; None for no limit.
-            progress: called with the progress.
+            progress: called with the numbers of files and bytes read so far.
         """
         self._limit = limit
         self._progress = progress
         self.begin()
 
     def begin(self, *, is_limited: bool = True) -> None:
-        """Start a snapshot at zero; without limit for files that a restore has just written."""
+        """Reset the counts for a snapshot.
+
+        Not limited after a restore, which has just written the files.
+        """
         self.files = self.bytes = 0
         self._reported = (0, 0)
         self._max_bytes = self._limit if is_limited else None
@@ -54,21 +58,20 @@ class SnapshotLimit:
         if self._max_bytes is not None and self.bytes > self._max_bytes:
             self.report()
             largest = ", ".join(
-                f"{os.fsdecode(top) or 'files at the top'} ({_format_size(size)})"
+                f"{os.fsdecode(top) or 'files in the root'} ({format_size(size)})"
                 for top, size in self._bytes_by_top.most_common(3)
             )
             raise WorkspaceError(
-                f"Snapshot limit exceeded: more than {_format_size(self._max_bytes)} of new files; "
-                f"most so far in {largest}. Exclude files that can be rebuilt, by ignore= or a "
-                "line in .checkpointignore, or set another limit=."
+                f"Snapshot limit exceeded: more than {format_size(self._max_bytes)} of new "
+                f"files. Largest so far: {largest}.",
+                hint=Hint(
+                    "Exclude generated files with ignore= or .checkpointignore, or raise limit=.",
+                    "limit",
+                ),
             )
 
     def report(self) -> None:
-        """Report the progress, unless it was reported already."""
+        """Report the progress, unless it is unchanged since the last report."""
         if self._progress is not None and self._reported != (self.files, self.bytes):
             self._reported = self.files, self.bytes
             self._progress(self.files, self.bytes)
-
-
-def _format_size(size: int) -> str:
-    return f"{size:,} bytes" if size < 1 << 20 else f"{size >> 20:,} MiB"

@@ -1,13 +1,13 @@
-"""The stat index: the state of a directory tree in one file, as git has one. Owns its format.
+"""The stat index: the state of a directory tree in one file, like git's index. Owns its format.
 
-It saves a new process from reading every file again. It is a cache: an invalid index counts as
-none, and the store checks the objects that it names when they are used.
+With it, a new process does not read every file again. It is a cache: an invalid index is ignored,
+and the store verifies the objects that it refers to when they are used.
 
-    magic, SHA-256 of the rest, then four numbers: of directories, and the sizes in bytes of names,
-    signatures and positions
-    rows        one a directory, parents first: numbers of names, subdirectories and all directories
-                below; offsets of its signatures, positions and notes; length of its notes; whether
-                there are notes here or below; files, bytes, id, object
+    header      magic, SHA-256 of the rest, the number of directories, and the sizes in bytes of
+                the names, signatures and positions
+    rows        one per directory, parents first: numbers of names, of subdirectories and of all
+                directories below; offsets of its signatures, positions and notes; length of its
+                notes; whether there are notes here or below; files, bytes, id, object
     names       joined with slashes within a directory, and with NULs between directories
     signatures  of all names
     positions   of the subdirectories among the names
@@ -28,8 +28,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from agent_checkpoint.backends.disk.posix import make_directory
-from agent_checkpoint.file_ownership import other_writer
+from agent_checkpoint.backends.os_support.posix import make_directory
+from agent_checkpoint.file_trust import other_writer
 from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note, Row
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
@@ -38,13 +38,13 @@ _DIGEST = hashlib.sha256().digest_size
 _SIZES = struct.Struct("<QQQQ")
 _ROW = struct.Struct("<IIIQQQI?QQ32s32s")
 _BEGIN = struct.Struct("<IIIQQQI")
-"""The first members of a row: all that a stat pass needs of an unchanged directory."""
+"""The first members of a row, which are all that a stat pass needs for an unchanged directory."""
 _GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_SUBDIRS: Mapping[bytes, DirState] = {}
 
 
 def remove_indexes(directory: Path) -> None:
-    """Remove all indexes in a directory, because they hold file names. Raises OSError."""
+    """Remove all indexes in a directory; they contain file names. Raises OSError."""
     for path in directory.iterdir() if directory.is_dir() else ():
         path.unlink(missing_ok=True)
 
@@ -109,7 +109,7 @@ def read_index(path: Path) -> DirState | None:
 def open_index(path: Path) -> StatIndex | None:
     """Return the index in a file; None if it is missing or invalid.
 
-    An index that another user owns or may write is invalid: it could hide a changed file.
+    An index that another user owns or can write to is invalid: it could hide a changed file.
     """
     try:
         with open(os.open(path, _GUARDED), "rb") as file:
@@ -133,7 +133,7 @@ class StatIndex:
     top = 0
 
     def __init__(self, data: bytes, start: int) -> None:
-        """Take the bytes of an index file with a valid digest, and the offset after the digest."""
+        """Use the bytes of an index file with a valid digest, and the offset after the digest."""
         directories, names, signatures, positions = _SIZES.unpack_from(data, start)
         self._data = data
         self._rows = start + _SIZES.size
@@ -145,7 +145,7 @@ class StatIndex:
         self.root = self.dir_state(self.top)
 
     def row(self, number: int) -> Row[int]:
-        """Return what the stat pass compares a directory with."""
+        """Return the row of a directory for the stat pass."""
         begin = _BEGIN.unpack_from(self._data, self._rows + number * _ROW.size)
         count, subdirs, _, signatures, positions, notes, notes_size = begin
         text = self._texts[number]
@@ -235,7 +235,7 @@ def _counts_below(states: list[DirState]) -> list[int]:
     """Return the number of directories below each directory of a preorder list."""
     counts = [0] * len(states)
     pending: list[int] = []
-    for position in range(len(states) - 1, -1, -1):  # from the last: children before parents
+    for position in range(len(states) - 1, -1, -1):  # backwards, so children come before parents
         below = 0
         for _ in range(len(states[position].subdirs)):
             below += 1 + pending.pop()

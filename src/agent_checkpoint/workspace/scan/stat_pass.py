@@ -1,6 +1,6 @@
 """The stat pass: finds the changed paths of a known directory tree by stat signatures.
 
-Most directories are unchanged, and checking each of them is the cost of a full scan. So the pass
+Most directories are unchanged, so the cost of a full scan is the cost of checking these. The pass
 allocates as little as possible for an unchanged directory.
 """
 
@@ -48,15 +48,15 @@ class StatPass(Generic[Handle]):
         """Prepare the pass.
 
         Args:
-            root: the directory, open.
+            root: the descriptor of the directory.
             known: its known state.
-            watch: called with every directory before it is listed, if not all are watched yet.
+            watch: called with every directory before it is listed; None if all are watched.
         """
         self._root = root
         self._known = known
         self._watch = watch
         self.links = HardLinks()
-        """The files with several names."""
+        """The files with several hard links."""
         self.changed = ChangedPaths({}, set())
         """The entries that differ from the known state."""
 
@@ -64,7 +64,7 @@ class StatPass(Generic[Handle]):
         """Compare every directory with its known state.
 
         Raises:
-            OSError: a known directory is gone, or is no directory any more.
+            OSError: a known directory was removed, or is no longer a directory.
         """
         # Open directories, with the subdirectories still to be compared. Paths end with a slash,
         # except that of the root.
@@ -100,7 +100,7 @@ class StatPass(Generic[Handle]):
                 os.close(fd)
 
     def _run_below(self, path: str, handle: Handle) -> None:
-        """Compare a directory and all below it, with one of them open at a time."""
+        """Compare a directory and its subdirectories, with at most one directory open at a time."""
         stack = [(path, handle)]
         while stack:
             path, handle = stack.pop()
@@ -159,11 +159,11 @@ class StatPass(Generic[Handle]):
             kind = None if signature is None else stat.S_IFMT(SIGNATURE.unpack(signature)[4])
             note = notes.get(os.fsencode(text)) if notes else None
             if note is not None and kind is not None and note.type == kind and note.kind != STORE:
-                continue  # still left out; but a store may have ceased to be one
+                continue  # still not captured; but a store may no longer be one
             names.add(text)
             if kind == stat.S_IFDIR:
                 self.changed.replaced.add(os.fsencode(path + text))
-        # Entries that were left out may be gone.
+        # Entries that were not captured may have been removed.
         names.update(text for text in map(os.fsdecode, notes) if text not in present)
         if names:
             self.changed.names[_encoded(path)] = set(map(os.fsencode, names))

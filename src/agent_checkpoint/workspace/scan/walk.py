@@ -1,4 +1,4 @@
-"""The walk through a directory tree, full or of changed paths only. Follows no symlink.
+"""Walks a directory tree, fully or only changed paths. Does not follow symlinks.
 
 A file with an unchanged stat signature is not read again. Every other file is read by the
 `FileReader` while its directory is open. After the walk, the states of the directories are
@@ -41,7 +41,7 @@ _MAX_OPEN = 128
 
 
 class Watches(Protocol):
-    """Is called with every directory before it is listed."""
+    """Receives every directory before it is listed."""
 
     def add(self, fd: int, path: bytes) -> None:
         """Watch a directory."""
@@ -75,7 +75,7 @@ class _Frame:
 
 
 class TreeWalk:
-    """One walk through a tree, for one checkpoint; `writer` takes the new objects."""
+    """One walk through a tree, for one checkpoint; `writer` receives the new objects."""
 
     def __init__(
         self,
@@ -103,15 +103,15 @@ class TreeWalk:
         self.links = links or HardLinks()
         self._admit = EntryFilter(self._device, excluded, self.links).admit
         self.lost = {} if lost is None else lost
-        """Entries that could not be read, or not consistently: names by directory."""
+        """Names, by directory, of entries that could not be read consistently."""
 
     def full(self, old: DirState | None, *, is_copy: bool = False) -> DirState:
-        """Return the present state of the tree; stat every entry.
+        """Return the current state of the tree; stat every entry.
 
         Args:
             old: its known state.
-            is_copy: whether that is the state of the directory that this one was copied from: then
-                files with the same size, mode and mtime are the same.
+            is_copy: whether `old` is the state of the directory from which this one was copied.
+                Files with the same size, mode and mtime then count as unchanged.
 
         Raises:
             WorkspaceError: the root cannot be listed.
@@ -131,16 +131,16 @@ class TreeWalk:
         *,
         by_signature: bool = False,
     ) -> DirState:
-        """Return the present state of the tree; stat only the changed names.
+        """Return the current state of the tree; stat only the changed names.
 
         Args:
-            old: the state before.
+            old: the previous state.
             changed: the names, by the path of their directory.
-            replaced: paths of directories whose known state is void, with all below them.
-            by_signature: whether a changed file with its old signature need not be read. A write
-                through a memory map may leave the times unchanged.
+            replaced: directories whose known state, and everything below, is invalid.
+            by_signature: whether to skip reading a changed file with an unchanged signature. A
+                write through a memory map may not change the timestamps.
 
-        Raises as `full` does.
+        Raises the same errors as `full`.
         """
         self._by_signature = by_signature
         builders = list(self._visit(old, changed, replaced))
@@ -149,7 +149,7 @@ class TreeWalk:
     # -- walking ---------------------------------------------------------------------------------
 
     def _walk(self, top: DirBuilder, fd: int, rules: Rules) -> Iterator[DirBuilder]:
-        """List a directory and all below it, in preorder."""
+        """List a directory and its subdirectories, in preorder."""
         frames = [_Frame(top, os.dup(fd))]
         try:
             frames[0].begin(*self._list(top, fd, rules))
@@ -227,7 +227,7 @@ class TreeWalk:
             parent = builders.get(path.rpartition(b"/")[0]) if path else None
             known = old if parent is None else parent.subdirs.get(path.rpartition(b"/")[2])
             if known is None or (path and parent is None):
-                continue  # created or deleted as a whole, which is a change of its parent
+                continue  # the directory was created or deleted, which is a change of its parent
             builder = builders[path] = DirBuilder(path, known, parent)
             builder.subdirs = dict(known.subdirs)
             yield builder
@@ -251,7 +251,7 @@ class TreeWalk:
         with directory_below(self._root, builder.path) as fd:
             rules = rules_at(self._root, builder.path, fd, self._rules)
             if _has_become_store(builder.path, fd, changed):
-                raise EntryChanged  # no longer part of the tree, which is a change of its parent
+                raise EntryChanged  # the directory left the tree, which is a change of its parent
             for name in changed:
                 before = signatures.pop(name, None)
                 builder.notes.pop(name, None)
@@ -263,7 +263,7 @@ class TreeWalk:
                     continue
                 if self._admit(probe, name, status, rules, fd):
                     signatures[name] = probe.signatures[0]
-                    # An overlay reports replaced directories; a copy-up changes inodes as well.
+                    # An overlay reports replaced directories. A copy-up also changes inodes.
                     is_known = builder.child(name) not in replaced and (
                         before == signatures[name]
                         or (self._by_signature and name in builder.subdirs)
@@ -323,12 +323,12 @@ class TreeWalk:
         return state
 
     def _rescan_changing(self, state: DirState, builders: list[DirBuilder]) -> DirState:
-        """Scan entries again whose type changed during the walk."""
+        """Scan again the entries whose type changed during the walk."""
         changing, replaced = _changing(builders), frozenset[bytes]()
         for _ in range(_TRIES if changing else 0):
             try:
                 builders = list(self._visit(state, changing, replaced))
-            except OSError:  # the directory itself is gone or was replaced: scan it as a whole
+            except OSError:  # the directory was removed or replaced: scan all of it
                 changing, replaced = by_parent(changing), frozenset(changing)
                 continue
             state = self._assemble(builders)
@@ -339,7 +339,7 @@ class TreeWalk:
 
 
 def _has_become_store(path: bytes, fd: int, changed: Collection[bytes]) -> bool:
-    """Tell whether a directory below the root, or its parent, has become a store.
+    """Return whether a directory below the root, or its parent, has become a store.
 
     The root is checked before every walk.
     """

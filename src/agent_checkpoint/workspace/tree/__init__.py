@@ -1,1 +1,1 @@
-"""Trees of files in a store: format, snapshots, comparison, diff."""
+"""Directory trees in a store: format, snapshots, comparison, diff."""

@@ -1,4 +1,4 @@
-"""Compares two trees. Owns the walk over both; descends only where ids differ."""
+"""Compares two trees. Descends only into directories whose ids differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Side(NamedTuple):
     get: Get
 
     def items(self) -> list[Item]:
-        """Return the entries; none if there is no directory. Raises as `get` does."""
+        """Return the entries; none if there is no directory. Raises the same errors as `get`."""
         if self.place is None:
             return []
         if isinstance(self.place, DirState):
@@ -25,7 +25,7 @@ class Side(NamedTuple):
         return read_directory(self.place, self.get)
 
     def below(self, item: Item | None) -> Side:
-        """Return the side of an entry of this directory; an empty side if it is no directory."""
+        """Return the side of a subdirectory; an empty side if the entry is not a directory."""
         if item is None or item.type != FOLDER:
             return Side(None, self.get)
         if isinstance(self.place, DirState):
@@ -40,7 +40,7 @@ class Change(NamedTuple):
     before: Item | None
     after: Item | None
     folder: DirState | None
-    """The folder before, with its stamps and notes, if that side was seen on a disk."""
+    """The parent directory on the first side with its signatures and notes, if it was scanned."""
 
     @property
     def name(self) -> bytes:
@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
 
 def is_same(before: Item | None, after: Item | None) -> bool:
-    """Tell whether two entries are equal, in whichever objects they are stored."""
+    """Return whether two entries are equal, even if they are stored in different objects."""
     if before is None or after is None:
         return before is after
     return before._replace(ref="") == after._replace(ref="")
@@ -63,7 +63,7 @@ def differences(
     Args:
         before: one tree.
         after: the other.
-        selects: whether to compare a path; gets the path and whether it is a directory.
+        selects: returns whether to compare a path, given the path and whether it is a directory.
 
     Raises:
         IntegrityError: an object is missing or damaged, or a tree exceeds the limit of entries.

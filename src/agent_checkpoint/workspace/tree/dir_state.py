@@ -1,7 +1,7 @@
-"""The state of a directory at its last scan: names, stat signatures, notes. Reads no disk.
+"""The state of a directory at its last scan: names, stat signatures, notes. Reads no files.
 
-A `DirState` is immutable: a scan makes a new one, which shares unchanged subdirectories with the
-old one. So forks and earlier trees keep theirs at no cost.
+A `DirState` is immutable. A scan creates a new one, which shares unchanged subdirectories with the
+old one.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ STORE, RULES = "store", "rules"
 
 
 class Note(NamedTuple):
-    """A remark on an entry: why it was not captured, or what its capture lacks."""
+    """A note on an entry: the reason why it was not captured, or was captured incompletely."""
 
     kind: str
     text: str = ""
     type: int = 0
-    """The file type, of an entry that is left out on purpose and not because of an error."""
+    """The file type of an entry that was skipped on purpose; 0 after an error."""
 
     @property
     def is_captured(self) -> bool:
-        """Whether the entry is in the tree nevertheless."""
+        """Whether the tree contains the entry despite the note."""
         return self.kind in (TORN, SETUID, RULES)
 
     @property
     def is_loss(self) -> bool:
-        """Whether the tree is incomplete because of it."""
+        """Whether the tree is incomplete because of the noted problem."""
         return self.kind in (UNREADABLE, TORN, STORE)
 
 
@@ -52,7 +52,7 @@ NO_NOTES: Mapping[bytes, Note] = MappingProxyType({})
 
 
 def stat_signature(stat: stat_result) -> bytes:
-    """Return the stat signature of an entry: equal signatures mean an unchanged entry."""
+    """Return the stat signature of an entry. Equal signatures mean that it is unchanged."""
     mode = stat.st_mode
     if mode & _TYPE == S_IFDIR:  # its entries are compared one by one anyway
         return _pack(0, 0, 0, stat.st_ino, mode)
@@ -68,7 +68,7 @@ def _wrapped(ns: int) -> int:
 
 
 def is_copied(before: bytes, now: bytes) -> bool:
-    """Tell whether a signature is that of a copy: same size, mtime and mode, another inode."""
+    """Return whether two signatures have the same size, mtime and mode, as those of a copy."""
     old, new = SIGNATURE.unpack(before), SIGNATURE.unpack(now)
     return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
 
@@ -112,19 +112,19 @@ class DirState:
         is_stored: bool,
         items: list[Item] | None = None,
     ) -> None:
-        """Make the state of a directory.
+        """Create the state of a directory.
 
         Args:
             packed_names: the captured names, sorted and joined with slashes.
             signatures: the stat signatures of the names, concatenated.
-            subdirs: the directories among the names.
-            notes: remarks on entries, captured or not.
+            subdirs: the states of the subdirectories, by name.
+            notes: notes on entries, captured or not.
             stored: the id and the root object.
             files: the number of files and links, here and below.
             size: the bytes of these files.
             has_notes: whether there are notes here or below, other than of ignored entries.
             is_stored: whether a durable checkpoint refers to the object.
-            items: the entries, if they are loaded; else they are read on first use.
+            items: the entries; None to read them on first use.
         """
         self.packed_names = packed_names
         self.signatures = signatures
@@ -136,7 +136,7 @@ class DirState:
         self.has_notes = has_notes
         """Whether there are notes here or below, other than of ignored entries."""
         self.is_stored = is_stored
-        """Whether a durable checkpoint refers to its object, and so to all below it."""
+        """Whether a durable checkpoint refers to its object, and thus to all objects below it."""
         self._items = items
         self._names: list[bytes] | None = None
         self._texts: list[str] | None = None
@@ -167,7 +167,7 @@ class DirState:
         """Return the entries.
 
         Raises:
-            IntegrityError: they are not loaded, and are missing or damaged.
+            IntegrityError: the entries are not loaded, and their object is missing or damaged.
         """
         if self._items is None:
             self._items = read_directory(self.stored.ref, get)
@@ -179,11 +179,11 @@ class DirState:
         return self._items is not None
 
     def signature_at(self, position: int) -> bytes:
-        """Return the signature of the name at a position."""
+        """Return the stat signature of the entry at an index."""
         return self.signatures[position * SIGNATURE.size : (position + 1) * SIGNATURE.size]
 
     def signature_of(self, name: bytes) -> bytes:
-        """Return the signature of a captured name."""
+        """Return the stat signature of a captured entry."""
         return self.signature_at(bisect_left(self.names, name))
 
     def signature_list(self) -> list[bytes]:
@@ -191,7 +191,7 @@ class DirState:
         return [self.signature_at(position) for position in range(len(self.names))]
 
     def left_out(self) -> Iterator[bytes]:
-        """Iterate over the paths that the rules leave out, without those below them."""
+        """Iterate over the ignored paths, without the entries below them."""
         stack: list[tuple[bytes, DirState]] = [(b"", self)]
         while stack:
             path, state = stack.pop()
@@ -201,10 +201,9 @@ class DirState:
             stack += [(path + name + b"/", below) for name, below in state.subdirs.items()]
 
     def all_notes(self) -> Iterator[tuple[bytes, Note]]:
-        """Iterate over the notes of this directory and all below it, by path.
+        """Iterate over the notes of this directory and its subdirectories, with their paths.
 
-        Notes of ignored entries are not among them: such entries come and go, and the rules tell
-        which they are.
+        Ignored entries are skipped: they change often and can be derived from the rules.
         """
         stack: list[tuple[bytes, DirState]] = [(b"", self)] if self.has_notes else []
         while stack:
@@ -218,13 +217,13 @@ class DirState:
 
 
 class DirStateRows:
-    """A tree of states in memory, as input of the stat pass."""
+    """A tree of states in memory, as input for the stat pass."""
 
     def __init__(self, top: DirState) -> None:
         self.top = top
 
     def row(self, state: DirState) -> Row[DirState]:
-        """Return what the stat pass compares a directory with."""
+        """Return the row of a directory for the stat pass."""
         return (
             state.texts,
             state.signatures,

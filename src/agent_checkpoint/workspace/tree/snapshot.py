@@ -1,4 +1,4 @@
-"""Snapshots of a workspace: the record of a tree. Owns its format; never uses the disk.
+"""Snapshots of a workspace: the record of a tree. Owns its format; reads no files.
 
 "r"     JSON: id of the tree, files, bytes, the ignore rules, notes on paths that were left
 out or torn; refers to the root directory
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.store.objects.object_format import RECORD, Object
 from agent_checkpoint.store.objects.reader import ObjectSource, fetch_objects
 from agent_checkpoint.store.objects.references import ObjectRef
-from agent_checkpoint.workspace.tree.dir_state import DirState, Note
+from agent_checkpoint.workspace.tree.dir_state import Note
 from agent_checkpoint.workspace.tree.tree_format import Get, Put, Stored
 
 
@@ -32,7 +32,7 @@ class Tree(NamedTuple):
 
     id: str
     ref: str
-    """The object that holds the record."""
+    """The id of the object that holds the record."""
     root: Stored
     files: int
     bytes: int
@@ -63,22 +63,22 @@ class Tree(NamedTuple):
         return any(Note(note.kind).is_loss for note in self.notes)
 
     def get(self, names: Sequence[str]) -> Sequence[Object]:
-        """Return objects of the tree's store, each verified against its name.
+        """Return objects of the tree's store, each verified against its id.
 
         Raises:
-            IntegrityError: one is missing or damaged.
+            IntegrityError: an object is missing or damaged.
             StorageError: the medium failed.
         """
         return objects_from(self.source)(names)
 
 
 def tree_of(state: Tree | ObjectRef) -> Tree:
-    """Return a tree; reads it if given by reference. Raises IntegrityError, StorageError."""
+    """Return a tree; a reference is resolved. Raises IntegrityError, StorageError."""
     return read_record(state.name, state.source) if isinstance(state, ObjectRef) else state
 
 
 def objects_from(source: ObjectSource) -> Get:
-    """Return a function that reads objects of a store, in the order of their names."""
+    """Return a function that reads objects of a store, in the order of the given ids."""
 
     def get(names: Sequence[str]) -> list[Object]:
         objects = dict(fetch_objects(source, dict.fromkeys(names)))
@@ -87,26 +87,23 @@ def objects_from(source: ObjectSource) -> Get:
     return get
 
 
-def put_record(
-    root: DirState, put: Put, source: ObjectSource, *, ignore: tuple[str, ...], gitignore: bool
-) -> Tree:
-    """Write the record of a tree; return the tree."""
-    notes = tuple(
-        sorted(PathNote(os.fsdecode(path), note.kind, note.text) for path, note in root.all_notes())
-    )
+def put_record(tree: Tree, put: Put) -> Tree:
+    """Write the record of a tree; return the tree with its name."""
     record = {
-        "id": root.stored.id,
-        "files": root.files,
-        "bytes": root.bytes,
-        "ignore": ignore,
-        "gitignore": gitignore,
-        "notes": notes,
+        "id": tree.root.id,
+        "files": tree.files,
+        "bytes": tree.bytes,
+        "ignore": tree.ignore,
+        "gitignore": tree.gitignore,
+        "notes": tree.notes,
     }
     payload = json.dumps(record, separators=(",", ":")).encode()
-    ref = put(RECORD, payload, [root.stored.ref])
-    return Tree(
-        root.stored.id, ref, root.stored, root.files, root.bytes, ignore, gitignore, notes, source
-    )
+    return tree._replace(ref=put(RECORD, payload, [tree.root.ref]))
+
+
+def sorted_notes(notes: Iterable[tuple[bytes, Note]]) -> tuple[PathNote, ...]:
+    """Return notes by path as a tree has them."""
+    return tuple(sorted(PathNote(os.fsdecode(path), note.kind, note.text) for path, note in notes))
 
 
 def read_record(name: str, source: ObjectSource) -> Tree:
@@ -118,7 +115,7 @@ def read_record(name: str, source: ObjectSource) -> Tree:
     """
     (stored,) = objects_from(source)([name])
     if stored.kind != RECORD or len(stored.refs) != 1:
-        raise IntegrityError(f"The object {name} is not a snapshot of a workspace.")
+        raise IntegrityError(f"The object {name} is not a snapshot record of a workspace.")
     try:
         record: dict[str, Any] = json.loads(stored.payload)
         return Tree(
@@ -133,11 +130,11 @@ def read_record(name: str, source: ObjectSource) -> Tree:
             source=source,
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise IntegrityError(f"The object {name} is a damaged snapshot of a workspace.") from None
+        raise IntegrityError(f"The snapshot record {name} is damaged.") from None
 
 
 def _read_note(row: Any) -> PathNote:
-    """Return a note. Raises TypeError, or ValueError if its path is no valid file name."""
+    """Return a note. Raises TypeError, or ValueError if its path is not a valid file name."""
     note = PathNote(*map(str, row))
     os.fsencode(note.path)
     return note

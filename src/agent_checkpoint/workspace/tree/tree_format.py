@@ -1,7 +1,7 @@
-"""The format of directories as objects. Owns their bytes, ids and limits; never uses the disk.
+"""The object format of directories. Owns their bytes, ids and limits; reads no files.
 
 The id of a directory is the hash of its entries: names, types, permission bits and content ids. It
-does not depend on how they are stored: equal trees have equal ids, however files are chunked.
+does not depend on chunking: equal trees have equal ids.
 
     entry   type (1 byte), mode (2), length of the name (1), size (8), the name, then
             f  nothing: the reference is the content id
@@ -13,8 +13,8 @@ does not depend on how they are stored: equal trees have equal ids, however file
     "w"     a wide directory: refers to its parts in order
     "c"     a file in chunks: size (8), content id (32); refers to the chunks in order
 
-Numbers are little-endian. A wide directory is split by its names alone, so equal directories are
-split equally.
+Numbers are little-endian. The split of a wide directory depends only on its names, so equal
+directories are split equally.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _CHUNK_LIST = struct.Struct(f"<Q{ID_BYTES}s")
 
 Put = Callable[[bytes, bytes, Sequence[str]], str]
 Get = Callable[[Sequence[str]], Sequence[Object]]
-"""Returns objects in the order of their names."""
+"""Returns objects in the order of the given ids."""
 
 
 class Item(NamedTuple):
@@ -74,7 +74,7 @@ class Item(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A directory whose objects are written: its id, and the name of its topmost object."""
+    """A directory whose objects are written: its id, and the id of its top object."""
 
     id: str
     ref: str
@@ -89,7 +89,7 @@ class Chunks(NamedTuple):
 
 
 class ContentHash:
-    """Computes the content id of a file: the name of a single object with all its bytes."""
+    """Computes the content id of a file: the id of a blob object with all its bytes."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256(BLOB + b"\0")
@@ -104,7 +104,7 @@ class ContentHash:
 
 
 def put_directory(items: Sequence[Item], put: Put) -> Stored:
-    """Write the objects of a directory; its items must be sorted by name."""
+    """Write the objects of a directory. The items must be sorted by name."""
     parts = [_put_part(part, put) for part in _parts(items)]
     if len(parts) == 1:
         return parts[0]
@@ -116,23 +116,25 @@ def read_directory(name: str, get: Get) -> list[Item]:
     """Return the items of a directory, sorted by name.
 
     Raises:
-        IntegrityError: the objects are not a directory, or an entry is invalid.
+        IntegrityError: an object is not a directory object, or an entry is invalid.
     """
     (found,) = get([name])
     items: list[Item] = []
     for part in _get_parts(found, get) if found.kind == WIDE else [found]:
         if part.kind != DIRECTORY:
-            raise IntegrityError(f"The object {name} is not a directory.")
+            raise IntegrityError(f"The object {name} is not a directory object.")
         start = max(len(items) - 1, 0)
         items += _read_part(part, name)
         for index in range(start + 1, len(items)):
             if items[index - 1].name >= items[index].name:
-                raise IntegrityError(f"The directory {name} has duplicate or unsorted names.")
+                raise IntegrityError(
+                    f"The directory object {name} has duplicate or unsorted names."
+                )
     return items
 
 
 def put_chunks(chunks: Chunks, put: Put) -> str:
-    """Write the chunk list of a file; return its name."""
+    """Write the chunk list of a file; return the id of its object."""
     payload = _CHUNK_LIST.pack(chunks.size, bytes.fromhex(chunks.id))
     return put(CHUNKS, payload, [TerminalRef(name) for name in chunks.names])
 
@@ -150,10 +152,12 @@ def check_name(name: bytes) -> bytes:
     """Return the name of an entry if it is valid.
 
     Raises:
-        IntegrityError: it is empty, too long, `.` or `..`, or contains a slash or NUL.
+        IntegrityError: the name is empty, too long, `.` or `..`, or contains a slash or NUL.
     """
     if not 0 < len(name) <= _MAX_NAME_BYTES or name in (b".", b"..") or b"/" in name or 0 in name:
-        raise IntegrityError(f"A tree has an entry {short_repr(name)}, which is not a valid name.")
+        raise IntegrityError(
+            f"Damaged directory object: {short_repr(name)} is not a valid entry name."
+        )
     return name
 
 
@@ -206,9 +210,9 @@ def _read_part(part: Object, where: str) -> list[Item]:
             item, at = _read_item(data, at, refs)
             items.append(item)
     except (StopIteration, struct.error):
-        raise IntegrityError(f"The directory {where} is truncated.") from None
+        raise IntegrityError(f"The directory object {where} is truncated.") from None
     if at != len(data) or next(refs, None) is not None or len(items) > _MAX_PART_ENTRIES:
-        raise IntegrityError(f"The directory {where} is malformed.")
+        raise IntegrityError(f"The directory object {where} is malformed.")
     return items
 
 
@@ -219,7 +223,8 @@ def _read_item(data: bytes, at: int, refs: Iterator[str]) -> tuple[Item, int]:
     at += length
     if len(name) != length or mode & ~MODE_BITS:
         raise IntegrityError(
-            f"A tree has an entry {short_repr(name)} that is truncated or has an invalid mode."
+            f"Damaged directory object: the entry {short_repr(name)} is truncated or has an "
+            "invalid mode."
         )
     if kind == FILE:
         ref = next(refs)
@@ -227,12 +232,20 @@ def _read_item(data: bytes, at: int, refs: Iterator[str]) -> tuple[Item, int]:
     if kind in (_IN_CHUNKS, FOLDER):
         end = at + ID_BYTES
         if end > len(data) or (kind == FOLDER and size):
-            raise IntegrityError(f"A tree has an entry {short_repr(name)} that is truncated.")
+            raise IntegrityError(
+                f"Damaged directory object: the entry {short_repr(name)} is truncated, or is a "
+                "directory with a size."
+            )
         kind = FOLDER if kind == FOLDER else FILE
         return Item(name, kind, mode, size, data[at:end].hex(), next(refs)), end
     if kind == LINK:
         target = data[at : at + size]
         if not 0 < size <= _MAX_TARGET_BYTES or len(target) != size or 0 in target:
-            raise IntegrityError(f"A tree has a link {short_repr(name)} with an invalid target.")
+            raise IntegrityError(
+                "Damaged directory object: the symbolic link "
+                f"{short_repr(name)} has an invalid target."
+            )
         return Item(name, LINK, mode, size, target=target), at + size
-    raise IntegrityError(f"A tree has an entry {short_repr(name)} of an unknown type.")
+    raise IntegrityError(
+        f"Damaged directory object: the entry {short_repr(name)} has an unknown type."
+    )

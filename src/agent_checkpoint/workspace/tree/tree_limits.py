@@ -1,7 +1,7 @@
-"""Decode limit of stored trees: protection against decompression bombs. Owns the limit.
+"""The decode limit of stored trees, a protection against decompression bombs.
 
-A directory object that many others refer to is stored once, so a few objects can expand to any
-number of entries. The expanded size is computed from the objects alone, each read once.
+A directory object that is referenced many times is stored once, so a few objects can expand to any
+number of entries. The expanded size is computed from the objects, each of which is read once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, read_directory
 
 MAX_TREE_BYTES = 2 << 30
-"""The largest expanded size of a tree, in bytes: about seven million entries of usual length."""
+"""The largest expanded size of a tree, in bytes: about seven million entries of typical length."""
 _CHECK_AFTER = 8 << 20
 """Walks below this size are not checked: computing the size reads every directory once."""
 _ENTRY_BYTES = 256
-"""The size that an entry counts in addition to its path."""
+"""The number of bytes counted for each entry in addition to its path."""
 
 
 class _ExpandedSize(NamedTuple):
@@ -32,7 +32,7 @@ class TreeSizeLimit:
     """Counts the entries of a walk over trees, and stops it if a tree exceeds the limit."""
 
     def __init__(self, *trees: tuple[object, Get]) -> None:
-        """Take the trees, each as the name of its object; directories on disk need no limit."""
+        """Count for stored trees, given by object id; directories on disk need no limit."""
         self._trees = [(name, get) for name, get in trees if isinstance(name, str)]
         self._until_check = _CHECK_AFTER
 
@@ -46,7 +46,7 @@ class TreeSizeLimit:
         if self._until_check < 0:
             for name, get in self._trees:
                 if _expanded_size(name, get).bytes > MAX_TREE_BYTES:
-                    raise IntegrityError("The tree exceeds the limit of entries.")
+                    raise IntegrityError("The tree exceeds the decode limit: too many entries.")
             self._trees = []
 
 

@@ -1,4 +1,4 @@
-"""Reads files of a tree from its store. Owns finding and reading them; never uses the disk."""
+"""Finds and reads the files of a tree in its store. Does not access the workspace."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ class TreeReader:
 
 
 def find(tree: Tree, path: str) -> Item | None:
-    """Return the entry at a path; None for the root. Raises as `TreeReader.find` does."""
+    """Return the entry at a path; None for the root.
+
+    Raises the same errors as `TreeReader.find`.
+    """
     return TreeReader(tree).find(path)
 
 
@@ -85,7 +88,7 @@ def walk(tree: Tree, path: str = "") -> Iterator[tuple[str, Item]]:
 
 
 def pieces(tree: Tree, item: Item) -> Iterator[bytes]:
-    """Iterate over the content of a file in pieces. Raises IntegrityError, StorageError."""
+    """Iterate over the content of a file in chunks. Raises IntegrityError, StorageError."""
     if item.type != FILE:
         return
     names: tuple[str, ...] = (item.ref,)
@@ -97,7 +100,8 @@ def pieces(tree: Tree, item: Item) -> Iterator[bytes]:
             left -= len(blob.payload)
             if blob.kind != BLOB or left < 0:  # a few chunks can expand to any number of bytes
                 raise IntegrityError(
-                    "A file has more bytes than its directory entry states, or other objects."
+                    "File content does not match its directory entry: it is longer than the "
+                    "recorded size, or a chunk is not a blob."
                 )
             yield blob.payload
 

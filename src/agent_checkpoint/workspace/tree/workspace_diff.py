@@ -1,4 +1,4 @@
-"""The differences of two trees, as lists of paths and as a unified diff. Owns the diff text."""
+"""The differences between two trees, as lists of paths and as a unified diff."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_checkpoint.backends.disk.fork_safety import block_forks
+from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.workspace.tree.compare import Change, Side, differences
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Get, Item
 
 _LARGEST_TEXT = 1 << 20
 _MOST_LINES = 20_000
-"""Longer texts are summarized: comparing them line by line would take minutes."""
+"""Larger files are summarized: comparing them line by line would take minutes."""
 _PROBE = 8000
 
 
@@ -44,16 +44,16 @@ class WorkspaceDiff:
         """Return the unified diff; binary and large files are summarized.
 
         Args:
-            context: how many unchanged lines to show around a change.
+            context: the number of unchanged lines to show around a change.
 
         Raises:
-            IntegrityError: a content is missing or damaged.
+            IntegrityError: a stored file content is missing or damaged.
             StorageError: the medium failed.
         """
         return "".join(line + "\n" for line in self._lines(context))
 
     def only(self, wanted: Callable[[str], bool]) -> WorkspaceDiff:
-        """Return the diff restricted to some paths; a rename is kept if either path is."""
+        """Return the diff restricted to wanted paths; a rename is kept if either path is wanted."""
         return WorkspaceDiff(
             added=[path for path in self.added if wanted(path)],
             removed=[path for path in self.removed if wanted(path)],
@@ -146,7 +146,7 @@ def compare(before: Side, after: Side) -> WorkspaceDiff:
 
 
 def _is_listed(change: Change, nonempty: set[bytes]) -> bool:
-    """Tell whether a path is listed: not a directory that comes or goes with its files."""
+    """Return whether a path is listed. A non-empty directory that is added or removed is not."""
     sides = [item for item in (change.before, change.after) if item is not None]
     is_folder_alone = len(sides) == 1 and sides[0].type == FOLDER
     return not (is_folder_alone and change.path in nonempty)
@@ -179,7 +179,7 @@ def _size(item: Item | None) -> str:
 
 
 def _lines_of(item: Item | None, get: Get) -> list[str] | None:
-    """Return the lines of a file, with line ends; None if it is binary, large or no file."""
+    """Return the lines of a file, with line ends; None if it is binary, large or not a file."""
     if item is None:
         return []
     if item.type == LINK:
@@ -188,7 +188,7 @@ def _lines_of(item: Item | None, get: Get) -> list[str] | None:
         return None
     (blob,) = get([item.ref])
     if len(blob.payload) != item.size:
-        raise IntegrityError(f"The object {item.ref} does not match its entry.")
+        raise IntegrityError(f"The object {item.ref} does not match its directory entry.")
     if b"\0" in blob.payload[:_PROBE]:
         return None
     lines = blob.payload.decode("utf-8", "surrogateescape").splitlines(keepends=True)

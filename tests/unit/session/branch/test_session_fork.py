@@ -137,7 +137,7 @@ def test_a_fork_of_a_fork(session):
         with one.fork("two") as two:
             assert two.agent.memory == ["first", "one"]
             assert (two.workspace.path / "one").exists()
-            assert [key for key, _ in two._record.lineage] == ["work", "one"]
+            assert [key for key, _ in two._state.record.lineage] == ["work", "one"]
 
 
 def test_the_agent_of_a_factory_gets_the_state(session):
@@ -185,9 +185,9 @@ def test_further_parts_are_copied_and_what_is_elsewhere_is_not(tmp_path):
         session.save()
         count = len(taken)
         with session.fork("try") as branch:
-            assert branch._parts["planner"] is not parts["planner"]
-            branch._parts["planner"].plan.append("act")
-            assert "db" not in branch._parts
+            assert branch._state.parts["planner"] is not parts["planner"]
+            branch._state.parts["planner"].plan.append("act")
+            assert "db" not in branch._state.parts
         assert parts["planner"].plan == ["think"]
         assert len(taken) == count + 1  # by the save before the fork
 
@@ -195,7 +195,7 @@ def test_further_parts_are_copied_and_what_is_elsewhere_is_not(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"effects": "perhaps"}, "refuse or allow"),
+        ({"effects": "perhaps"}, "'refuse' or 'allow'"),
         ({"agent": Agent(7)}, "function"),
         ({"driver": "magic"}, "driver"),
         ({"name": ""}, "key"),
@@ -209,7 +209,7 @@ def test_options_that_make_no_sense(session, options, words):
 
 def test_names_that_are_taken_and_moments_that_are_not_there(session):
     session.fork("try").close()
-    with pytest.raises(ConflictError, match="'try' exists already"):
+    with pytest.raises(ConflictError, match="'try' already exists"):
         session.fork("try")
     with pytest.raises(NotFoundError):
         session.fork("other", at="work@999")
@@ -302,7 +302,7 @@ def test_a_place_of_ones_own(session, tmp_path):
 def test_a_place_that_is_taken_leaves_no_key(session, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/file").touch()
-    with pytest.raises(UnsafeWorkspaceError, match="exists already"):
+    with pytest.raises(UnsafeWorkspaceError, match="already exists"):
         session.fork("try", path=tmp_path / "mine")
     assert "try" not in session.manager.list_keys()
     session.fork("try").close()
@@ -363,7 +363,7 @@ def test_requests_stay_with_who_asked(session):
     with pytest.raises(Suspended) as waiting:
         send_if_allowed("ann")
     with session.fork("try", effects="allow") as branch:
-        assert branch._record.pending == []
+        assert branch._state.record.pending == []
         session.approvals.approve(waiting.value.approval_id)
         assert branch.carry_out() == []
     assert [row["tool"] for row in session.carry_out()] == ["send_if_allowed"]
@@ -401,7 +401,7 @@ def test_the_manager_can_fork_as_well(store, place):
         session.manager.fork("work", "try")
         there = place.parent / "there"
         with Session("try", agent=Agent(), workspace=there, store=session.manager) as branch:
-            assert branch._record.origin == "work"
+            assert branch._state.record.origin == "work"
             note(branch.agent, "x")
             session.adopt(branch)
         assert session.agent.memory == ["x"]
@@ -460,10 +460,10 @@ def test_forks_end_with_the_hold_that_they_were_made_in(session, tmp_path):
         branch = session.fork("try", path=tmp_path / "there")
         branch.messages.append("not lost")
         (branch.workspace.path / "late").write_text("not lost")
-    assert not branch._is_open
+    assert not branch._state.is_open
     branch.close()
     assert session.manager.state_dict("try")["messages"][-1] == "not lost"
-    assert earlier._is_open
+    assert earlier._state.is_open
     assert (earlier.workspace.path / "run.sh").exists()
     with Session("try", agent=Agent(), workspace=tmp_path / "x", store=session.manager):
         assert (tmp_path / "x/late").read_text() == "not lost"
@@ -474,8 +474,8 @@ def test_a_fork_whose_files_are_gone_is_closed_all_the_same(session):
     branch.workspace.close(save=False)
     with pytest.raises(WorkspaceError):
         branch.close()
-    assert not branch._is_open
-    assert session._branches == []
+    assert not branch._state.is_open
+    assert session._state.branches == []
     branch.close()
 
 

@@ -13,6 +13,7 @@ from agent_checkpoint import (
     Session,
     tool,
 )
+from agent_checkpoint.session.current_session import as_current
 from tests.unit.session.stores import Killed, killed, ledger_of, statuses
 
 
@@ -218,7 +219,10 @@ def test_a_zombie_saves_nothing_and_starts_nothing(manager: CheckpointManager, k
     outside = Outside(kind)
     zombie = Session("work", store=manager)
     with Session("work", store=manager) as session:
-        with zombie._as_current(), pytest.raises(ConflictError, match="opened again elsewhere"):
+        with (
+            as_current(zombie._tools),
+            pytest.raises(ConflictError, match="opened again elsewhere"),
+        ):
             outside.mail("ann")
         with pytest.raises(ConflictError, match="opened again elsewhere"):
             zombie.save()
@@ -237,9 +241,9 @@ def test_a_zombie_does_not_repeat_an_idempotent_effect(memory: CheckpointManager
         raise TimeoutError
 
     zombie = Session("work", store=memory)
-    with zombie._as_current(), pytest.raises(TimeoutError):
+    with as_current(zombie._tools), pytest.raises(TimeoutError):
         act()
-    with Session("work", store=memory), zombie._as_current(), pytest.raises(ConflictError):
+    with Session("work", store=memory), as_current(zombie._tools), pytest.raises(ConflictError):
         act()
     assert calls == [1]
     zombie.close()
@@ -251,7 +255,7 @@ def test_a_zombie_asks_for_no_approval_and_uses_none(memory: CheckpointManager) 
         raise AssertionError("not agreed to")
 
     zombie = Session("work", store=memory)
-    with Session("work", store=memory) as session, zombie._as_current():
+    with Session("work", store=memory) as session, as_current(zombie._tools):
         with pytest.raises(ConflictError):
             act()
         assert session.approvals.pending() == []
@@ -267,7 +271,7 @@ def test_what_a_zombie_had_begun_it_may_still_tell(manager: CheckpointManager, h
         if later:
             return "made again"
         later.append(Session("work", store=manager))
-        with later[0]._as_current(), pytest.raises(EffectUnknownError):
+        with as_current(later[0]._tools), pytest.raises(EffectUnknownError):
             act()
         if how == "raises":
             effect.not_done()
@@ -276,7 +280,7 @@ def test_what_a_zombie_had_begun_it_may_still_tell(manager: CheckpointManager, h
 
     zombie = Session("work", store=manager)
     error = ConflictError if how == "returns" else TimeoutError
-    with zombie._as_current(), pytest.raises(error):
+    with as_current(zombie._tools), pytest.raises(error):
         act()
     (session,) = later
     assert statuses(session) == ["committed" if how == "returns" else "failed"]
@@ -289,7 +293,7 @@ def test_each_opening_has_a_higher_epoch(manager: CheckpointManager) -> None:
     numbers = []
     for _ in range(3):
         with Session("work", store=manager) as session:
-            numbers.append(ledger_of(session).epochs["work"].number)
+            numbers.append(ledger_of(session).state.epochs["work"].number)
     assert numbers == sorted(set(numbers))
 
 

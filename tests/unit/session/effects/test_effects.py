@@ -56,7 +56,7 @@ def test_started_is_durable_before_and_committed_after(
 
     @tool(effect=kind, undo=print if kind == "reversible" else None)
     def act(number: int) -> int:
-        (effect,) = ledger_of(session).effects.values()
+        (effect,) = ledger_of(session).state.effects.values()
         seen.append((effect.status, effect.kind, effect.tool, effect.session, effect.words))
         return number + 1
 
@@ -172,7 +172,7 @@ def test_arguments_that_cannot_be_compared_are_refused(memory: CheckpointManager
         with pytest.raises(InvalidInputError, match="mail's arguments"):
             outside.mail("ann", object())  # type: ignore[arg-type]
         assert statuses(session) == []
-        assert session._tool_runner.in_flight == []
+        assert session._state.in_flight == []
     assert outside.done == []
 
 
@@ -213,7 +213,7 @@ def test_a_result_that_cannot_be_kept_is_told_and_not_made_up(manager: Checkpoin
         assert statuses(session) == ["committed"]
     with (
         Session("work", store=manager),
-        pytest.raises(EffectError, match=r"was done, but its result could not be stored"),
+        pytest.raises(EffectError, match=r"completed, but its result could not be encoded"),
     ):
         act()
     assert called == [1]
@@ -504,8 +504,8 @@ def test_a_start_that_was_refused_is_not_under_way(
             patch.setattr(Ledger, "append", lambda *args, **kwargs: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 outside.mail("ann")
-        assert isinstance(session._effects, Effects)
-        assert not session._effects.in_progress
+        assert isinstance(session._state.effects, Effects)
+        assert not session._state.effects.in_progress
         assert outside.mail("ann") == "mail 1 to ann"
 
 
@@ -540,7 +540,7 @@ def test_parts_of_one_class_have_effects_of_their_own(memory: CheckpointManager)
         assert [two.send("x"), one.send("x")] == ["two", "one"]
         assert [effect.part for effect in session.effects] == ["two", "one", "two", "one"]
         for effect in session.effects[:2]:
-            session._effects.undo(effect)
+            session._state.effects.outcomes.undo(effect)
         log = [one.memory[:], two.memory[:]]
         session.rollback(to=target, effects="warn")
         assert [one.send("x"), two.send("x")] == ["one", "two"]
@@ -552,7 +552,7 @@ def test_what_no_part_did_is_undone_on_none(memory: CheckpointManager) -> None:
     with Session("work", store=memory, agent=one) as session:
         assert Teller("other").charge("o") == "other"
         with pytest.raises(EffectError, match="No part of the session"):
-            session._effects.undo(session.effects[0])
+            session._state.effects.outcomes.undo(session.effects[0])
     assert one.memory == []
 
 
@@ -560,13 +560,13 @@ def test_an_owner_that_is_not_named_must_be_the_only_one(memory: CheckpointManag
     one, two = Teller("one"), Teller("two")
     spec = Teller.charge.tool  # type: ignore[attr-defined]
     with Session("a", store=memory, agent=one) as session:
-        assert session._tool_runner.owner(spec) is one
+        assert session._state.owner(spec) is one
     with Session("b", store=memory, parts={"one": one, "two": two}) as session:
-        assert session._tool_runner.owner(spec, "two") is two
+        assert session._state.owner(spec, "two") is two
         with pytest.raises(NotFoundError, match="Several"):
-            session._tool_runner.owner(spec)
+            session._state.owner(spec)
         with pytest.raises(NotFoundError, match="'three'"):
-            session._tool_runner.owner(spec, "three")
+            session._state.owner(spec, "three")
 
 
 @pytest.mark.parametrize("approve", [False, True])

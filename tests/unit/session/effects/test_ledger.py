@@ -8,7 +8,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, ConflictError, IntegrityError, StorageError
 from agent_checkpoint.core.codec.encode import encode
-from agent_checkpoint.store.ledger.ledger import Epoch, Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_state import Effect, Epoch, LedgerState
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.record_stream import RecordStream
 
@@ -136,8 +137,8 @@ def test_what_became_of_an_effect(
     for what, record in records:
         ledger.append(what, effect="e1", **record)
     for seen in (ledger, again(ledger)):
-        assert seen.effects["e1"].status == status
-        assert seen.effects["e1"].stands is stands
+        assert seen.state.effects["e1"].status == status
+        assert seen.state.effects["e1"].stands is stands
 
 
 def test_what_became_of_a_request(ledger: Ledger) -> None:
@@ -150,7 +151,7 @@ def test_what_became_of_a_request(ledger: Ledger) -> None:
     ledger.append("void", requests=["void"])
     answer(ledger, "with an effect")
     start(ledger, request="with an effect")
-    found = again(ledger).requests
+    found = again(ledger).state.requests
     assert {name: request.status for name, request in found.items()} == {
         "pending": "pending",
         "approved": "approved",
@@ -166,9 +167,9 @@ def test_what_became_of_a_request(ledger: Ledger) -> None:
 def test_an_effect_is_found_by_either_identity(ledger: Ledger) -> None:
     start(ledger, "e1", identity="a", also="b")
     start(ledger, "e2", identity="b")
-    assert [effect.id for effect in ledger.of("b")] == ["e1", "e2"]
-    assert [effect.id for effect in ledger.of("a")] == ["e1"]
-    assert ledger.of("c") == []
+    assert [effect.id for effect in ledger.effects_of("b")] == ["e1", "e2"]
+    assert [effect.id for effect in ledger.effects_of("a")] == ["e1"]
+    assert ledger.effects_of("c") == []
 
 
 def test_which_checkpoints_are_needed(ledger: Ledger) -> None:
@@ -177,18 +178,18 @@ def test_which_checkpoints_are_needed(ledger: Ledger) -> None:
     ledger.append("committed", effect="done", parts={})
     ask(ledger)
     ask(ledger, "late", expires=1.0)
-    assert list(ledger.pinned_checkpoints()) == ["a", "work_1-2"]
+    assert list(ledger.state.pinned_checkpoints()) == ["a", "work_1-2"]
     answer(ledger)
-    assert list(ledger.pinned_checkpoints()) == ["a", "work_1-2"]
+    assert list(ledger.state.pinned_checkpoints()) == ["a", "work_1-2"]
     ledger.append("used", request="r1")
-    assert list(ledger.pinned_checkpoints()) == ["a"]
+    assert list(ledger.state.pinned_checkpoints()) == ["a"]
 
 
 def test_large_parts_come_back(ledger: Ledger) -> None:
     tree = encode({"data": b"x" * 3_000_000, "list": list(range(5000))})
     start(ledger)
     ledger.append("committed", effect="e1", parts={"result": tree})
-    effect = again(ledger).effects["e1"]
+    effect = again(ledger).state.effects["e1"]
     reader = ledger.stream.reader({"result": effect.parts["result"]})
     from agent_checkpoint.core.state_codec import decode_part
 
@@ -235,7 +236,7 @@ def test_an_older_epoch_is_refused(ledger: Ledger) -> None:
 def test_epochs_that_are_recorded_in_another_order(ledger: Ledger) -> None:
     for number in (2, 1):
         ledger.append("epoch", session="work", epoch=number)
-    assert again(ledger).epochs["work"].number == 2
+    assert again(ledger).state.epochs["work"].number == 2
 
 
 def test_an_epoch_of_another_process_is_seen(ledger: Ledger) -> None:
@@ -249,7 +250,7 @@ def test_an_epoch_of_another_process_is_seen(ledger: Ledger) -> None:
 def test_a_guard_sees_what_others_have_written(ledger: Ledger) -> None:
     start(again(ledger))
     seen = []
-    ledger.append("finished", guard=lambda: seen.extend(ledger.effects), checkpoint="c")
+    ledger.append("finished", guard=lambda: seen.extend(ledger.state.effects), checkpoint="c")
     assert seen == ["e1"]
 
 
@@ -259,14 +260,14 @@ def test_a_guard_that_refuses_writes_nothing(ledger: Ledger) -> None:
 
     with pytest.raises(LookupError):
         ledger.append("finished", guard=guard, checkpoint="c")
-    assert again(ledger).finished == set()
+    assert again(ledger).state.finished == set()
 
 
 def test_a_guard_is_asked_again_if_somebody_was_faster(ledger: Ledger) -> None:
     asked = []
 
     def guard() -> None:
-        asked.append(len(ledger.effects))
+        asked.append(len(ledger.state.effects))
         if len(asked) == 1:
             start(again(ledger))  # after the guard, before the record
 
@@ -286,7 +287,7 @@ def test_many_writers_lose_nothing(manager: CheckpointManager) -> None:
     [thread.join() for thread in threads]
     found = Ledger(manager.store, "family")
     found.refresh()
-    assert len(found.effects) == 40
+    assert len(found.state.effects) == 40
     assert found.seq == 40
 
 
@@ -298,7 +299,7 @@ def test_threads_that_share_a_ledger_lose_nothing(ledger: Ledger) -> None:
     threads = [Thread(target=write, args=(name,)) for name in "abcd"]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert len(ledger.effects) == len(again(ledger).effects) == 40
+    assert len(ledger.state.effects) == len(again(ledger).state.effects) == 40
 
 
 # -- damage --------------------------------------------------------------------------------------
@@ -343,7 +344,7 @@ def test_a_medium_that_fails_is_told(ledger: Ledger, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ledger.store.backend, "append", broken)
     with pytest.raises(StorageError, match="full"):
         start(ledger)
-    assert ledger.effects == {}
+    assert ledger.state.effects == {}
 
 
 def test_what_a_purge_replaces_is_read_in_its_old_place(ledger: Ledger) -> None:
@@ -354,7 +355,7 @@ def test_what_a_purge_replaces_is_read_in_its_old_place(ledger: Ledger) -> None:
     ask(ledger)
     ledger.append("answered", request="r1", approved=True, by="secret", reason=None, parts={})
     ledger.append("used", request="r1")
-    effect, request = ledger.effects["e1"], ledger.requests["r1"]
+    effect, request = ledger.state.effects["e1"], ledger.state.requests["r1"]
     committed = {"type": "committed", "ts_ns": 1, "effect": "e1", "instead": 2}
     answer = {"approved": True, "by": "-", "reason": None}
     answered = {"type": "answered", "ts_ns": 1, "request": "r1", "instead": 6, **answer}
@@ -362,8 +363,9 @@ def test_what_a_purge_replaces_is_read_in_its_old_place(ledger: Ledger) -> None:
         ledger.stream.append(record, {}, after=None)
         ledger.store.backend.remove(ledger.stream.name, [seq])
     ledger.refresh()
-    assert ledger.effects["e1"] is effect is ledger.of("i1")[0]
-    assert ledger.requests["r1"] is request is ledger.requests_for(request.identity)[0]
+    assert ledger.state.effects["e1"] is effect is ledger.effects_of("i1")[0]
+    assert ledger.state.requests["r1"] is request
+    assert ledger.state.requests_of[request.identity]["r1"] is request
     assert (effect.status, request.status, request.by) == ("undone", "used", "-")
     assert "result" not in effect.parts
     assert ledger.seq == again(ledger).seq
@@ -373,9 +375,9 @@ def test_effects_are_found_by_either_identity(ledger: Ledger) -> None:
     start(ledger, "e1", also="i2")
     start(ledger, "e2", identity="i2")
     for seen in (ledger, again(ledger)):
-        assert [effect.id for effect in seen.of("i1")] == ["e1"]
-        assert [effect.id for effect in seen.of("i2")] == ["e1", "e2"]
-        assert seen.of("i3") == []
+        assert [effect.id for effect in seen.effects_of("i1")] == ["e1"]
+        assert [effect.id for effect in seen.effects_of("i2")] == ["e1", "e2"]
+        assert seen.effects_of("i3") == []
 
 
 def test_what_was_interrupted_while_it_was_read_is_read_again(
@@ -383,9 +385,14 @@ def test_what_was_interrupted_while_it_was_read_is_read_again(
 ) -> None:
     other = again(ledger)
     start(ledger)
+
+    def interrupted(state: LedgerState, effect: Effect) -> None:
+        state.effects[effect.id] = effect
+        raise ZeroDivisionError
+
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_index", lambda *_: 1 / 0)
+        patch.setattr(LedgerState, "_add_effect", interrupted)
         with pytest.raises(ZeroDivisionError):
             other.refresh()
     other.refresh()
-    assert [effect.id for effect in other.of("i1")] == ["e1"]
+    assert [effect.id for effect in other.effects_of("i1")] == ["e1"]

@@ -8,7 +8,8 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, InvalidInputError, Session, Suspended, tool
 from agent_checkpoint.core.codec.encode import encode
-from agent_checkpoint.store.ledger.ledger import PREFIX, Ledger
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from tests.unit.session.stores import BACKENDS, ledger_of, manager_on
 
 SECRET = "hunter2-4711"
@@ -117,7 +118,7 @@ def test_a_list_of_names(memory: CheckpointManager) -> None:
     memory.purge(SECRET)
     found = Ledger(memory.store, "family")
     found.refresh()
-    assert {item.id: item.status for item in found.requests.values()} == {
+    assert {item.id: item.status for item in found.state.requests.values()} == {
         "sound": "void",
         f"my {REDACTED}": "void",
     }
@@ -190,7 +191,7 @@ def test_a_request_whose_arguments_nobody_knows_is_void(manager: CheckpointManag
     manager.purge(SECRET)
     with Session("work", store=manager) as session:
         assert [request.id for request in session.approvals.pending()] == [other]
-        with pytest.raises(InvalidInputError, match="Purged"):
+        with pytest.raises(InvalidInputError, match="was purged"):
             session.approvals.arguments(name)
         assert ask(mail, "ann", f"Use {SECRET}") != name
     assert done == []
@@ -205,7 +206,7 @@ def test_what_was_made_is_not_made_again(manager: CheckpointManager) -> None:
     with Session("work", store=manager) as session:
         (effect,) = session.effects
         assert (effect.status, effect.words, effect.tool) == ("committed", REDACTED, "mail")
-        (request,) = ledger_of(session).requests.values()
+        (request,) = ledger_of(session).state.requests.values()
         assert (request.status, request.by) == ("used", f"Eve {REDACTED}")
         mail("ann", SECRET)
     assert len(done) == 1

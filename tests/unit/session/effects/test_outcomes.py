@@ -17,6 +17,8 @@ from agent_checkpoint import (
     tool,
 )
 from agent_checkpoint.core.codec.encode import encode
+from agent_checkpoint.session.current_session import as_current
+from agent_checkpoint.session.effects.effect_context import ToolCall
 from tests.unit.session.stores import Killed, killed, ledger_of, statuses
 
 
@@ -370,7 +372,7 @@ def test_nothing_is_to_be_said_of_what_is_known(memory: CheckpointManager) -> No
 
 def compensated(manager: CheckpointManager, outside: Outside) -> Session:
     session = Session("work", store=manager)
-    with session._as_current():
+    with as_current(session._tools):
         start = session.save()
         outside.charge("a")
         session.rollback(to=start, effects="compensate")
@@ -508,32 +510,28 @@ def test_what_a_person_said_is_not_overridden(manager: CheckpointManager) -> Non
     world = Outside("irreversible", verify=lambda order: None)
     with killed("work", manager) as old, pytest.raises(Killed):
         world.breaks = ""
-        effect = old._effects.decide(
-            world.charge.tool,
-            {"order": "o", "cents": 5},
-            identity="i",
-            digest="d",
-            task=None,
+        effect = old._state.effects.decide(
+            ToolCall(world.charge.tool, None, {"order": "o", "cents": 5}, identity="i", digest="d"),
             at="",
         ).effect
         raise Killed
     new = Session("work", store=manager)
     assert statuses(new) == ["failed"]
-    old._effects.commit(effect, "done")
+    old._state.effects.outcomes.commit(effect, "done")
     assert statuses(new) == ["committed"]
     assert "declared not done" in new.effects[0].note
     assert any("succeeded after it had been recorded as failed" in notice for notice in new.notices)
-    old._effects.fail(effect, "late")
-    old._effects.commit(effect, "again")
+    old._state.effects.outcomes.fail(effect, "late")
+    old._state.effects.outcomes.commit(effect, "again")
     assert statuses(new) == ["committed"]
-    assert new._effects.result(new.effects[0]) == "done"
+    assert new._state.effects.outcomes.result(new.effects[0]) == "done"
     new.close()
 
 
 def test_a_late_failure_does_not_override_what_is_known(manager: CheckpointManager) -> None:
     def check(to: str) -> None:  # and meanwhile a person says otherwise, elsewhere
         ledger = ledger_of(session)
-        (effect,) = ledger.effects.values()
+        (effect,) = ledger.state.effects.values()
         parts = {"result": encode("by hand")}
         ledger.append("resolved", effect=effect.id, happened=True, note="", parts=parts)
 
@@ -558,9 +556,9 @@ def test_only_what_was_done_is_undone_and_once(memory: CheckpointManager) -> Non
     with Session("work", store=memory) as session:
         book("o")
         effect = session.effects[0]
-        session._effects.undo(effect)
+        session._state.effects.outcomes.undo(effect)
         with pytest.raises(EffectError, match="it is undone"):
-            session._effects.undo(effect)
+            session._state.effects.outcomes.undo(effect)
         with pytest.raises(EffectConflictError, match="Check whether"):
-            session._effects.commit(effect, "late")
+            session._state.effects.outcomes.commit(effect, "late")
     assert undone == ["o"]

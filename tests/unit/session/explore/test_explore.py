@@ -415,7 +415,7 @@ def test_a_person_who_stops_it(session):
 def test_who_explores_is_gone(session, monkeypatch):
     monkeypatch.setattr(worker, "is_gone", lambda owner: True)
     (trial,) = explore(session, strategies.leave, [{"how": "hang"}], executor=_Inline())
-    assert "The exploring process is gone" in trial.error
+    assert "The process that called explore() has exited" in trial.error
     assert not _sleepers(session)
 
 
@@ -498,7 +498,7 @@ def test_a_strategy_may_explore(session):
         ({"on_trial": 5}, "on_trial must be a function"),
         ({"repeats": 0}, "at least 1"),
         ({"repeats": True}, "at least 1"),
-        ({"effects": "perhaps"}, "refuse or allow"),
+        ({"effects": "perhaps"}, "'refuse' or 'allow'"),
         ({"agent": 7}, "function"),
     ],
 )
@@ -602,14 +602,14 @@ def test_an_error_of_who_looks_on(session):
 
     with pytest.raises(LookupError):
         explore(session, strategies.score, VARIANTS, on_trial=look)
-    assert session.workspace._held_tree is None
+    assert session.workspace.fork_origin.held is None
     explore(session, strategies.score, VARIANTS)
 
 
 def test_a_branch_that_was_open_before_stays_open(session):
     branch = session.fork("mine")
     explore(session, strategies.score, VARIANTS)
-    assert branch._is_open
+    assert branch._state.is_open
     assert (branch.workspace.path / "run.sh").exists()
     branch.close()
 

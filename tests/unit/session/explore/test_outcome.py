@@ -6,7 +6,8 @@ import math
 import pytest
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
-from agent_checkpoint.session.explore.outcome import Outcome, Trial
+from agent_checkpoint.session.branch.trial import Trial
+from agent_checkpoint.session.explore.outcome import Outcome
 
 
 def trial(number, repeat=0, error=None, **metrics):
@@ -52,7 +53,7 @@ def test_no_best(trials):
 
 
 def test_modes():
-    with pytest.raises(InvalidInputError, match="max or min"):
+    with pytest.raises(InvalidInputError, match="'max' or 'min'"):
         Outcome([trial(0, score=1)]).best(mode="most")
 
 

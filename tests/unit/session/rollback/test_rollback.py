@@ -14,6 +14,7 @@ from agent_checkpoint.errors import (
     StateError,
     StorageError,
 )
+from agent_checkpoint.session.current_session import as_current
 from agent_checkpoint.session.rollback.rollback import Rollback
 from tests.agents import Agent, Planner
 from tests.unit.session.places import files_of
@@ -87,7 +88,7 @@ def agent():
 @pytest.fixture
 def session(store, place, agent):
     session = Session("job", agent=agent, workspace=place, store=store)
-    with session._as_current():
+    with as_current(session._tools):
         yield session
     session.close()
 
@@ -358,7 +359,7 @@ def test_undo_when_what_was_there_is_not_kept(session):
     for row in session.history():
         if row["kind"] == "safety":
             session.manager.delete("job", row["id"])
-    with pytest.raises(NotFoundError, match="no rollback to undo"):
+    with pytest.raises(NotFoundError, match="no rollback, restore or adopt to undo"):
         session.undo()
 
 
@@ -428,7 +429,7 @@ def test_warn_goes_back_and_tells_what_stands(session, store):
     report = session.rollback(steps=2, effects="warn")
     assert session.agent.count == 1
     (notice,) = report.notices
-    assert notice.startswith("publish(title='a') was done at 20")
+    assert notice.startswith("publish(title='a') was executed at 20")
     assert "and is still in place" in notice
     assert "Do not repeat it" in notice
     assert session.notices == [notice]
@@ -437,7 +438,7 @@ def test_warn_goes_back_and_tells_what_stands(session, store):
     agent = Agent()
     again = Session("job", agent=agent, store=session.manager)
     assert again.notices == [notice]
-    with again._as_current():
+    with as_current(again._tools):
         assert publish("a") == "published a"  # again: it is known, and not done
         assert world.done == ["publish a"]
         assert again.notices == []

@@ -254,5 +254,5 @@ def test_equal_dicts_have_equal_fingerprints_in_any_order() -> None:
     "place", [lambda it: it, lambda it: [{"a": (it,)}], lambda it: deque([it])]
 )
 def test_what_is_captured_in_part_has_no_fingerprint(place: Any) -> None:
-    with pytest.raises(InvalidInputError, match="plain data"):
+    with pytest.raises(InvalidInputError, match="built-in types"):
         fingerprint(place(Agent()), "It")

@@ -5,13 +5,14 @@ import functools
 import inspect
 import math
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 
 from agent_checkpoint import CheckpointManager, EffectError, InvalidInputError, Session, tool
+from agent_checkpoint.session.tools.effect_kinds import BEHAVIOURS, EffectKind, behaviour_of
 from agent_checkpoint.session.tools.invoke import invoke_by_name, run_if_awaitable
-from agent_checkpoint.session.tools.tool import KINDS, registered_tool
+from agent_checkpoint.session.tools.tool import registered_tool
 
 
 @pytest.fixture
@@ -294,8 +295,8 @@ def test_after_the_session_it_is_plain_again() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"effect": "harmless"}, "local, read, idempotent"),
-        ({"effect": None}, "effect must be one of"),
+        ({"effect": "harmless"}, "'local', 'read', 'idempotent'"),
+        ({"effect": None}, "effect must be"),
         ({"effect": "reversible"}, "needs undo="),
         ({"effect": "irreversible", "undo": print}, "undo= needs effect="),
         ({"undo": print}, "undo= needs effect="),
@@ -338,7 +339,7 @@ def test_expires_is_seconds_or_a_timedelta(given: Any, seconds: float) -> None:
     assert made.tool.expires == seconds
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BEHAVIOURS)
 def test_what_is_outside(kind: str) -> None:
     undo = print if kind == "reversible" else None
     made: Any = tool(effect=kind, undo=undo)(everything)
@@ -460,3 +461,11 @@ def test_its_error_is_passed_on() -> None:
 
     with pytest.raises(LookupError, match="here"):
         run_if_awaitable(fails())
+
+
+def test_every_kind_of_effect_has_a_behaviour() -> None:
+    assert tuple(BEHAVIOURS) == get_args(EffectKind)
+
+
+def test_an_unknown_kind_in_a_ledger_counts_as_irreversible() -> None:
+    assert behaviour_of("of a later version") == behaviour_of("irreversible")

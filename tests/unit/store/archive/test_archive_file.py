@@ -84,7 +84,7 @@ def test_an_archive_is_the_same_for_every_installation(
 def test_an_existing_key_is_left_alone(archive: Path) -> None:
     manager = CheckpointManager()
     manager.save("key", {"mine": 1})
-    with pytest.raises(ConflictError, match="exists already"):
+    with pytest.raises(ConflictError, match="already exists"):
         manager.import_archive(archive)
     assert manager.state_dict("key") == {"mine": 1}
     assert len(manager.history("key")) == 1

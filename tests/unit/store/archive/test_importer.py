@@ -15,7 +15,7 @@ from agent_checkpoint import (
 )
 from agent_checkpoint.records import Entry
 from agent_checkpoint.store.archive import importer
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.objects.object_format import TEXT, make_object
 from tests.unit.store.carried import fill
 from tests.unit.store.counting import HookedBackend

@@ -14,7 +14,7 @@ from agent_checkpoint import (
     MemoryBackend,
     Workspace,
 )
-from agent_checkpoint.store.entries import FORMAT, seal_entry
+from agent_checkpoint.store.checkpoint_entries import FORMAT, seal_entry
 from agent_checkpoint.store.objects.object_format import BLOB, RECORD, Object, open_object
 from agent_checkpoint.store.objects.references import files_size
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, InvalidInputError, KeepLatest, Log, MemoryBackend
-from agent_checkpoint.manager.parts import states_of
-from agent_checkpoint.store import canonical_json, entries
+from agent_checkpoint.manager.checkpoint_parts import states_of
+from agent_checkpoint.store import canonical_json, checkpoint_entries
 from agent_checkpoint.store.archive import importer
 from agent_checkpoint.store.canonical_json import indented_size, write_json
 from agent_checkpoint.store.objects import decode_budget, writer
@@ -104,7 +104,7 @@ def test_what_repeats_too_often_is_refused_when_it_is_saved(
     backend = MemoryBackend()
     manager = CheckpointManager(backend)
     limit(monkeypatch, 10_000)
-    with pytest.raises(InvalidInputError, match=r"cost 45,\d\d\d .* too little distinct"):
+    with pytest.raises(InvalidInputError, match=r"is 45,\d\d\d, too high for its distinct"):
         manager.save("key", {"list": REPEATED, "n": 1})
     assert manager.list_keys() == []
     assert list(backend.list_objects()) == []
@@ -189,7 +189,7 @@ def test_a_file_store_exports_nothing_that_could_not_be_loaded(
     with CheckpointManager(backend="file", path=tmp_path / "store") as manager:
         manager.save("key", {"list": REPEATED, "n": 1})  # in full, as it is loaded
         assert manager.state_dict("key")["list"] == REPEATED
-        with pytest.raises(InvalidInputError, match="too little distinct content"):
+        with pytest.raises(InvalidInputError, match="too high for its distinct content"):
             manager.export_archive(tmp_path / "a", "key")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
@@ -202,7 +202,7 @@ def test_a_readable_state_has_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
     source.save("key", {"a": 1})
     source.save("key", {"list": list(range(3000))})
     source.export_archive(tmp_path / "a", "key")
-    for module in (entries, importer):
+    for module in (checkpoint_entries, importer):
         monkeypatch.setattr(module, "MAX_READABLE", 20_000)
     with CheckpointManager(backend="file", path=tmp_path / "store") as manager:
         manager.save("other", {"list": list(range(1000))})

@@ -180,7 +180,7 @@ def test_a_background_save_stores_the_moment_of_the_call(
     manager.save("key", chat)
     chat.messages.extend(map(message, range(100, 200)))
     gate = threading.Event()
-    manager._background.submit(lambda: str(gate.wait(30)))
+    manager.background.submit(lambda: str(gate.wait(30)))
     future = manager.save_in_background("key", chat)
     if change == "truncate":
         chat.messages.truncate(50)

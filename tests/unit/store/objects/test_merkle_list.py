@@ -220,5 +220,5 @@ def test_what_was_not_seen_is_read_once_and_is_all_of_it() -> None:
 def test_what_is_no_list_is_refused_there_too() -> None:
     shelf = Shelf()
     text = shelf.put(TEXT, b"{}", ())
-    with pytest.raises(IntegrityError, match="another kind"):
+    with pytest.raises(IntegrityError, match="unexpected kind"):
         list(merkle_list.read_new_arrays(shelf.put(NODE, b"", [text]), shelf.get, set()))

@@ -19,7 +19,7 @@ from typing import Callable, Optional
 
 import pytest
 
-from agent_checkpoint.backends.disk import mounts
+from agent_checkpoint.backends.os_support import mounts
 from agent_checkpoint.workspace.changes import inotify as module
 from agent_checkpoint.workspace.changes.file_systems import LOCAL
 from agent_checkpoint.workspace.changes.inotify import ChangedPaths, Watcher, WatchError, can_watch
@@ -701,7 +701,7 @@ def test_no_more_watchers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_inotify(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
     module._libc.cache_clear()
-    with pytest.raises(WatchError, match="no inotify here"):
+    with pytest.raises(WatchError, match="inotify is not available"):
         Watcher()
     assert not can_watch(tmp_path)
 
@@ -804,7 +804,7 @@ def test_no_network_is_taken_for_local() -> None:
 BEGINNING = """
 import os, subprocess, sys
 from pathlib import Path
-from agent_checkpoint.backends.disk import mounts
+from agent_checkpoint.backends.os_support import mounts
 from agent_checkpoint.workspace.changes.inotify import Watcher, WatchError
 from tests.unit.workspace.changes.test_inotify import watch, watch_all
 root = Path(sys.argv[1])

@@ -422,7 +422,7 @@ except WorkspaceError as error:
     lower = tmp_path / "lower"
     command = view_command(lower, fork.upper, fork.work, lower, command, name=fork.view_name)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("[]\nThis process is in the fork "), done.stderr
+    assert done.stdout.startswith("[]\nThis process runs in the fork "), done.stderr
     assert fork.record.exists()
     assert fork.private.exists()
     assert clean_up(tmp_path / "records") == []

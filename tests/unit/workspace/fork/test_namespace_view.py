@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.fork.namespace_view import (
     NO_VIEW,
     VIEW,
@@ -20,7 +21,6 @@ from agent_checkpoint.workspace.fork.namespace_view import (
     view_command,
 )
 from agent_checkpoint.workspace.fork.overlay_mount import (
-    OverlayChanges,
     changes,
     mounts,
     mounts_below,
@@ -153,7 +153,7 @@ def test_a_command_sees_its_own_files_at_the_original_path(place):
     assert (place.workspace / "folder/below").read_text() == "base"
     assert not (place.workspace / "new").exists()
     assert (place.upper() / "file").read_text() == "fork\n"
-    assert changes(place.upper(), place.workspace) == OverlayChanges(
+    assert changes(place.upper(), place.workspace) == ChangedPaths(
         {b"": {b"file", b"folder", b"new"}, b"folder": set()}, {b"folder"}
     )
 
@@ -396,11 +396,13 @@ stop.set()
     )
     places = [str(tmp_path / name) for name in ("lower", "upper", "work", "lower")]
     done = subprocess.run([sys.executable, "-c", script, *places], capture_output=True, text=True)
-    assert done.stdout == "A process that has threads cannot enter a view.\n", done.stderr
+    assert (
+        done.stdout == "A process with several threads cannot enter a private mount namespace.\n"
+    ), done.stderr
 
 
 def test_processes_that_see_a_mount_which_is_no_view_are_safe():
-    with pytest.raises(UnsafeWorkspaceError, match="not the name of a view"):
+    with pytest.raises(UnsafeWorkspaceError, match="not the name of a private overlay mount"):
         end_view("agent-checkpoint")
 
 
@@ -412,5 +414,5 @@ def test_a_process_that_does_not_end_is_told(monkeypatch):
         "agent_checkpoint.workspace.fork.namespace_view._kill", lambda name, pid: None
     )
     monkeypatch.setattr("agent_checkpoint.workspace.fork.namespace_view._KILL_SECONDS", 0.05)
-    with pytest.raises(WorkspaceError, match="does not end"):
+    with pytest.raises(WorkspaceError, match="did not exit"):
         end_view(f"{VIEW}-test")

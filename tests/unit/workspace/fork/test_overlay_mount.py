@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
+from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.fork.overlay_mount import (
     NAME,
-    OverlayChanges,
     changes,
     is_called,
     is_mounted,
@@ -214,7 +214,7 @@ def test_changes_say_what_to_look_at(layers):
         (layers.lower / path).write_text("base")
     (layers.lower / "to_folder").touch()
     target = layers.mount()
-    assert changes(layers.upper) == OverlayChanges({b"": set()}, set())
+    assert changes(layers.upper) == ChangedPaths({b"": set()}, set())
     (target / "kept/a").write_text("fork")
     shutil.rmtree(target / "gone")
     shutil.rmtree(target / "replaced")
@@ -248,10 +248,10 @@ def test_changes_say_what_to_look_at(layers):
         b"new": set(),
     }
     known = {b"replaced", b"replaced/again", b"to_folder", b"kept/moved"}
-    assert changes(layers.upper) == OverlayChanges(names, known)
-    assert changes(layers.upper, layers.lower) == OverlayChanges(names, known | {b"new"})
+    assert changes(layers.upper) == ChangedPaths(names, known)
+    assert changes(layers.upper, layers.lower) == ChangedPaths(names, known | {b"new"})
     unmount(target)
-    assert changes(layers.upper, layers.lower) == OverlayChanges(names, known | {b"new"})
+    assert changes(layers.upper, layers.lower) == ChangedPaths(names, known | {b"new"})
 
 
 def listing(root, below=b""):
@@ -280,7 +280,7 @@ def put_together(base, mounted, told):
             del result[known]
 
     for directory, names in sorted(told.names.items()):
-        if directory in told.whole:
+        if directory in told.replaced:
             drop(directory)
         for name in names:
             path = os.path.join(directory, name)
@@ -345,7 +345,7 @@ def test_changes_cost_what_was_changed(layers):
         (layers.lower / f"{number % 50}").mkdir(exist_ok=True)
         (layers.lower / f"{number % 50}" / f"{number}").touch()
     (layers.mount() / "7" / "7").write_text("fork")
-    assert changes(layers.upper, layers.lower) == OverlayChanges({b"": {b"7"}, b"7": {b"7"}}, set())
+    assert changes(layers.upper, layers.lower) == ChangedPaths({b"": {b"7"}, b"7": {b"7"}}, set())
 
 
 def test_an_upper_directory_that_cannot_be_read_is_told(tmp_path):

@@ -182,7 +182,7 @@ def test_a_file_that_becomes_a_fifo_meanwhile_is_not_waited_for(source, tmp_path
         return real(path, flags, *rest, **options)
 
     monkeypatch.setattr(os, "open", swap)
-    with pytest.raises(WorkspaceError, match=r"Cannot copy .*file': it changed"):
+    with pytest.raises(WorkspaceError, match=r"Cannot copy .*file': the file was replaced"):
         copy_tree(source, tmp_path / "copy")
 
 

@@ -224,7 +224,7 @@ class TestRefusals:
         (tmp_path / "try").mkdir()
         (tmp_path / "try" / "file").touch()
         for driver in ("auto", *DRIVERS):
-            with pytest.raises(UnsafeWorkspaceError, match="exists already"):
+            with pytest.raises(UnsafeWorkspaceError, match="already exists"):
                 workspace.fork(tmp_path / "try", driver=driver)
         assert os.listdir(tmp_path / "try") == ["file"]
 
@@ -234,7 +234,7 @@ class TestRefusals:
                 workspace.fork(path)
 
     def test_a_driver_that_does_not_exist(self, workspace: Workspace, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInputError, match="use one of auto, overlay, reflink, copy"):
+        with pytest.raises(InvalidInputError, match="driver must be 'auto', 'overlay', "):
             workspace.fork(tmp_path / "try", driver="magic")
 
     def test_a_restore_while_forks_read_through(self, workspace: Workspace) -> None:
@@ -243,7 +243,7 @@ class TestRefusals:
 
     def test_two_holds(self, workspace: Workspace) -> None:
         again = workspace.hold()
-        with workspace.hold(), pytest.raises(WorkspaceError, match="held already"):
+        with workspace.hold(), pytest.raises(WorkspaceError, match="already held"):
             again.__enter__()
         with workspace.hold():
             pass

@@ -299,8 +299,8 @@ class TestWhatIsRefused:
         [
             (b"a", "must be a string"),
             (None, "must be a string"),
-            ("a\nb", "not one line"),
-            ("a\0", "not one line"),
+            ("a\nb", "contains a line break or NUL"),
+            ("a\0", "contains a line break or NUL"),
             ("\ud800", "file name"),
             ("a" * 1025, "line 2 has more than 1024 bytes"),
             ("a[b", r"line 2, 'a\[b': .*closed"),
@@ -316,7 +316,7 @@ class TestWhatIsRefused:
 
     @pytest.mark.parametrize("patterns", ["*.log", b"*.log"])
     def test_one_pattern_without_a_list(self, patterns: Any) -> None:
-        with pytest.raises(InvalidInputError, match="takes a list"):
+        with pytest.raises(InvalidInputError, match="must be a list"):
             Rules.of(patterns)
 
     def test_a_line_of_a_checkpointignore_that_can_match_nothing(self) -> None:

@@ -14,6 +14,7 @@ from agent_checkpoint import (
     CheckpointManager,
     ConflictError,
     IntegrityError,
+    InvalidInputError,
     RestoreIncompleteError,
     Workspace,
     WorkspaceError,
@@ -163,6 +164,11 @@ def test_one_without_privileges_changes_what_is_in_closed_directories() -> None:
         assert describe(root) == after
         for path in (root / "ro", root / "ro" / "deep", root / "ro" / "new"):
             path.chmod(0o700)
+
+
+def test_an_argument_of_another_type_is_named(ws: Workspace) -> None:
+    with pytest.raises(InvalidInputError, match=r"with a workspace, not int\.$"):
+        ws.restore(42)  # type: ignore[arg-type]
 
 
 def test_a_restore_of_the_present_touches_nothing(ws: Workspace, tree: Tree) -> None:
@@ -323,7 +329,7 @@ def test_what_goes_meanwhile_need_not_be_removed(
 def test_a_damaged_tree_is_found_before_anything_is_touched(
     ws: Workspace, tree: Tree, manager: CheckpointManager
 ) -> None:
-    content = next(item.ref for item in ws._scan().items(tree.get) if item.name == b"file")
+    content = next(item.ref for item in ws._scan(ws.store).items(tree.get) if item.name == b"file")
     clear(ws.path)
     (ws.path / "file").write_text("present")
     now = describe(ws.path)

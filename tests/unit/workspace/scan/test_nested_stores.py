@@ -81,7 +81,7 @@ def test_the_store_of_another_is_no_workspace(tmp_path: Path, backend: str) -> N
         other.save("first", {"n": 1})
     with CheckpointManager(backend="sqlite", path=tmp_path / "own") as own:
         ws = Workspace(tmp_path / "store", own.store)
-        with ws, pytest.raises(WorkspaceError, match="is a store itself"):
+        with ws, pytest.raises(WorkspaceError, match="is a store and cannot be a workspace"):
             ws.snapshot()
 
 

@@ -68,7 +68,7 @@ def test_a_directory_in_the_home_directory_is_fine(own_home: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gone", "file"])
 def test_there_has_to_be_a_directory(root: Path, name: str) -> None:
-    with pytest.raises(WorkspaceError, match="no directory"):
+    with pytest.raises(WorkspaceError, match=r"not a directory|does not exist"):
         Workspace(root / name)
 
 
@@ -182,14 +182,14 @@ def test_what_only_a_safety_checkpoint_has_is_not_taken_for_saved(
 
 def test_too_much_is_refused_and_says_where_it_is(tmp_path: Path) -> None:
     root = tmp_path / "root"
-    for name, size in {"node_modules/x/big": 3 << 20, "src/small": 10, "top": 1 << 20}.items():
+    for name, size in {"node_modules/x/big": 3_000_000, "src/small": 10, "top": 1 << 20}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(bytes(size))
     with pytest.raises(WorkspaceError) as caught:
-        Workspace(root, CheckpointManager().store, limit=2 << 20).snapshot()
+        Workspace(root, CheckpointManager().store, limit=2_000_000).snapshot()
     words = str(caught.value)
-    assert "more than 2 MiB" in words
-    assert "node_modules (3 MiB)" in words
+    assert "more than 2 MB" in words
+    assert "node_modules (3 MB)" in words
     assert "ignore=" in words
     assert ".checkpointignore" in words
     assert "limit=" in words
@@ -199,12 +199,13 @@ def test_too_much_is_refused_and_says_where_it_is(tmp_path: Path) -> None:
 
 
 def test_the_limit_is_for_what_is_new(root: Path, manager: CheckpointManager) -> None:
-    ws = Workspace(root, manager.store, limit=1000)
+    # A file that is as new as the last scan is read again: three files at the most.
+    ws = Workspace(root, manager.store, limit=2000)
     for number in range(5):
         (root / f"{number}").write_bytes(bytes([number]) * 600)
         assert ws.snapshot().files == number + 2
-    with pytest.raises(WorkspaceError, match="1,000 bytes"):
-        Workspace(root, CheckpointManager().store, limit=1000).snapshot()
+    with pytest.raises(WorkspaceError, match="more than 2 kB"):
+        Workspace(root, CheckpointManager().store, limit=2000).snapshot()
 
 
 def test_the_limit_is_not_for_what_a_restore_wrote(root: Path, manager: CheckpointManager) -> None:

@@ -154,7 +154,7 @@ def test_a_tree_has_the_same_id_however_its_files_are_cut(
     plain = Workspace(root, CheckpointManager().store, watch=False).snapshot()
     monkeypatch.setattr(file_reader, "CHUNKED_FROM", 100)
     monkeypatch.setattr(chunking, "_CHUNK", size)
-    monkeypatch.setattr(chunking, "_is_installed", lambda: False)
+    monkeypatch.setattr(chunking, "is_installed", lambda: False)
     store = CheckpointManager().store
     workspace = Workspace(root, store, watch=False)
     cut = workspace.snapshot()

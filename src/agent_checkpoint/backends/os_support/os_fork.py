@@ -1,0 +1,119 @@
+"""Fork safety: blocks `os.fork` while SQLite connections, locks or lazy imports are in use.
+
+A child forked while an SQLite connection is open inherits the lock bookkeeping of its parent: each
+process assumes that the other has exited, and one may delete the WAL that the other writes. A fork
+therefore waits until no connection is in use, and open connections are closed before it.
+
+A child forked while another thread imports a module inherits the locked import lock, and would
+deadlock on the same import. Lazy imports in saves and loads therefore block forks, too.
+
+An `flock` lock belongs to the open file description, which a child shares: it would keep the lock
+of a killed parent. A child therefore closes the lock files of its parent.
+"""
+
+from __future__ import annotations
+
+import atexit  # noqa: F401 - `weakref.finalize` imports it at its first use
+import fcntl
+
+# Hooks before a fork run in reverse order of registration. The hook of `logging` takes a lock:
+# it must run after ours, or a logging thread behind the gate deadlocks with the forking thread.
+import logging  # noqa: F401
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+from weakref import WeakSet
+
+_LONGEST_WAIT = 30.0
+
+
+class SupportsClose(Protocol):
+    """A resource that must be closed before a fork."""
+
+    def close(self) -> None:
+        """Close the resource; the next use reopens it."""
+
+
+class _Gate:
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.inside = 0
+        self.mine = threading.local()
+
+
+_gate = _Gate()
+_closed_before: WeakSet[SupportsClose] = WeakSet()
+_lock_files: set[int] = set()
+
+
+def close_before_fork(pool: SupportsClose) -> None:
+    """Register a pool to be closed before every fork of this process."""
+    _closed_before.add(pool)
+
+
+@contextmanager
+def block_forks() -> Iterator[None]:
+    """Block forks by other threads during the block."""
+    gate = _gate
+    with gate.changed:
+        gate.inside += 1
+    gate.mine.depth = getattr(gate.mine, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        gate.mine.depth -= 1
+        if gate is _gate:  # otherwise this is a child forked within the block
+            with gate.changed:
+                gate.inside -= 1
+                gate.changed.notify_all()
+
+
+@contextmanager
+def open_lock_file(open_it: Callable[[], int]) -> Iterator[int]:
+    """Open a lock file for the block, then unlock and close it; forked children close it too.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    with block_forks():
+        gate, fd = _gate, open_it()
+        _lock_files.add(fd)
+    try:
+        yield fd
+    finally:
+        try:
+            if gate is _gate:  # otherwise this is a child, which has closed it
+                # Unlock first: an interrupt after this leaks a descriptor, but no lock. Closing is
+                # not enough: a process being spawned by another thread shares the file until exec.
+                fcntl.flock(fd, fcntl.LOCK_UN)
+        finally:
+            if gate is _gate:
+                _lock_files.discard(fd)
+                os.close(fd)
+
+
+def _before_fork() -> None:
+    gate = _gate
+    gate.changed.acquire()
+    own = getattr(gate.mine, "depth", 0)  # a thread does not wait for itself
+    gate.changed.wait_for(lambda: gate.inside <= own, timeout=_LONGEST_WAIT)
+    for pool in list(_closed_before):
+        pool.close()
+
+
+def _after_fork_in_child() -> None:
+    global _gate
+    _gate = _Gate()  # the old one is locked, or counts threads of the parent
+    while _lock_files:
+        with suppress(OSError):
+            os.close(_lock_files.pop())  # does not unlock: the parent has it open
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=lambda: _gate.changed.release(),
+        after_in_child=_after_fork_in_child,
+    )

@@ -1,0 +1,360 @@
+"""Runs tool calls in a session. Owns the order: authorize, call, record the outcome, save.
+
+Functions and coroutine functions share the steps. State is captured on the caller's thread;
+blocking I/O is moved off the event loop.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NoReturn
+
+from agent_checkpoint.errors import (
+    ApprovalDeniedError,
+    CheckpointError,
+    ConflictError,
+    NotFoundError,
+    Suspended,
+)
+from agent_checkpoint.manager.async_verbs import run_to_completion
+from agent_checkpoint.records import safe_repr, short_repr
+from agent_checkpoint.session.current_session import current_task, is_nested, nested_calls
+from agent_checkpoint.session.effects.approvals import (
+    append_request,
+    arguments_of,
+    consume_answer,
+    denial,
+    find_request,
+    new_request_id,
+)
+from agent_checkpoint.session.effects.effect_context import (
+    ApprovalQuestion,
+    Decision,
+    EffectContext,
+    ToolCall,
+)
+from agent_checkpoint.session.effects.idempotency import effect_identity
+from agent_checkpoint.session.session_state import SessionState
+from agent_checkpoint.session.tasks import Tasks
+from agent_checkpoint.session.tools.call_arguments import (
+    describe_call,
+    describe_error,
+    fingerprint,
+    recordable,
+)
+from agent_checkpoint.session.tools.effect_kinds import behaviour_of
+from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
+from agent_checkpoint.session.tools.method_owner import part_name
+from agent_checkpoint.session.tools.tool import Tool, check_same_tool, registered_tool
+from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, PENDING, Request, title_of
+
+
+class ToolRunner:
+    """Runs the tools of one session; the session as `current_session` returns it."""
+
+    def __init__(self, state: SessionState, tasks: Tasks) -> None:
+        self._state = state
+        self._tasks = tasks
+        self.add_notice = state.add_notice
+
+    def run(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a tool. Raises what the tool raises, and CheckpointError if the call is refused."""
+        call = ToolCall(tool, *tool.bind(args, kwargs))
+        try:
+            self._begin(call)
+            result = self._run(call)
+            self._state.effects.call_numbers.release(call)
+            return result
+        except BaseException:
+            self._release_for_retry(call)
+            raise
+
+    async def arun(self, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a coroutine tool. Raises the same errors as `run`."""
+        call = ToolCall(tool, *tool.bind(args, kwargs))
+        try:
+            if tool.is_external or tool.approve:
+                call.is_awaited = True
+                with awaitables_on_this_loop():  # verify= and approve= may await objects of it
+                    _, stopped = await run_to_completion(self._begin, call)
+                if stopped is not None:
+                    self._withdraw(call)
+                    raise stopped
+            else:
+                self._begin(call)
+            result = await self._arun(call)
+            self._state.effects.call_numbers.release(call)
+            return result
+        except BaseException:
+            self._release_for_retry(call)
+            raise
+
+    def carry_out(self, request: Request) -> Any:
+        """Run an approved call, with the approver's edits.
+
+        Raises the same errors as `run`.
+
+        Raises:
+            NotFoundError: the tool is not imported in this process, or no part has the method.
+        """
+        tool = registered_tool(request)
+        if tool is None:
+            raise NotFoundError(
+                f"The tool {short_repr(request.tool)} is not registered. Import the module that "
+                "defines it."
+            )
+        owner = self._state.owner(tool, request.part) if tool.is_method else None
+        call = ToolCall(tool, owner, arguments_of(self._state.ledger, request), request=request)
+        try:
+            self._begin(call)
+            return run_if_awaitable(self._arun(call)) if tool.is_async else self._run(call)
+        except BaseException:
+            self._release_for_retry(call)
+            raise
+
+    def _release_for_retry(self, call: ToolCall) -> None:
+        """Give the call number to the next identical call: no caller received the result."""
+        state = self._state
+        with state.writer.lock:
+            if call in state.running:
+                state.running.remove(call)
+            state.effects.release_for_retry(call)
+
+    def _run(self, call: ToolCall) -> Any:
+        if call.decision is not None and call.decision.is_replay:
+            return self._replay_result(call, call.decision)
+        try:
+            with nested_calls(self):
+                result = call.tool.call(call.owner, call.arguments, call.context)
+        except BaseException as error:
+            try:
+                self._settle_failed(call, error)
+            finally:
+                self._record_failure(call, error)
+            raise
+        try:
+            self._commit(call, result)
+        finally:
+            self._record(call, result=recordable(result))
+        self._save(call)
+        return result
+
+    async def _arun(self, call: ToolCall) -> Any:
+        if call.decision is not None and call.decision.is_replay:
+            return self._replay_result(call, call.decision)
+        stopped: BaseException | None = None
+        try:
+            with nested_calls(self):
+                result = await call.tool.call(call.owner, call.arguments, call.context)
+        except Exception as error:
+            try:
+                with awaitables_on_this_loop():  # verify= may await objects of it
+                    _, stopped = await run_to_completion(self._settle_failed, call, error)
+            finally:
+                self._record_failure(call, error)
+            if stopped is not None:
+                raise stopped from error
+            raise
+        except BaseException as error:  # cancelled: no await is possible any more
+            try:
+                self._settle_failed(call, error)
+            finally:
+                self._record_failure(call, error)
+            raise
+        try:
+            if call.context is not None:
+                _, stopped = await run_to_completion(self._commit, call, result)
+        finally:
+            self._record(call, result=recordable(result))
+        if stopped is not None:
+            raise stopped
+        if self._is_due():
+            await self._state.asave(label=call.words)
+        return result
+
+    # -- the steps -------------------------------------------------------------------------------
+
+    def _begin(self, call: ToolCall) -> None:
+        state, tool, request = self._state, call.tool, call.request
+        state.check_open()
+        call.task = current_task(self) or self._tasks.only_one_in_progress()
+        call.began = time.time()
+        if request is not None:
+            call.task, call.part = request.task, request.part
+            call.identity, call.digest = request.identity, request.digest
+            self._authorize(call)
+        elif tool.is_external or tool.approve is not False:
+            call.part = part_name(state.live_parts(), tool, call.owner)
+            given: Any = call.arguments if call.part is None else [call.part, call.arguments]
+            with state.writer.lock:
+                call.digest = fingerprint(given, f"{tool.name}'s arguments")
+                call.call_number = state.effects.call_numbers.reserve(
+                    tool, call.digest, call.task, call
+                )
+            number = 0 if call.call_number is None else call.call_number.number
+            call.identity = effect_identity(
+                tool, call.arguments, call.digest, call.task, number, part=call.part
+            )
+            self._authorize(call)
+        call.given = recordable(call.arguments)
+        state.running.append(call)
+
+    def _withdraw(self, call: ToolCall) -> None:
+        """Record a call as failed that was authorized and then cancelled before it ran."""
+        if call.context is not None and call.decision is not None:
+            effects, effect = self._state.effects, call.decision.effect
+            effects.call_ended(effect)
+            if not behaviour_of(effect.kind).is_repeatable:  # an earlier attempt may have succeeded
+                effects.outcomes.fail(effect, "the call was cancelled before it ran")
+
+    def _authorize(self, call: ToolCall) -> None:
+        state, tool = self._state, call.tool
+        effects = state.effects
+        if tool.is_external:
+            call.decision = effects.find_existing(call)
+        request = None
+        if call.decision is None and tool.approve is not False:
+            effects.check_allowed(tool)  # before asking for approval
+            request = self._require_approval(call)
+        if tool.is_external and call.decision is None:
+            call.decision = effects.decide(call, at=state.writer.head_id, request=request)
+        elif request is not None:
+            consume_answer(state.ledger, request, effects.epoch)
+        if call.decision is not None and not call.is_replay:
+            call.context = EffectContext(call.decision.effect, state.ledger.lineage)
+
+    def _require_approval(self, call: ToolCall) -> Request | None:
+        """Return the approved request to consume, or None if an `approve=` function approved.
+
+        Raises:
+            ApprovalDeniedError: the request was denied.
+            Suspended: the request has no answer yet; the session is saved.
+            ConflictError: the answer was already used.
+        """
+        tool, state = call.tool, self._state
+        if callable(tool.approve):
+            words = describe_call(tool.name, call.arguments)
+            question = ApprovalQuestion(tool.name, dict(call.arguments), call.task, words)
+            if run_if_awaitable(tool.approve(question)):
+                return None
+            raise ApprovalDeniedError(f"{tool.name} was denied by its approve= function.")
+        ledger = state.ledger
+        ledger.refresh()
+        request = call.request or find_request(ledger, state.key, call.identity, call.digest)
+        if request is None:
+            self._suspend(call, new_request_id(), is_new=True)
+        check_same_tool(tool, request, request.title)
+        if request.status == PENDING:
+            self._suspend(call, request.id, is_new=False)
+        is_approved = request.status == APPROVED
+        if is_approved:
+            call.arguments = arguments_of(ledger, request)
+        elif request.status == DENIED:
+            consume_answer(ledger, request, state.effects.epoch)
+        else:
+            raise ConflictError(
+                f"The approval request {request.id} is {request.status} and cannot be used."
+            )
+        state.record.pending = [name for name in state.record.pending if name != request.id]
+        if not is_approved:
+            raise denial(request)
+        return request
+
+    def _suspend(self, call: ToolCall, request_id: str, *, is_new: bool) -> NoReturn:
+        state, label = self._state, f"waits for {request_id}"
+        if request_id not in state.record.pending:
+            state.record.pending.append(request_id)
+        # State is captured on the thread of the call, which may be another one.
+        saved = (
+            run_if_awaitable(state.asave(label=label))
+            if call.is_awaited
+            else state.save(label=label)
+        )
+        if is_new:
+            append_request(state.ledger, request_id, call, epoch=state.effects.epoch, at=saved)
+        raise Suspended(request_id, title_of(call.tool.name, call.digest))
+
+    def _is_due(self) -> bool:
+        """Return whether to save after this call."""
+        every = self._state.every
+        if is_nested(self) or every in ("task", "manual"):
+            return False
+        return every == "tool" or self._state.finished_calls % int(every) == 0
+
+    def _save(self, call: ToolCall) -> None:
+        if self._is_due():
+            self._state.save(label=call.words)
+
+    def _replay_result(self, call: ToolCall, decision: Decision) -> Any:
+        self._mark_known(decision)
+        self._record(call, result=recordable(decision.result))
+        self._save(call)
+        return decision.result
+
+    def _mark_known(self, decision: Decision) -> None:
+        """Record that the state contains this effect again, after a rollback had dropped it."""
+        standing = self._state.record.standing
+        if decision.effect.id in standing:
+            standing.remove(decision.effect.id)
+
+    def _commit(self, call: ToolCall, result: Any) -> None:
+        if call.decision is None:
+            return
+        effects = self._state.effects
+        try:
+            effects.outcomes.commit(call.decision.effect, result)
+            self._mark_known(call.decision)
+        finally:
+            effects.call_ended(call.decision.effect)
+
+    def _record_failure(self, call: ToolCall, error: BaseException) -> None:
+        """Record a call that raised."""
+        if not isinstance(error, Exception):
+            return  # the process stops, or the session is suspended for an approval
+        self._record(call, error=describe_error(error))
+        try:
+            self._save(call)
+        except CheckpointError as trouble:
+            _add_note(error, f"The checkpoint after this error failed as well: {trouble}")
+
+    def _settle_failed(self, call: ToolCall, error: BaseException) -> None:
+        """Determine the outcome of the effect of a failed call, or leave it unknown."""
+        if call.decision is None:
+            return
+        outcomes, effect = self._state.effects.outcomes, call.decision.effect
+        self._state.effects.call_ended(effect)
+        try:
+            if call.context is not None and call.context.is_not_done:
+                why = f"the tool reported that nothing happened: {safe_repr(error)}"
+                outcomes.fail(effect, why)
+            elif isinstance(error, Exception):
+                outcomes.verify(effect, call.tool)
+        except CheckpointError as unknown:  # raise the tool's own error
+            _add_note(error, str(unknown))
+
+    def _record(self, call: ToolCall, **outcome: Any) -> None:
+        row: dict[str, Any] = {
+            "tool": call.tool.name,
+            "arguments": call.given,
+            **outcome,
+            "ts": call.began,
+            "seconds": round(time.time() - call.began, 6),
+        }
+        if call.task is not None:
+            row["task"] = call.task
+        if call.decision is not None:
+            row["effect"] = call.decision.effect.id
+            row["replayed"] = call.is_replay
+        state = self._state
+        with state.writer.lock:
+            state.calls.append(row)
+            if "error" not in outcome and call.call_number is not None:
+                # The next checkpoint contains the result of this call.
+                state.record.counts.mark_used(*call.call_number)
+            state.running.remove(call)
+            state.finished_calls += 1
+
+
+def _add_note(error: BaseException, note: str) -> None:
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(note)

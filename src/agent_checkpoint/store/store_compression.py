@@ -1,0 +1,113 @@
+"""Finds zstd objects in stores that do not declare zstd, and recompresses them with zlib.
+
+The format record of a store declares whether it requires zstd. Other stores must be readable
+without zstd, but version 0.1 wrote zstd objects wherever zstd was installed and did not declare
+them. A process without zstd therefore scans the codec bytes of new objects before it stores
+anything. The position of the last scan is recorded in the store, so that later processes do not
+scan all objects again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from agent_checkpoint.backends.base import Backend
+from agent_checkpoint.errors import UNUSABLE, FormatError, StorageError
+from agent_checkpoint.store.checkpoint_entries import open_entry, seal_entry
+from agent_checkpoint.store.objects import compression
+from agent_checkpoint.store.objects.object_format import plain_object
+from agent_checkpoint.store.reachability import read_or_reason
+from agent_checkpoint.store.sealed_streams import append_entry, read_entries
+
+_STREAM = "meta/codecs"
+_WORTH_RECORDING = 1000
+_BATCH = 1 << 25
+
+
+class ObjectCodecs:
+    """Scans and recompresses the objects of one store that does not declare zstd."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._position: Any = None
+        self._unrecorded = 0
+
+    def check(self) -> None:
+        """Check that this installation can read every object that a checkpoint may share.
+
+        Raises:
+            FormatError: an object is compressed with zstd, which is not installed.
+            StorageError: the medium failed.
+        """
+        if compression.zstd is not None or not self._backend.properties.can_repack:
+            return
+        found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
+        if found:
+            raise FormatError(
+                f"Nothing was saved: {len(found):,} objects of the store are compressed with zstd, "
+                "which is not installed. A checkpoint that shares them could not be loaded. "
+                f"{compression.INSTALL_ZSTD}. Or run agent-checkpoint gc once where zstd is "
+                "installed, to recompress them with zlib."
+            )
+        self._reached(position, total)
+
+    def repack(self) -> int:
+        """Recompress zstd objects with zlib, and return their number.
+
+        If the disk is full, the remaining objects are left for the next call.
+
+        Raises:
+            StorageError: the medium failed.
+        """
+        if compression.zstd is None or not self._backend.properties.can_repack:
+            return 0
+        found, total, position = self._backend.find_objects(compression.ZSTD_CODEC, self._known())
+        done = 0
+        try:
+            for batch in self._plain_batches(found):
+                self._backend.replace_objects(batch)
+                done += len(batch)
+        except StorageError as error:
+            if not error.no_room:
+                raise
+        if done == len(found):
+            self._reached(position, total)
+        return done
+
+    def _plain_batches(self, names: list[str]) -> Iterator[dict[str, bytes]]:
+        batch: dict[str, bytes] = {}
+        size = 0
+        for name, item in read_or_reason(self._backend, names):
+            if isinstance(item, str):  # damaged: verify() reports it
+                continue
+            batch[name] = plain_object(item.kind, item.payload, item.refs).stored()
+            size += len(batch[name])
+            if size > _BATCH:
+                yield batch
+                batch, size = {}, 0
+        if batch:
+            yield batch
+
+    def _known(self) -> Any:
+        if self._position is None:
+            for entry in read_entries(self._backend, _STREAM, limit=1, newest_first=True):
+                try:
+                    record = open_entry(entry.data, f"The record of {_STREAM}")
+                except UNUSABLE:
+                    break  # scan everything
+                self._position = record.get("position")
+        return self._position
+
+    def _reached(self, position: Any, scanned: int) -> None:
+        self._position = position
+        self._unrecorded += scanned
+        if self._unrecorded < _WORTH_RECORDING:
+            return
+        with suppress(StorageError):  # a full disk: the next process scans again
+            entry = seal_entry({"position": position}, indent=self._backend.properties.readable)
+            seq = append_entry(self._backend, _STREAM, entry)
+            older = self._backend.read(_STREAM, before=seq)
+            self._backend.remove(_STREAM, [item.seq for item in older])
+        self._unrecorded = 0

@@ -1,0 +1,94 @@
+"""A background thread that compresses and stores objects during the walk. Owns its queue.
+
+Compression of large objects and database writes release the GIL, so only these run in the thread.
+Two threads that both open, read and hash files would mostly wait for each other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from queue import Queue
+
+from agent_checkpoint.store.objects.object_format import PlainObject
+from agent_checkpoint.store.objects.writer import Writer
+
+_QUEUED_BATCHES = 2
+_COMPRESSED_IN_THREAD_FROM = 4096
+"""Smaller objects are compressed by the caller, because passing them to the thread costs more."""
+
+
+class BackgroundWriter:
+    """Stores batches of objects without references, in order, before the checkpoint."""
+
+    def __init__(self, writer: Writer) -> None:
+        """Start the thread.
+
+        Args:
+            writer: the writer of the store.
+
+        Raises:
+            FormatError: this version cannot write the format of the store.
+            StorageError: the medium failed.
+        """
+        self._writer = writer
+        self._compression = writer.compression()
+        self._batches: Queue[Mapping[str, bytes | PlainObject] | None] = Queue(_QUEUED_BATCHES)
+        self._error: BaseException | None = None
+        self._is_dropped = False
+        self._thread = threading.Thread(
+            target=self._run, name="agent-checkpoint-storing", daemon=True
+        )
+        self._thread.start()
+
+    def store(self, objects: Mapping[str, PlainObject]) -> None:
+        """Queue the objects that the store lacks.
+
+        Raises:
+            StorageError: the medium failed, for these objects or for earlier ones.
+        """
+        self._check()
+        missing = self._writer.missing_from_store(objects)
+        self._batches.put(
+            {
+                name: packed.stored(self._compression)
+                if packed.size < _COMPRESSED_IN_THREAD_FROM
+                else packed
+                for name, packed in objects.items()
+                if name in missing
+            }
+        )
+
+    def finish(self) -> None:
+        """Wait until all batches are stored. Raises the same errors as `store`."""
+        self.close()
+        self._check()
+
+    def drop(self) -> None:
+        """Discard the queued batches and wait for the thread to end."""
+        self._is_dropped = True
+        self.close()
+
+    def close(self) -> None:
+        """Wait for the thread to end. May be called twice."""
+        if self._thread.is_alive():
+            self._batches.put(None)
+            self._thread.join()
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        while (batch := self._batches.get()) is not None:
+            if self._error is not None or self._is_dropped:
+                continue  # keep draining, or the caller blocks on a full queue
+            try:
+                self._writer.put_early(
+                    {
+                        name: each if isinstance(each, bytes) else each.stored(self._compression)
+                        for name, each in batch.items()
+                    }
+                )
+            except BaseException as error:  # raised in the thread of the caller
+                self._error = error
