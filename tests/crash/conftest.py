@@ -119,7 +119,7 @@ def pristine(session_scratch):
 @pytest.fixture(scope="session")
 def fault_process(session_scratch):
     """Runs functions of `scenarios` in processes that break."""
-    with closing(FaultProcess("tests.crash.scenarios", session_scratch / "runs")) as process:
+    with closing(FaultProcess("tests.crash.scenarios", session_scratch)) as process:
         yield process
 
 
@@ -132,8 +132,7 @@ def broken_store(fault_process, pristine, scratch):
 @pytest.fixture(scope="session")
 def workspace_process(session_scratch):
     """Runs functions of `workspace_scenarios` in processes that break."""
-    place = session_scratch / "workspace-runs"
-    with closing(FaultProcess(WORKSPACE_SCENARIOS, place)) as process:
+    with closing(FaultProcess(WORKSPACE_SCENARIOS, session_scratch)) as process:
         yield process
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +115,15 @@ class Outcome:
 
 
 class FaultProcess:
-    """The server and its runs, one at a time."""
+    """The server and its runs, one at a time, in a directory of its own below `parent`.
 
-    def __init__(self, module, scratch):
+    Test runners may set a module's fixtures up twice: no two of these share a directory.
+    """
+
+    def __init__(self, module, parent):
         if shutil.which("strace") is None:
             pytest.skip("strace is not installed")
-        self.scratch = scratch
-        scratch.mkdir()
+        self.scratch = scratch = Path(tempfile.mkdtemp(prefix="runs-", dir=parent))
         self._server = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", SERVER, module, str(scratch / "warm")],
             stdin=subprocess.PIPE,

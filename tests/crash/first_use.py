@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from agent_checkpoint import CheckpointManager, KeepLatest, Session, Workspace
-from agent_checkpoint.backends.disk import fork_safety
+from agent_checkpoint.backends.os_support import os_fork
 
 STATE = {
     "list": [{"role": "user", "content": "x" * 50}] * 40,
@@ -31,7 +31,7 @@ class Spy:
         self.ungated = set()
 
     def find_spec(self, name, path=None, target=None):
-        if not getattr(fork_safety._gate.mine, "depth", 0):
+        if not getattr(os_fork._gate.mine, "depth", 0):
             self.ungated.add(name)
 
 

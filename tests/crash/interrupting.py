@@ -18,6 +18,7 @@ from typing import Any
 import agent_checkpoint
 from agent_checkpoint import CheckpointManager, Session, tool
 from agent_checkpoint.errors import ConflictError
+from agent_checkpoint.session.current_session import as_current
 
 OURS = str(Path(agent_checkpoint.__file__).parent)
 SECONDS = 20
@@ -166,8 +167,8 @@ def save(session: Session) -> None:
 
 def save_behind(session: Session) -> None:
     """Save while something is being written behind the caller."""
-    with session._writer.lock:
-        session._writer.submit(session._draft(label="behind"))
+    with session._state.writer.lock:
+        session._state.writer.submit(session._state.draft(label="behind"))
     session.save(label="between")
 
 
@@ -187,7 +188,7 @@ def check_call(store: Any, key: str, line: int) -> bool:
     SENT.clear()
 
     def work() -> None:
-        with session._as_current():
+        with as_current(session._tools):
             send("a")
 
     went_on = interrupted(work, line)

@@ -6,8 +6,8 @@ import os
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from agent_checkpoint.agents.hook.client import LOCATION_VARIABLES
 from agent_checkpoint.agents.hook.event_saver import EventSaver, Request
+from agent_checkpoint.agents.hook.protocol import LOCATION_VARIABLES
 from agent_checkpoint.cli.main import main
 from tests.crash.fault_process import say
 

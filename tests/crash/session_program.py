@@ -121,7 +121,9 @@ class Person:
     def look(self, effect):
         told = [notice for notice in self.session.notices if effect.id in notice]
         assert len(told) == 1, (effect, self.session.notices)
-        arguments = self.session._effects.arguments(effect)
+        from agent_checkpoint.session.effects.approvals import arguments_of
+
+        arguments = arguments_of(self.session._state.ledger, effect)
         if effect.tool == "mail":
             found = ask("GET", f"/mails/{self._number_of(effect)}")
         else:
@@ -134,7 +136,7 @@ class Person:
         """Return the idempotency key under which the server knows a mail."""
         from agent_checkpoint.session.effects.effect_context import EffectContext
 
-        return EffectContext(effect, self.session._ledger.lineage).key
+        return EffectContext(effect, self.session._state.ledger.lineage).key
 
     def look_at_all(self):
         for effect in self.session.effects:
@@ -155,7 +157,7 @@ class Person:
 
 
 def work(session, task, number, person):
-    agent, diary = session.agent, session._parts["diary"]
+    agent, diary = session.agent, session._state.parts["diary"]
     folder = f"d{number % 3}"
     session.messages.append({"role": "user", "content": f"do {task.id}"})
     agent.plans[task.id] = {"steps": list(range(number)), "tuple": (number, "é")}

@@ -136,7 +136,7 @@ class Sweep:
 @pytest.fixture(scope="module")
 def process(session_scratch):
     """Runs functions of this file in processes that break."""
-    with closing(FaultProcess(HERE, session_scratch / "file-store-runs")) as process:
+    with closing(FaultProcess(HERE, session_scratch)) as process:
         yield process
 
 
@@ -303,10 +303,10 @@ def check_refused(refused, advice=""):
 @pytest.mark.parametrize(
     ("call", "error", "advice"),
     [
-        ("write", "ENOSPC", "Free some space; what was saved before is intact."),
+        ("write", "ENOSPC", "Free some space. Existing checkpoints are intact."),
         ("fsync", "EIO", ""),
         pytest.param("write", "EIO", "", marks=pytest.mark.slow),
-        pytest.param("write", "EDQUOT", "Free some of your quota", marks=pytest.mark.slow),
+        pytest.param("write", "EDQUOT", "Free some of your disk quota", marks=pytest.mark.slow),
         pytest.param("fsync", "ENOSPC", "Free some space", marks=pytest.mark.slow),
     ],
 )

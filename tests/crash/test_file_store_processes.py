@@ -212,7 +212,7 @@ manager = CheckpointManager(backend="file", path=sys.argv[1])
 held, forked = threading.Event(), threading.Event()
 
 def saver():  # is just where every save behind the caller passes through
-    with manager._background._turn:
+    with manager.background._turn:
         held.set()
         forked.wait()
 
@@ -241,7 +241,7 @@ def test_forked_while_a_thread_is_in_a_save(tmp_path):
 
 FORKED_IN_A_LOCK = """
 import fcntl, os, pathlib, sys
-from agent_checkpoint.backends.disk.posix import store_lock
+from agent_checkpoint.backends.os_support.posix import store_lock
 
 lock = pathlib.Path(sys.argv[1])
 read_end, write_end = os.pipe()
@@ -269,7 +269,7 @@ def test_a_killed_process_leaves_no_lock(tmp_path):
     """Whoever comes next neither waits nor has to tidy up."""
     source = (
         "import signal, os, sys, pathlib\n"
-        "from agent_checkpoint.backends.disk.posix import store_lock\n"
+        "from agent_checkpoint.backends.os_support.posix import store_lock\n"
         "with store_lock(pathlib.Path(sys.argv[1]), exclusive=True):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )

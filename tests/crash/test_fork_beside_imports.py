@@ -84,15 +84,15 @@ def test_a_fork_waits_for_the_import_of_another_thread(tmp_path):
 
 LOGGING = """
 import os, threading, time
-from agent_checkpoint.backends.disk import fork_safety
+from agent_checkpoint.backends.os_support import os_fork
 import logging
 
-gate = fork_safety._gate
+gate = os_fork._gate
 inside = threading.Event()
 got = []
 
 def log():
-    with fork_safety.block_forks():
+    with os_fork.block_forks():
         inside.set()
         while not gate.changed._waiters:
             time.sleep(0.01)

@@ -13,7 +13,7 @@ from typing import Any
 from agent_checkpoint import CheckpointError, CheckpointManager, Session, Workspace
 from agent_checkpoint.records import Claim, Draft
 from agent_checkpoint.store.objects.references import ReusedPart
-from agent_checkpoint.workspace.tree_names import key_of
+from agent_checkpoint.workspace.directory_key import key_of
 from tests.attacks.test_imported_lines import plant
 from tests.cli.world import opened, run
 

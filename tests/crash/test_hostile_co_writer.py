@@ -31,7 +31,7 @@ from agent_checkpoint import (
     Suspended,
     tool,
 )
-from agent_checkpoint.store.entries import seal_entry
+from agent_checkpoint.store.checkpoint_entries import seal_entry
 from tests.attacks.forging import pickle_tag, poisoned
 
 _SAMPLE, _FULL = 8, 300

@@ -157,7 +157,7 @@ def test_a_writer_that_comes_to_a_store_without_a_lock_file(tmp_path, monkeypatc
         lock.unlink()
         with monkeypatch.context() as patch:
             cannot_share(store, patch, before=lock.touch)
-            with pytest.raises(StorageError, match="written to while it was read") as caught:
+            with pytest.raises(StorageError, match="written during the read") as caught:
                 store.read("key/a")
             assert caught.value.retryable
         assert [entry.data for entry in store.read("key/a")] == [b"one"]

@@ -99,7 +99,7 @@ def check(backend, path):
 @pytest.fixture(scope="module")
 def process(session_scratch):
     """Runs functions of this file in processes that break."""
-    with closing(FaultProcess(HERE, session_scratch / "repack-runs")) as process:
+    with closing(FaultProcess(HERE, session_scratch)) as process:
         yield process
 
 

@@ -17,7 +17,7 @@ TRACED = (*CHANGES, *OPENS, "chmod", "fchmod", "syncfs", "flock")
 
 @pytest.fixture(scope="module")
 def process(session_scratch):
-    with closing(FaultProcess(SCENARIOS, session_scratch / "rewind-runs")) as found:
+    with closing(FaultProcess(SCENARIOS, session_scratch)) as found:
         yield found
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from agent_checkpoint import CheckpointManager, Log, Workspace
 from agent_checkpoint.session.session_record import read_session_record
-from agent_checkpoint.store.ledger.ledger import PREFIX
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.record_stream import RecordStream
 from tests.crash.fault_process import child_environment
 from tests.crash.session_program import KEY, TASKS, Diary, Worker

@@ -18,9 +18,9 @@ from agent_checkpoint import (
     WorkspaceError,
 )
 from agent_checkpoint.agents.session_lock import hold_session_lock
-from agent_checkpoint.backends.disk import lock_wait
-from agent_checkpoint.backends.disk.lock_wait import lock_holders
-from agent_checkpoint.backends.disk.posix import exclusive_lock, store_lock
+from agent_checkpoint.backends.os_support import lock_wait
+from agent_checkpoint.backends.os_support.lock_wait import lock_holders
+from agent_checkpoint.backends.os_support.posix import exclusive_lock, store_lock
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
@@ -33,7 +33,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from agent_checkpoint import FileBackend
-from agent_checkpoint.backends.disk.posix import store_lock
+from agent_checkpoint.backends.os_support.posix import store_lock
 from agent_checkpoint.backends.sqlite import SQLiteBackend
 from agent_checkpoint.agents.session_lock import hold_session_lock
 from agent_checkpoint.workspace.workspace_lock import RootLock
@@ -95,7 +95,7 @@ def test_a_saver_is_told_who_is_stopped(tmp_path, what):
 
 
 def test_savers_of_files_are_told_that_a_deleter_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr("agent_checkpoint.backends.disk.posix._GATE_WAIT", SOON)
+    monkeypatch.setattr("agent_checkpoint.backends.os_support.posix._GATE_WAIT", SOON)
     backend = FileBackend(tmp_path, lock_timeout=SOON)
     backend.append("key/a", b"one")
     with holding("deleter", tmp_path) as process:
@@ -197,7 +197,7 @@ def test_a_lock_that_a_child_has_from_a_process_that_ended(tmp_path):
         with pytest.raises(StorageError) as caught, exclusive_lock(lock, SOON):
             pass
         process.stdin.close()
-    assert f"a process started by process {process.pid}, which has ended" in str(caught.value)
+    assert f"a child of process {process.pid}, which has exited" in str(caught.value)
 
 
 def test_an_interrupt_ends_the_wait(tmp_path):
@@ -205,7 +205,7 @@ def test_an_interrupt_ends_the_wait(tmp_path):
         "import pathlib, signal, sys\n"
         # A shell has programs that it starts in the background ignore it.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from agent_checkpoint.backends.disk.posix import exclusive_lock\n"
+        "from agent_checkpoint.backends.os_support.posix import exclusive_lock\n"
         "print('waits', flush=True)\n"
         "with exclusive_lock(pathlib.Path(sys.argv[1])): pass\n"
     )

@@ -19,7 +19,7 @@ from agent_checkpoint import (
     StorageError,
     tool,
 )
-from agent_checkpoint.backends.disk.posix import exclusive_lock
+from agent_checkpoint.backends.os_support.posix import exclusive_lock
 from agent_checkpoint.backends.sqlite import LOOSE_FROM, SQLiteBackend
 
 BACKENDS = {"sqlite": SQLiteBackend, "file": FileBackend}
@@ -157,8 +157,8 @@ def test_nothing_is_committed_if_the_store_goes_within_the_write(backend, change
     module = sys.modules[type(backend).__module__]
     usual = module.link_new
 
-    def link_new(*arguments):
-        usual(*arguments)
+    def link_new(*arguments, **options):
+        usual(*arguments, **options)
         change(backend.path)
 
     monkeypatch.setattr(module, "link_new", link_new)
@@ -186,8 +186,8 @@ def test_a_write_under_a_lock_that_is_gone_is_not_committed(backend, monkeypatch
     module = sys.modules[type(backend).__module__]
     usual = module.link_new
 
-    def link_new(*arguments):
-        usual(*arguments)
+    def link_new(*arguments, **options):
+        usual(*arguments, **options)
         (backend.path / ".lock").unlink()
 
     monkeypatch.setattr(module, "link_new", link_new)
