@@ -1,0 +1,113 @@
+"""What an API says about its conversations: the interface of the dialects."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+from agent_checkpoint.errors import InvalidInputError
+from agent_checkpoint.records import short_repr
+from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
+from agent_checkpoint.transcripts.fields import rewritten
+
+PART_REMOVED = "(A part of this conversation was removed here.)"
+NOT_OF_USER = Fault("misplaced-block", "only the model makes calls and thinks")
+BEGINNING_MISSING = "(The beginning of this conversation is missing.)"
+
+
+class Answer(NamedTuple):
+    """The content of an inserted result: the recorded value or a sentence; `error`: no result."""
+
+    value: Any
+    error: bool
+
+    @property
+    def text(self) -> str:
+        """The value as text."""
+        if isinstance(self.value, str):
+            return self.value
+        return json.dumps(self.value, ensure_ascii=False, default=str)
+
+
+class Dialect(ABC):
+    """Reads messages of one API, writes changed ones, and knows where results must be."""
+
+    # Roles whose neighbouring messages count as one turn.
+    joined: ClassVar[frozenset[Role]] = frozenset()
+    # The role of the turn that holds the results of the turn before.
+    answers: ClassVar[Role] = "tool"
+    # Each result is a message, not a block of one.
+    own_messages: ClassVar[bool] = False
+    # Results come before anything else in their turn.
+    results_first: ClassVar[bool] = False
+    # A result may come anywhere after its call.
+    anywhere: ClassVar[bool] = False
+    # Calls are known by unique ids; otherwise by id where there is one, else by name and order.
+    unique_ids: ClassVar[bool] = True
+    # The fields that hold the id in a call and in a result.
+    id_fields: ClassVar[tuple[str, str]] = ("id", "id")
+
+    @abstractmethod
+    def read(self, source: Any, index: int) -> Message:
+        """Read a message. Raises InvalidInputError if it has no known role."""
+
+    @abstractmethod
+    def write(self, message: Message) -> Any:
+        """Return a message with the blocks it has now."""
+
+    @abstractmethod
+    def result(self, call: Block, answer: Answer) -> Any:
+        """Return a result block or message for a call; None if the API has no fitting one."""
+
+    def valid_id(self, call_id: str | None) -> bool:
+        """Whether the API accepts an id."""
+        return bool(call_id)
+
+    def with_id(self, block: Block, call_id: str) -> Any:
+        """Return the source of a call or a result with another id."""
+        field = self.id_fields[0 if block.kind == "call" else 1]
+        return rewritten(block.source, **{field: call_id})
+
+    def note(self, text: str) -> Any:
+        """Return a user message."""
+        return {"role": "user", "content": text}
+
+    def calls_elsewhere(self, draft: Draft) -> bool:
+        """Whether results may answer calls that are not in the list."""
+        return False
+
+    def before_pairing(self, draft: Draft) -> None:  # noqa: B027
+        """Repair what must be right before results can be placed."""
+
+    def after_pairing(self, draft: Draft) -> None:
+        """Repair the rest; messages may have become empty."""
+        draft.drop_empty()
+
+
+def known_role(role: Any, roles: dict[str, Role], index: int) -> Role:
+    """Return the role of a message in our terms.
+
+    Raises:
+        InvalidInputError: the API has no such role.
+    """
+    if not isinstance(role, str) or role not in roles:
+        raise InvalidInputError(
+            f"Message {index} is not a message of this provider: its role is {short_repr(role)}. "
+            "Check provider=."
+        )
+    return roles[role]
+
+
+def arguments_end(text: Any) -> bool:
+    """Whether arguments in JSON are whole; a stream that stops leaves them open.
+
+    No arguments at all are whole: that is how some models call a tool that takes none.
+    """
+    if not isinstance(text, str) or not text.strip():
+        return True
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""OpenAI Chat Completions: calls in assistant messages, each answered by a tool message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_checkpoint.transcripts.dialect import Answer, Dialect, arguments_end, known_role
+from agent_checkpoint.transcripts.draft import Block, Draft, Fault, Message, Role
+from agent_checkpoint.transcripts.fields import fields, get, rewritten
+
+_ROLES: dict[str, Role] = {
+    "assistant": "model",
+    "tool": "tool",
+    "user": "user",
+    "system": "system",
+    "developer": "system",
+    "function": "system",  # answers `function_call`, which has no ids
+}
+# What an assistant message may have instead of content.
+_CONTENT = ("refusal", "audio", "function_call")
+
+
+class OpenAIChat(Dialect):
+    """The dialect of the Chat Completions API."""
+
+    joined = frozenset({"tool"})
+    own_messages = True
+    results_first = True
+    id_fields = ("id", "tool_call_id")
+
+    def read(self, source: Any, index: int) -> Message:
+        """Read a message. Raises InvalidInputError if it has no known role."""
+        role = known_role(get(source, "role"), _ROLES, index)
+        path = f"messages.{index}"
+        content = get(source, "content")
+        blocks = []
+        if role == "tool":
+            block = Block(source, (index, 0), path, "result", get(source, "tool_call_id"))
+            if content is None:
+                block.fault = Fault("empty-content", "the result has no content")
+                block.mended = rewritten(source, content="")
+            blocks = [block]
+        elif (
+            content or content == "" or get(source, *_CONTENT) or get(source, "role") == "function"
+        ):
+            blocks = [Block(source, (index, 0), path)]
+        if role == "model":
+            for number, call in enumerate(get(source, "tool_calls") or ()):
+                blocks.append(
+                    self._read_call(call, (index, number + 1), f"{path}.tool_calls.{number}")
+                )
+        return Message(source, index, path, role, blocks)
+
+    @staticmethod
+    def _read_call(source: Any, at: tuple[int, int], path: str) -> Block:
+        function = get(source, "function")
+        return Block(
+            source,
+            at,
+            path,
+            "call",
+            get(source, "id"),
+            get(function or get(source, "custom"), "name"),
+            arguments_end(get(function, "arguments")),
+        )
+
+    def write(self, message: Message) -> Any:
+        """Return a message with the calls it has now."""
+        if message.role == "tool":
+            return message.blocks[0].source
+        calls = [block.source for block in message.blocks if block.kind == "call"]
+        if calls:
+            return rewritten(message.source, tool_calls=calls)
+        return rewritten(message.source, "tool_calls")
+
+    def result(self, call: Block, answer: Answer) -> Any:
+        """Return a tool message."""
+        return {"role": "tool", "tool_call_id": call.id, "content": answer.text}
+
+    def before_pairing(self, draft: Draft) -> None:
+        """Remove empty lists of calls, which the API refuses."""
+        for message in draft.messages:
+            calls = fields(message.source).get("tool_calls")
+            if message.role == "model" and calls is not None and not calls:
+                text = "the list of tool calls is empty"
+                draft.problem(message, "empty-tool-calls", text)
+                at = (message.index, 0)
+                draft.change("changed", at, message.path, f"removed tool_calls: {text}", calls)
+                message.changed = True
