@@ -22,7 +22,7 @@ demo: $(VENV)/.package  ## Show what the library does, on a small agent
 	$(BIN)/python -m agent_checkpoint.demo
 
 quick: $(VENV)/.test  ## Run the unit tests, for every edit: less than a minute
-	$(BIN)/python -m pytest $(WORKERS) -q -m "not slow" --ignore=tests/compat/test_previous_version.py $(QUICK_TESTS)
+	$(BIN)/python -m pytest $(WORKERS) -q -m "not slow" $(QUICK_TESTS)
 
 test: $(VENV)/.test  ## Run all tests but the slow ones: less than five minutes on two cores
 	$(BIN)/python -m pytest $(WORKERS) -m "not slow"

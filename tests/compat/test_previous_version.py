@@ -19,6 +19,7 @@ from tests.cli.test_hook import CLAUDE
 from tests.compat import reader
 from tests.compat.version_program import FORKED, KEY, KILLED, NOW, TALK, THEN, UNSAVED, project
 
+pytestmark = pytest.mark.slow  # each test starts several interpreters
 WHEEL = Path(__file__).with_name("previous") / "agent_checkpoint-0.2.0.dev0-py3-none-any.whl"
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -36,11 +37,6 @@ REPLACED = "after agents.transcript_file:Replacement.put"
 RESTORING = "before session.rollback.rollback:Rollback._restore"
 REWIND = "agents.rewind.rewind:Rewind"
 COMPLETED = ["An interrupted restore of the files was completed."]
-
-
-def seldom(*values: str) -> list[Any]:
-    """Return parameters of tests that only `make faults` runs."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 class Version(NamedTuple):
@@ -151,7 +147,7 @@ def lines(place: Path) -> list[int]:
 # -- interrupted by the previous version ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("point", [RESTORING, *seldom(STAGED, HALF, APPLIED)])
+@pytest.mark.parametrize("point", [RESTORING, STAGED, HALF, APPLIED])
 def test_a_rollback_of_the_previous_version_is_completed(
     point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -165,7 +161,7 @@ def test_a_rollback_of_the_previous_version_is_completed(
     assert previous.run(place, ["open_session"]) == {**found, "notices": []}
 
 
-@pytest.mark.parametrize("point", [RESTORING, *seldom(STAGED, HALF, APPLIED)])
+@pytest.mark.parametrize("point", [RESTORING, STAGED, HALF, APPLIED])
 def test_an_adoption_of_the_previous_version_is_completed(
     point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -178,7 +174,7 @@ def test_an_adoption_of_the_previous_version_is_completed(
     check_kept(place, NOW)
 
 
-@pytest.mark.parametrize("point", [STAGED, *seldom(HALF, APPLIED)])
+@pytest.mark.parametrize("point", [STAGED, HALF, APPLIED])
 def test_a_merge_of_the_previous_version_is_completed_and_reported_as_drift(
     point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -193,7 +189,7 @@ def test_a_merge_of_the_previous_version_is_completed_and_reported_as_drift(
     check_kept(place, {**NOW, **UNSAVED})
 
 
-@pytest.mark.parametrize("point", [*seldom(STAGED), HALF])
+@pytest.mark.parametrize("point", [STAGED, HALF])
 def test_a_restore_of_the_previous_version_is_completed(
     point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -205,7 +201,7 @@ def test_a_restore_of_the_previous_version_is_completed(
 
 
 @pytest.mark.parametrize(
-    "point", [*seldom(STAGED, HALF), "before agents.tracked_dir:TrackedDir._save_restored"]
+    "point", [STAGED, HALF, "before agents.tracked_dir:TrackedDir._save_restored"]
 )
 def test_a_restore_by_the_command_of_the_previous_version_is_completed(
     point: str, previous: Version, current: Version, place: Path
@@ -219,14 +215,15 @@ def test_a_restore_by_the_command_of_the_previous_version_is_completed(
     check_kept(place, {**NOW, **UNSAVED})
 
 
-@pytest.mark.parametrize("who", ["rewind", *seldom("event")])
+@pytest.mark.parametrize("who", ["rewind", "event"])
 @pytest.mark.parametrize(
     "point",
     [
         f"before {REWIND}._restore_files",
-        *seldom(STAGED, HALF),
+        STAGED,
+        HALF,
         f"after {REWIND}._restore_files",
-        *seldom(f"before {REWIND}._save_head"),
+        f"before {REWIND}._save_head",
     ],
 )
 def test_a_rewind_of_the_previous_version_is_completed(
@@ -254,7 +251,6 @@ def test_a_rewind_of_the_previous_version_is_completed(
     ],
     ids=["files", "agent", "unseen"],
 )
-@pytest.mark.slow
 def test_a_rollback_of_the_previous_version_is_completed_as_far_as_it_was_meant(
     options: Any, done: Any, expected: Any, previous: Version, current: Version, place: Path
 ) -> None:
@@ -275,7 +271,6 @@ def test_a_rollback_of_the_previous_version_is_completed_as_far_as_it_was_meant(
     ],
     ids=["files", "conversation", "keep-git"],
 )
-@pytest.mark.slow
 def test_a_rewind_of_the_previous_version_is_completed_as_far_as_it_was_meant(
     options: Any, expected: Any, talk: Any, previous: Version, current: Version, place: Path
 ) -> None:
@@ -288,7 +283,6 @@ def test_a_rewind_of_the_previous_version_is_completed_as_far_as_it_was_meant(
     check_kept(place, {**NOW, **UNSAVED})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("again", [STAGED, HALF, APPLIED])
 def test_a_rollback_of_the_previous_version_is_completed_after_two_kills(
     again: str, previous: Version, current: Version, place: Path
@@ -302,8 +296,8 @@ def test_a_rollback_of_the_previous_version_is_completed_after_two_kills(
     check_kept(place, {**NOW, **UNSAVED})
 
 
-@pytest.mark.parametrize("point", [*seldom(f"before {REWIND}._restore_files"), HALF])
-@pytest.mark.parametrize("again", [NOT_DECIDED, *seldom(REPLACED)])
+@pytest.mark.parametrize("point", [f"before {REWIND}._restore_files", HALF])
+@pytest.mark.parametrize("again", [NOT_DECIDED, REPLACED])
 def test_a_rewind_of_the_previous_version_is_completed_after_two_kills(
     point: str, again: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -321,8 +315,8 @@ def test_a_rewind_of_the_previous_version_is_completed_after_two_kills(
 NOT_READ = "is of an interrupted restore whose journal is damaged"
 
 
-@pytest.mark.parametrize("point", [STAGED, HALF, *seldom(FIRST, APPLIED)])
-@pytest.mark.parametrize("way", ["rollback", *seldom("adopt", "merge")])
+@pytest.mark.parametrize("point", [STAGED, HALF, FIRST, APPLIED])
+@pytest.mark.parametrize("way", ["rollback", "adopt", "merge"])
 def test_the_previous_version_opens_a_session_that_was_interrupted(
     way: str, point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -356,7 +350,7 @@ def test_the_previous_version_does_not_repeat_a_rollback(
     assert files(place) == {**THEN, "app.py": NOW["app.py"]}
 
 
-@pytest.mark.parametrize("point", [*seldom(STAGED, FIRST), HALF])
+@pytest.mark.parametrize("point", [STAGED, FIRST, HALF])
 def test_the_previous_version_completes_a_plain_restore(
     point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -367,7 +361,7 @@ def test_the_previous_version_completes_a_plain_restore(
     check_kept(place, {**NOW, **UNSAVED})
 
 
-@pytest.mark.parametrize("point", [STAGED, HALF, *seldom(FIRST, APPLIED)])
+@pytest.mark.parametrize("point", [STAGED, HALF, FIRST, APPLIED])
 def test_the_previous_command_works_where_a_restore_was_interrupted(
     point: str, previous: Version, current: Version, place: Path
 ) -> None:
@@ -381,8 +375,8 @@ def test_the_previous_command_works_where_a_restore_was_interrupted(
     assert files(place) == THEN
 
 
-@pytest.mark.parametrize("who", ["event", *seldom("rewind", "rewind again")])
-@pytest.mark.parametrize("point", [*seldom(NOT_DECIDED, FIRST), HALF, *seldom(APPLIED, REPLACED)])
+@pytest.mark.parametrize("who", ["event", "rewind", "rewind again"])
+@pytest.mark.parametrize("point", [NOT_DECIDED, FIRST, HALF, APPLIED, REPLACED])
 def test_the_previous_version_works_where_a_rewind_was_interrupted(
     who: str, point: str, previous: Version, current: Version, place: Path
 ) -> None:

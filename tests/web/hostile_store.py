@@ -11,7 +11,7 @@ SCRIPT = "<script>window.owned=1;document.title='owned'</script>"
 IMAGE = '"><img src=x onerror="window.owned=1">'
 SVG = "'/><svg onload=window.owned=1>"
 END = "</title></textarea></pre></template><script>window.owned=1</script>"
-TEMPLATE = "{{ 7 * 191 }}{% raw %}${owned}"
+TEMPLATE = "{{ 48271 * 69621 }}{% raw %}${owned}"
 LINK = "javascript:window.owned=1"
 BIDI = "\u202egnp.exe\x1b[31m\x00"
 ALL = (SCRIPT, IMAGE, SVG, END, TEMPLATE, LINK, BIDI)

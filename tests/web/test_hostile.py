@@ -54,7 +54,7 @@ def is_inert(html: str) -> bool:
     page = Checked()
     page.feed(html)
     assert page.strange == []
-    assert "1337" not in html  # 7 * 191, if a template had been made of it
+    assert "3360675291" not in html  # the product, if a template had been made of it
     assert "\x1b" not in html
     assert "\u202e" not in html
     return True
@@ -93,7 +93,7 @@ def test_every_page_of_an_ordinary_store_is_inert_and_leads_nowhere_else(looking
 def test_hostile_text_is_shown_as_it_is(hostile: Visitor) -> None:
     html = hostile.text("/checkpoint", id=f"{KEY}@1", part="messages")
     assert "&lt;script&gt;window.owned=1" in html
-    assert "{{ 7 * 191 }}" in html
+    assert "{{ 48271 * 69621 }}" in html
     assert "\\u202egnp.exe\\x1b[31m\\x00" in html
 
 
