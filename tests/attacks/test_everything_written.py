@@ -81,6 +81,7 @@ def test_nothing_that_is_written_is_open_to_others(tmp_path: Path, own_home: Pat
     open_to_others(home, own_home / "config")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["direct", "served"])
 def test_nothing_that_the_hook_and_the_command_write_is_open_to_others(
     tmp_path: Path, way: str

@@ -72,12 +72,14 @@ class Node:
 
 
 class TestDeepValues:
+    @pytest.mark.slow
     def test_a_python_value_200_000_deep_is_a_typed_error(self) -> None:
         manager = CheckpointManager()
         with pytest.raises(StateError, match=r"^agent\.value.* nested deeper than 100 levels"):
             manager.save("key", Reader(nested(lambda value: [value])))
         assert manager.list_keys() == []
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "wrap",
         [

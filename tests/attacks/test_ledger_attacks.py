@@ -345,6 +345,7 @@ JSON = st.recursive(
 FIELDS = st.sampled_from(sorted(WRONG))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(what=st.sampled_from(sorted(SOUND)), changes=st.dictionaries(FIELDS, JSON, max_size=3))
 @example(what="answered", changes={"also": None, "parts": {"$object": None}})

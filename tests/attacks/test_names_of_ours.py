@@ -226,6 +226,7 @@ def work(tmp_path: Path) -> Iterator[Scene]:
         yield found
 
 
+@pytest.mark.slow
 def test_save_and_show_say_what_is_left_out_and_why(work: Scene) -> None:
     with CheckpointManager(backend="sqlite", path=work.workspace / "data") as other:
         other.save("k", {"n": 1})
@@ -437,6 +438,7 @@ def test_a_file_with_a_time_past_2262_is_captured(
     assert (place / "src" / "app.py").read_text() == "one"
 
 
+@pytest.mark.slow
 def test_what_the_rules_of_a_project_leave_out_is_told(work: Scene) -> None:
     (work.workspace / ".checkpointignore").write_text("*\n")
     for number in range(2):

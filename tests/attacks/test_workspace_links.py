@@ -239,6 +239,7 @@ def twin_of(folder, place):
     return place
 
 
+@pytest.mark.slow
 def test_a_parent_swapped_at_any_call_of_a_restore(ws, tmp_path):
     folder, tree, before = ws.path / "d", ws.snapshot(), look(ws.path)
     changed(ws)

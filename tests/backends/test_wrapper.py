@@ -50,10 +50,12 @@ class TestWrappedMemoryBackend(Wrapped, MemorySuite):
     pass
 
 
+@pytest.mark.slow
 class TestWrappedFileBackend(Wrapped, FileSuite):
     pass
 
 
+@pytest.mark.slow
 class TestWrappedSQLiteBackend(Wrapped, SQLiteSuite):
     pass
 

@@ -8,6 +8,7 @@ from tests.cli.test_terminal import on_terminal
 from tests.cli.world import run, run_process
 
 
+@pytest.mark.slow
 def test_it_is_told_where_one_says(tmp_path: Path) -> None:
     ran = run_process("demo", "--in", "here", at=tmp_path)
     assert ran.status == 0, ran.err

@@ -89,6 +89,7 @@ def test_a_command_ends_properly_in_ascii(place: Path, name: str) -> None:
             json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_same_key_is_meant_in_every_locale(place: Path) -> None:
     plain: dict[str, str] = {"LC_ALL": "C.UTF-8"}
     for environment in (plain, ASCII):

@@ -275,6 +275,7 @@ def test_a_malformed_event_does_not_end_the_process_that_stays(tmp_path: Path) -
         assert len(work.log.splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_strange_calls_still_have_words(direct: Scene) -> None:
     for number, (name, given) in enumerate(
         [

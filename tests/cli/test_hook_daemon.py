@@ -166,6 +166,7 @@ def test_killed_it_is_replaced_and_nothing_is_lost(work: Scene) -> None:
     assert work.log == ""
 
 
+@pytest.mark.slow
 def test_one_that_is_dying_and_has_its_lock_yet_is_waited_for(work: Scene) -> None:
     work.tool(2)
     (path,) = work.sockets()
@@ -251,6 +252,7 @@ def test_if_it_does_not_answer_the_hook_saves(work: Scene) -> None:
     wait_for(lambda: len(tools(work)) == 2)
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_has_nothing_to_do(work: Scene) -> None:
     work.environment["AGENT_CHECKPOINT_HOOK_IDLE"] = "0.1"
     work.tool(2)
@@ -260,6 +262,7 @@ def test_it_ends_when_it_has_nothing_to_do(work: Scene) -> None:
     assert tools(work) == ["toolu_2", "toolu_3"]
 
 
+@pytest.mark.slow
 def test_it_ends_when_it_is_told_to(work: Scene) -> None:
     work.tool(2)
     (server,) = work.servers()
@@ -281,6 +284,7 @@ def test_the_client_runs_at_the_path_that_old_settings_name(work: Scene) -> None
     assert tools(work) == ["toolu_2"]
 
 
+@pytest.mark.slow
 def test_a_new_version_replaces_it(work: Scene, tmp_path: Path) -> None:
     package = tmp_path / "installed" / "agent_checkpoint"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))

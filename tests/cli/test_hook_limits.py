@@ -84,6 +84,7 @@ def note_of(work: Scene) -> SessionNote:
     return note
 
 
+@pytest.mark.slow
 def test_nothing_of_the_agent_is_kept_open(work: Scene) -> None:
     """A pipe that the agent's shell has open ends with the hook, whoever saves goes on."""
     work.hook("claude-code", work.event("claude-code.post-tool-use"))

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "how-to" / "command-line.md"
 SHIM = f'agent-checkpoint() {{ "{sys.executable}" -m agent_checkpoint "$@"; }}\n'
@@ -18,6 +20,7 @@ def matches(shown: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed) is not None
 
 
+@pytest.mark.slow
 def test_the_shell_shows_what_the_page_shows(tmp_path: Path) -> None:
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```sh\n(.*?)^```\n\n```text\n(.*?)^```", text, flags=re.M | re.S)

@@ -96,6 +96,7 @@ def test_only_files_or_only_the_conversation(work: Scene) -> None:
     assert now(work) == AT_2
 
 
+@pytest.mark.slow
 def test_what_was_never_saved_is_in_the_safety_checkpoint(work: Scene) -> None:
     (work.workspace / "src" / "app.py").write_text("by hand")
     with work.transcript.open("a") as file:
@@ -116,6 +117,7 @@ def test_the_agent_goes_on_from_there(work: Scene) -> None:
     assert [json.loads(line)["n"] for line in saved] == [1, 2, 5]
 
 
+@pytest.mark.slow
 def test_a_transcript_that_was_written_anew_or_is_gone(work: Scene) -> None:
     work.transcript.write_text('{"n": 7}\n')
     assert "was rewritten since" in work.command("rewind", "@1", "--yes")
@@ -151,6 +153,7 @@ def test_a_session_without_a_transcript(tmp_path: Path) -> None:
         assert (work.workspace / "src" / "app.py").read_text() == "print('old')\n"
 
 
+@pytest.mark.slow
 def test_the_last_session_here_is_meant_unless_another_is_named(work: Scene) -> None:
     work.hook(
         "claude-code",
@@ -163,6 +166,7 @@ def test_the_last_session_here_is_meant_unless_another_is_named(work: Scene) -> 
     assert now(work) == AT_2
 
 
+@pytest.mark.slow
 def test_a_checkpoint_from_elsewhere_names_no_paths_here(work: Scene) -> None:
     """Anybody can write a note: without this user's seal nothing is written to its paths."""
     victim = work.place / "home" / ".profile"
@@ -179,6 +183,7 @@ def test_a_checkpoint_from_elsewhere_names_no_paths_here(work: Scene) -> None:
     assert victim.read_text() == "changed since"
 
 
+@pytest.mark.slow
 def test_nothing_to_rewind(work: Scene) -> None:
     outside = work.place / "outside"
     outside.mkdir()
@@ -204,6 +209,7 @@ def test_a_transcript_that_cannot_be_written_leaves_it_as_it_was(work: Scene) ->
 # -- a hostile or a busy place ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_running_agent_still_writes_is_not_lost(work: Scene) -> None:
     """It has the file open, and the file that it writes to is kept, whatever is its name."""
     with work.transcript.open("a") as agent:
@@ -334,6 +340,7 @@ sys.exit(os.WEXITSTATUS(status))
     assert now(work) == AT_4
 
 
+@pytest.mark.slow
 def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> None:
     name = hashlib.sha256(CLAUDE.encode()).hexdigest()[:32] + ".session.lock"
     with (work.home / "hook" / name).open("w") as lock:
@@ -346,6 +353,7 @@ def test_a_session_that_another_process_works_on_is_waited_for(work: Scene) -> N
     assert now(work) == AT_2
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_not_done_again_when_later_checkpoints_are_deleted(work: Scene) -> None:
     told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
     work.command("rewind", told["safety_id"], "--yes")
@@ -360,6 +368,7 @@ def test_what_has_ended_is_not_done_again_when_later_checkpoints_are_deleted(wor
     assert now(work)[1:] == AT_4[1:]
 
 
+@pytest.mark.slow
 def test_an_unfinished_rewind_of_another_store_is_not_finished(work: Scene, tmp_path: Path) -> None:
     """An archive of a session that was rewound, without what came after."""
     told = json.loads(work.command("rewind", "@1", "--yes", "--json"))
@@ -376,6 +385,7 @@ def test_an_unfinished_rewind_of_another_store_is_not_finished(work: Scene, tmp_
     assert now(work) == AT_4
 
 
+@pytest.mark.slow
 def test_an_imported_session_is_not_that_of_the_directory(work: Scene, tmp_path: Path) -> None:
     """The notes are sealed by this user; what is beside them may have been changed since."""
     with work.manager() as manager:
@@ -389,11 +399,13 @@ def test_an_imported_session_is_not_that_of_the_directory(work: Scene, tmp_path:
     assert now(work) == before
 
 
+@pytest.mark.slow
 def test_a_fork_of_a_session_is_not_the_session(work: Scene) -> None:
     work.command("fork", CLAUDE, "try-a")
     assert json.loads(work.command("rewind", "--json"))["key"] == CLAUDE
 
 
+@pytest.mark.slow
 def test_what_the_hook_has_saved_is_not_called_unsaved(work: Scene) -> None:
     for command in ("rewind", "restore"):
         assert "never saved" not in work.command(command, f"{CLAUDE}@1", "--dry-run")

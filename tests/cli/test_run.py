@@ -92,6 +92,7 @@ def test_a_key_of_ones_own(work: Scene) -> None:
     assert not (work.workspace / "x").exists()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_run(work: Scene) -> None:
     told = work.command("run", "--", "no-such-command-here", status=127)
     assert told == (

@@ -171,6 +171,7 @@ def test_huge_values_are_cut_on_a_terminal_alone(tmp_path: Path) -> None:
     assert "and 13 more" in seen
 
 
+@pytest.mark.slow
 def test_bytes_are_not_for_a_terminal(repo: Path) -> None:
     (repo / "image").write_bytes(b"\x89PNG\0\0")
     assert run_process("save", at=repo).status == 0

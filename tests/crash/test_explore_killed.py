@@ -104,6 +104,7 @@ def test_nothing_is_left_of_it(workspace, tmp_path, own_home, full_faults, tried
     tried("explorers killed", len(rounds(full_faults)))
 
 
+@pytest.mark.slow
 def test_what_was_saved_in_time_is_there(workspace, tmp_path, own_home):
     store = tmp_path / "store"
     command = [sys.executable, str(PROGRAM), str(workspace), str(store), "1"]

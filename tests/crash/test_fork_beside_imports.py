@@ -146,6 +146,7 @@ assert len(manager.list_keys()) == 4
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["sqlite", "file"])
 def test_forks_at_many_moments_of_a_first_save(tmp_path, scheme, full_faults, tried):
     moments = 60 if full_faults else 6

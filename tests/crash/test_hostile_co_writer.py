@@ -323,6 +323,7 @@ def present(home: Path) -> "dict[str, Any]":
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite", "file"])
 def test_what_a_hostile_user_of_a_shared_store_can_do(
     public: Path, backend: str, full_faults: bool, tried: Any, monkeypatch: pytest.MonkeyPatch

@@ -73,6 +73,7 @@ def state(number):
     return list(range(1, number + 1)), f"print({number})\n", made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["event", "look"])
 def test_a_rewind_that_is_killed_is_finished_by_the_next(who, process, scratch, sample, tried):
     broken = Broken(process, scratch)

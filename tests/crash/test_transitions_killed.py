@@ -74,6 +74,7 @@ def kind_of(point):
     return point.name, os.path.dirname(point.paths[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_twice_it_is_before_or_after(kind, process, scratch, sample, tried):
     moved = Moved(process, scratch, kind)

@@ -63,6 +63,7 @@ def in_the_middle(applying):
     return renames[len(renames) // 2]
 
 
+@pytest.mark.slow
 def test_another_process_finishes_it(broken_workspace, applying):
     killed(broken_workspace, in_the_middle(applying))
     found = {path: what for path, what in broken_workspace.seen().items() if path in TARGET}

@@ -41,12 +41,14 @@ def secret() -> Any:
         yield
 
 
+@pytest.mark.slow
 @ours
 @given(values)
 def test_every_value_comes_back_exactly_from_json_text(value: Any) -> None:
     assert alike(through_json(value), value)
 
 
+@pytest.mark.slow
 @ours
 @given(fields)
 def test_every_agent_comes_back_exactly_from_json_text(content: "dict[str, Any]") -> None:

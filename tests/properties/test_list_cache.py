@@ -41,6 +41,7 @@ def exact(value: Any) -> str:
     return json.dumps(value)  # 1, 1.0 and True are equal, but not the same
 
 
+@pytest.mark.slow
 @ours
 @given(values, edits)
 def test_each_save_is_as_if_it_were_the_first(first: "list[Any]", changes: Any) -> None:

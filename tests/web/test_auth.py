@@ -250,6 +250,7 @@ def content(manager: CheckpointManager) -> Any:
     return streams, sorted(item.id for item in backend.list_objects())
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing(shared: Place) -> None:
     with opened(shared.store) as manager:
         visitor = Visitor(manager)

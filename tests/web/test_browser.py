@@ -40,6 +40,7 @@ def test_looking_around(served: Served, manager: CheckpointManager) -> None:
     page.locator("details.change", has_text="app/auth.py").locator("ins").first.wait_for()
 
 
+@pytest.mark.slow
 def test_values_of_a_state_are_opened_one_by_one(served: Served, tmp_path: Path) -> None:
     with opened(tmp_path / "store") as manager:
         manager.save("key", {"many": [{"inner": {"n": number}} for number in range(300)]})
@@ -97,6 +98,7 @@ def test_light_and_dark(served: Served, manager: CheckpointManager) -> None:
     assert page.evaluate(colour) == dark
 
 
+@pytest.mark.slow
 def test_small_screens(served: Served, manager: CheckpointManager) -> None:
     tab = served.tab(manager, viewport={"width": 400, "height": 800})
     key = quote(KEY)
@@ -226,6 +228,7 @@ def test_search_results_come_in(served: Served, manager: CheckpointManager) -> N
     page.get_by_text("Signs people in, for half a day.").wait_for()
 
 
+@pytest.mark.slow
 def test_hostile_content_does_nothing(served: Served, hostile_store: Path) -> None:
     with opened(hostile_store) as manager:
         tab = served.tab(manager)

@@ -78,6 +78,7 @@ def test_a_server_that_was_restarted_is_told(served: Served, manager: Checkpoint
     tab.context.close()
 
 
+@pytest.mark.slow
 def test_the_file_that_a_browser_is_told_by(
     served: Served, manager: CheckpointManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,6 +171,7 @@ def test_no_form_at_random_does_anything_or_is_a_fault(number: int) -> None:
     assert content(visitor.manager) == before
 
 
+@pytest.mark.slow
 def test_no_address_at_random_is_a_fault(number: int) -> None:
     chance = random.Random(SEED)
     visitor = Visitor(CheckpointManager())

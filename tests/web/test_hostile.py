@@ -85,6 +85,7 @@ def test_every_page_of_a_hostile_store_is_inert(hostile: Visitor) -> None:
     assert len(seen) > 60
 
 
+@pytest.mark.slow
 def test_every_page_of_an_ordinary_store_is_inert_and_leads_nowhere_else(looking: Visitor) -> None:
     seen = crawl(looking, [f"/checkpoint?id={EXAMPLE}@8", "/"], most=150)
     assert {"/rollback", "/checkpoint", "/effects"} <= {place.partition("?")[0] for place in seen}
@@ -152,6 +153,7 @@ def quick(visitor: Visitor, page: str, /, **asked: Any) -> str:
     return str(answer.text)
 
 
+@pytest.mark.slow
 def test_a_message_of_100_mb_is_shown_from_its_beginning(tmp_path: Path) -> None:
     with opened(tmp_path / "store") as manager:
         messages: Log = Log([{"role": "user", "content": "abcdefghij" * 10_000_000}])
@@ -169,6 +171,7 @@ def test_a_message_of_100_mb_is_shown_from_its_beginning(tmp_path: Path) -> None
         quick(visitor, "/checkpoint", id="key", part="messages")
 
 
+@pytest.mark.slow
 def test_a_file_of_100_mb_is_summarised_and_can_be_downloaded_in_pieces(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()

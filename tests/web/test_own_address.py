@@ -175,6 +175,7 @@ def test_no_form_is_sent_to_whoever_follows_an_ended_run(browser: Any, runs: Run
     context.close()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(chromium() is None, reason="there is no chromium on this machine")
 def test_a_page_at_another_port_of_the_same_host_is_not_sent_the_cookie(
     browser: Any, runs: Runs

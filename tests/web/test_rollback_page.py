@@ -96,6 +96,7 @@ def test_a_rollback_past_what_cannot_be_undone_is_refused_as_such(
     assert head_of(acting) == before  # it was not even opened
 
 
+@pytest.mark.slow
 def test_a_part_alone_goes_back(acting: Visitor, example: Place) -> None:
     pairs = [("id", f"{KEY}@8"), ("key", KEY), ("scope", "some"), ("part*", "workspace")]
     place = previewed(acting, pairs)

@@ -249,6 +249,7 @@ def test_a_card_keeps_its_place_when_one_above_becomes_void(served: Served) -> N
         assert page.get_by_text("payer-1").count() == 0
 
 
+@pytest.mark.slow
 @open_in_browser
 def test_two_quick_clicks_approve_one(served: Served) -> None:
     with CheckpointManager() as manager:

@@ -19,6 +19,7 @@ def stored(counts: CallCounts) -> list[Any]:
     return counts.frozen().inline()  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 def test_rows_are_read_as_they_were_written() -> None:
     rng = random.Random(1)
     counts = CallCounts()
@@ -54,6 +55,7 @@ def test_a_copy_goes_on_by_itself() -> None:
     assert list(twin.rows()) == [[None, "put", 2]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alike", [True, False])
 def test_a_call_writes_as_much_after_a_thousand_of_them(
     alike: bool, monkeypatch: pytest.MonkeyPatch

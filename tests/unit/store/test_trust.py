@@ -142,6 +142,7 @@ def test_a_new_process_asks_for_a_directory_once(place: Path, tmp_path: Path) ->
     assert counts[1:] == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Log, list])
 def test_names_asked_for_after_one_message(backend: AskedBackend, kind: Any) -> None:
     manager = CheckpointManager(backend)

@@ -67,6 +67,7 @@ def possible(files):
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(FILES, FILES, FILES)
 def test_a_merge_keeps_both_sides_or_says_no(tmp_path_factory, base, ours, theirs):

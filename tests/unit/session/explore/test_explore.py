@@ -270,6 +270,7 @@ def test_one_that_ends_badly_costs_only_itself(session, processes, how):
     assert outcome.trials[1].head is not None
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_killed_with_what_it_started(session, processes):
     began = time.monotonic()
     outcome = explore(
@@ -364,6 +365,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hide", ["", "sys.modules['cloudpickle'] = None"])
 def test_functions_of_a_program(tmp_path, place, hide):
     (tmp_path / "program.py").write_text(PROGRAM.format(hide=hide))

@@ -103,6 +103,7 @@ UNSAVEABLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", UNSAVEABLE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [x], lambda x: {"a": (x,)}])
 def test_the_rest_is_described_and_can_be_saved_anywhere(value: Any, wrap: Any) -> None:

@@ -46,6 +46,7 @@ def content(manager: CheckpointManager, key: str = "key") -> "list[Any]":
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", KINDS)
 @pytest.mark.parametrize("target", KINDS)
 def test_everything_arrives(source: str, target: str, tmp_path: Path) -> None:
@@ -118,6 +119,7 @@ def refused(data: bytes, path: Path, key: str = "key") -> None:
 HEAD = b'{"key":"key"}'
 
 
+@pytest.mark.slow
 @settings(
     max_examples=300,
     deadline=None,

@@ -70,6 +70,7 @@ def test_values_are_counted_and_not_their_length() -> None:
     assert pieces_cost([b"\xff" * 1000] * 64, is_text=False) == 1000
 
 
+@pytest.mark.slow
 @ours
 @given(values)
 def test_a_reader_finds_what_the_writer_said(value: Any) -> None:

@@ -137,6 +137,7 @@ bounded: Any = settings(
 )
 
 
+@pytest.mark.slow
 @bounded
 @given(st.dictionaries(places, any_lines | negating, min_size=1, max_size=4))
 @example({b"": ["/a**/b", "!*.b"]})
@@ -157,6 +158,7 @@ def test_every_gitignore_counts_as_in_git(
     assert ours == repository.left_out_by_git(texts)
 
 
+@pytest.mark.slow
 @bounded
 @given(lines(PLAIN) | any_lines | negating)
 def test_ignore_and_a_checkpointignore_mean_what_a_gitignore_means(

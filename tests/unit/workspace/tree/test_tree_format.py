@@ -76,6 +76,7 @@ def test_what_is_put_is_read_back(directory: "list[Item]") -> None:
     assert read_directory(put_directory(directory, shelf.put).ref, shelf.get) == directory
 
 
+@pytest.mark.slow
 @ours
 @given(directories, directories)
 def test_ids_are_equal_just_if_the_entries_are(one: "list[Item]", two: "list[Item]") -> None:
