@@ -66,8 +66,6 @@ PRIVATE_ELSEWHERE = {
     "_fields": "a method of NamedTuple",
     "_replace": "a method of NamedTuple",
     "_exit": "`os._exit`",
-    "_HelpAction": "argparse has no other name for it",
-    "_SubParsersAction": "argparse has no other name for it",
     "_actions": "argparse has no other way to list the options of a parser",
     "_color_system": "rich has no other way to ask for the colors of a terminal",
     "_checkpoint_fields": "users override it in their classes",

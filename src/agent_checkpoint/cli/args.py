@@ -9,10 +9,15 @@ import argparse
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NoReturn
 
 from agent_checkpoint.cli.command_table import COMMANDS, CommandRow, find_command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from agent_checkpoint.cli.output import Output
 
 NAME = "agent-checkpoint"
 USAGE_ERROR = 2
@@ -41,6 +46,15 @@ _LEFT = 26
 _NARROW, _WIDE = 50, 100
 
 
+class Args(argparse.Namespace):
+    """The parsed command line: the options of the command, and these."""
+
+    command: CommandRow | None
+    out: Output
+    store: str | None
+    shared: bool
+
+
 class Parser(argparse.ArgumentParser):
     """A parser with two-line errors that suggest the nearest option."""
 
@@ -50,6 +64,40 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "add_help": False, **options})
         self.add_argument("-h", "--help", action="help", help="show this help")
+
+    def flag(self, name: str, help: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(name, action="store_true", help=help)
+
+    def add(self, name: str, metavar: str, help: str, **more: Any) -> None:
+        """Add an argument, or an option with a value; `more` as for `add_argument`."""
+        self.add_argument(name, metavar=metavar, help=help, **more)
+
+    def optional(self, name: str, metavar: str, help: str, **more: Any) -> None:
+        """Add an argument that can be omitted."""
+        self.add(name, metavar, help, nargs="?", **more)
+
+    def repeatable(self, name: str, metavar: str, help: str, **more: Any) -> None:
+        """Add an option that can be given several times; its value is a list."""
+        self.add(name, metavar, help, **{"action": "append", "default": [], **more})
+
+    def dry_run(self, help: str) -> None:
+        """Add --dry-run."""
+        self.add_argument("-n", "--dry-run", action="store_true", help=help)
+
+    def yes(self) -> None:
+        """Add --yes."""
+        self.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
+
+    def json(self, more: str = "") -> None:
+        """Add --json; `more` ends its help."""
+        self.flag("--json", f"print JSON{more}")
+
+    def previewed(self, dry_run: str) -> None:
+        """Add --dry-run, with its help, --yes and --json, for a change with a preview."""
+        self.dry_run(dry_run)
+        self.yes()
+        self.json("; never prompts: add --yes to apply")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the arguments. Exits with a usage error on unknown options."""
@@ -73,18 +121,13 @@ class Parser(argparse.ArgumentParser):
         end = "" if message.endswith(("?", ".")) else "."
         self.exit(USAGE_ERROR, f"{self.prog}: {message}{end}\nTry: {self.prog} --help\n")
 
-    def format_usage(self) -> str:
-        """Return the usage line with its heading."""
-        return f"usage: {self.usage_line()}\n"
-
     def usage_line(self) -> str:
         """Return the usage line."""
         if self.usage:
             return str(self.usage)
-        words = [self.prog]
-        words += [_usage(action) for action in self._shown() if not action.option_strings]
-        words += [_usage(action) for action in self._shown() if action.option_strings]
-        return " ".join(words)
+        shown = [item for item in self._shown() if item.dest not in ("help", "store", "shared")]
+        shown.sort(key=lambda action: bool(action.option_strings))
+        return " ".join([self.prog, *map(_usage, shown)])
 
     def format_help(self, width: int | None = None) -> str:
         """Return the help, wrapped to a width; the width of the terminal if None."""
@@ -92,50 +135,33 @@ class Parser(argparse.ArgumentParser):
         blocks = [_wrapped(f"usage: {self.usage_line()}", room, indent=11)]
         if self.description:
             blocks.append(_wrapped(self.description, room))
-        named = [(_invocation(item), item) for item in self._shown() if not item.option_strings]
-        options = [(_invocation(item), item) for item in self._shown(True) if item.option_strings]
-        for title, rows in (("arguments", named), ("options", options)):
-            lines = [line for left, item in rows for line in _rows(left, item, room)]
+        for title, rows, left in self._tables():
+            lines = [line for begin, words in rows for line in _row(begin, words, room, left)]
             if lines:
                 blocks.append("\n".join([f"{title}:", *lines]))
         if self.examples:
-            blocks.append(
-                "\n".join(
-                    ["examples:", *(f"  {line}" for line in self.examples.strip().splitlines())]
-                )
-            )
+            blocks.append("\n  ".join(["examples:", *self.examples.strip().splitlines()]))
         if self.epilog:
             blocks += [_wrapped(text, room) for text in self.epilog.split("\n\n")]
         return "\n\n".join(blocks) + "\n"
 
-    def _shown(self, with_help: bool = False) -> list[argparse.Action]:
-        return [
-            action
-            for action in self._actions
-            if action.help is not argparse.SUPPRESS
-            and (with_help or not isinstance(action, argparse._HelpAction))
-            and (with_help or action.dest not in ("store", "shared"))
-        ]
+    def _tables(self) -> Iterator[tuple[str, list[tuple[str, str]], int]]:
+        """Iterate over the tables of the help: title, rows, width of the left column."""
+        for title, has_dashes in (("arguments", False), ("options", True)):
+            shown = [item for item in self._shown() if bool(item.option_strings) == has_dashes]
+            yield title, [(_invocation(item), item.help or "") for item in shown], _LEFT
+
+    def _shown(self) -> list[argparse.Action]:
+        return [action for action in self._actions if action.help is not argparse.SUPPRESS]
 
 
 class Root(Parser):
     """The top-level parser: global options and the list of commands."""
 
-    def format_help(self, width: int | None = None) -> str:
-        """Return the help, with the commands in groups."""
-        room = width or min(max(shutil.get_terminal_size().columns, _NARROW), _WIDE)
-        blocks = [f"usage: {self.usage}", _wrapped(BEGIN, room)]
-        groups: dict[str, list[str]] = {}
-        for command in COMMANDS:
-            lines = _row(f"  {command.name}", command.help, room, left=14)
-            groups.setdefault(command.group, []).extend(lines)
-        blocks += ["\n".join([f"{group}:", *lines]) for group, lines in groups.items()]
-        options = [
-            line for item in self._shown(True) for line in _rows(_invocation(item), item, room)
-        ]
-        blocks.append("\n".join(["options:", *options]))
-        blocks += [_wrapped(text, room) for text in END.split("\n\n")]
-        return "\n\n".join(blocks) + "\n"
+    def _tables(self) -> Iterator[tuple[str, list[tuple[str, str]], int]]:
+        for group, commands in groupby(COMMANDS, lambda command: command.group):
+            yield group, [(command.name, command.help) for command in commands], 14
+        yield from super()._tables()
 
 
 class _Version(argparse.Action):
@@ -148,7 +174,7 @@ class _Version(argparse.Action):
         parser.exit(0)
 
 
-def parse(typed: Sequence[str]) -> argparse.Namespace:
+def parse(typed: Sequence[str]) -> Args:
     """Return the parsed command line; `command` is None if no command was given.
 
     Raises:
@@ -156,7 +182,7 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
     """
     before, rest = _split(typed)
     root = root_parser()
-    chosen = root.parse_args(before)
+    chosen = root.parse_args(before, Args())
     if not rest:
         sys.stderr.write(root.format_help())
         chosen.command = None
@@ -173,15 +199,15 @@ def parse(typed: Sequence[str]) -> argparse.Namespace:
 
 def root_parser() -> Root:
     """Return the top-level parser."""
-    parser = Root(prog=NAME, usage=f"{NAME} [--store PATH|URL] [--shared] COMMAND …")
+    usage = f"{NAME} [--store PATH|URL] [--shared] COMMAND …"
+    parser = Root(prog=NAME, usage=usage, description=BEGIN, epilog=END)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version")
-    parser.add_argument(
+    parser.add(
         "--store",
-        metavar="PATH|URL",
-        help="the store (default: $AGENT_CHECKPOINT_STORE, or the default store in your home "
-        "directory)",
+        "PATH|URL",
+        "the store (default: $AGENT_CHECKPOINT_STORE, or the default store in your home directory)",
     )
-    parser.add_argument("--shared", action="store_true", help=_SHARED)
+    parser.flag("--shared", _SHARED)
     parser.set_defaults(command=None)
     return parser
 
@@ -194,23 +220,14 @@ def parser_of(name: str) -> Parser:
     parser = Parser(
         prog=f"{NAME} {name}", description=f"{command.help[0].upper()}{command.help[1:]}."
     )
-    complete(parser, command)
-    return parser
-
-
-def complete(parser: Parser, command: CommandRow) -> None:
-    """Add the arguments of a command to its parser."""
     module = command.load()
     module.arguments(parser)
     parser.examples = module.EXAMPLES
     # Also accepted after the command, where users expect them.
-    parser.add_argument("--store", metavar="PATH|URL", default=argparse.SUPPRESS, help="the store")
-    parser.add_argument(
-        "--shared",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="the store is writable by other users",
-    )
+    parser.add("--store", "PATH|URL", "the store", default=argparse.SUPPRESS)
+    shared = "the store is writable by other users"
+    parser.add_argument("--shared", action="store_true", default=argparse.SUPPRESS, help=shared)
+    return parser
 
 
 def did_you_mean(text: str, names: Iterable[str]) -> str:
@@ -229,18 +246,7 @@ def _split(typed: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(typed[:place]), list(typed[place:])
 
 
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    """Return the parsers of subcommands, by name."""
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
 def _usage(action: argparse.Action) -> str:
-    if isinstance(action, argparse._SubParsersAction):
-        text = "|".join(action.choices)
-        return text if action.required else f"[{text}]"
     if not action.option_strings:
         name = _metavar(action)
         if action.nargs == "?":
@@ -255,8 +261,6 @@ def _usage(action: argparse.Action) -> str:
 
 
 def _invocation(action: argparse.Action) -> str:
-    if isinstance(action, argparse._SubParsersAction):
-        return ""
     if not action.option_strings:
         return _metavar(action)
     text = ", ".join(action.option_strings)
@@ -271,19 +275,10 @@ def _metavar(action: argparse.Action) -> str:
     return action.dest.upper().replace("_", "-")
 
 
-def _rows(left: str, action: argparse.Action, room: int) -> list[str]:
-    if isinstance(action, argparse._SubParsersAction):
-        lines: list[str] = []
-        for name, parser in action.choices.items():
-            words = [_usage(item) for item in parser._actions if item.dest != "help"]
-            lines += _row(f"  {' '.join([name, *words])}", parser.description or "", room)
-        return lines
-    return _row(f"  {left}", action.help or "", room)
-
-
-def _row(begin: str, words: str, room: int, left: int = _LEFT) -> list[str]:
+def _row(begin: str, words: str, room: int, left: int) -> list[str]:
     import textwrap
 
+    begin = f"  {begin}"
     lines = textwrap.wrap(words, max(room - left, 20), break_on_hyphens=False) or [""]
     if len(begin) + 2 > left:
         lines.insert(0, "")

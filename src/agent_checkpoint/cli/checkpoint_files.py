@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from argparse import Namespace
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import directory_of_files
+from agent_checkpoint.cli.args import Args
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.paths import RelativePaths, holds
 from agent_checkpoint.cli.store_location import StoreLocation
@@ -24,7 +24,7 @@ _TYPES = {FOLDER: "directory", LINK: "link"}
 
 
 def show_files(
-    args: Namespace, location: StoreLocation, store: Store, checkpoint: Checkpoint
+    args: Args, location: StoreLocation, store: Store, checkpoint: Checkpoint
 ) -> CommandResult:
     """Return the list of a checkpoint's files, or print the contents of one file.
 

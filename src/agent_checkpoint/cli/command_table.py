@@ -4,10 +4,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # importing `typing` would cost 10 ms
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
     from typing import Protocol
 
+    from agent_checkpoint.cli.args import Args, Parser
     from agent_checkpoint.cli.output import CommandResult
     from agent_checkpoint.cli.store_location import StoreLocation
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
         EXAMPLES: str
         """Example lines for the end of the help."""
-        arguments: Callable[[ArgumentParser], None]
+        arguments: Callable[[Parser], None]
         """Adds the arguments of the command to a parser."""
-        run: Callable[[Namespace, StoreLocation], CommandResult]
+        run: Callable[[Args, StoreLocation], CommandResult]
         """Runs the command. Raises CheckpointError."""
 
 

@@ -11,14 +11,10 @@ import os
 import sys
 from contextlib import suppress
 
-from agent_checkpoint.cli.args import NAME as NAME
-from agent_checkpoint.cli.args import USAGE_ERROR as USAGE_ERROR
-from agent_checkpoint.cli.args import parse
-from agent_checkpoint.cli.args import parser_of as parser_of
+from agent_checkpoint.cli.args import NAME, USAGE_ERROR, Args, parse
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Sequence
 
     from agent_checkpoint.cli.command_table import CommandRow
@@ -35,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _speak_utf8()
     try:
         chosen = parse(list(sys.argv[1:] if arguments is None else arguments))
-        return USAGE_ERROR if chosen.command is None else _run(chosen)
+        return USAGE_ERROR if chosen.command is None else _run(chosen, chosen.command)
     except SystemExit as end:  # of the parser
         return end.code if isinstance(end.code, int) else USAGE_ERROR
     except KeyboardInterrupt:
@@ -80,12 +76,11 @@ def _open_all() -> None:
     sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
-def _run(chosen: argparse.Namespace) -> int:
+def _run(chosen: Args, command: CommandRow) -> int:
     from agent_checkpoint.cli.output import Output
     from agent_checkpoint.cli.store_location import StoreLocation, shared_name
     from agent_checkpoint.errors import CheckpointError
 
-    command: CommandRow = chosen.command
     try:
         if chosen.shared:
             chosen.store = shared_name(chosen.store)
@@ -109,7 +104,7 @@ def _run(chosen: argparse.Namespace) -> int:
     return answer.status
 
 
-def _complain(chosen: argparse.Namespace, error: Exception) -> None:
+def _complain(chosen: Args, error: Exception) -> None:
     from agent_checkpoint.cli.hints import error_text
     from agent_checkpoint.formatting import escape_text
 

@@ -5,10 +5,11 @@ Without a terminal, the answer is no.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
+from agent_checkpoint.cli.args import Args
 from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.output import CommandResult, Output, one_line
 from agent_checkpoint.errors import ConflictError
@@ -17,18 +18,12 @@ _NOTHING_DONE = "Nothing was changed."
 _UNASKED = f"{_NOTHING_DONE} Pass --yes to proceed without confirmation."
 
 
-def add_yes(parser: ArgumentParser) -> None:
-    """Add --yes."""
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask for confirmation")
-
-
-def add_json(parser: ArgumentParser, *, needs_yes: bool = False) -> None:
+def add_json(parser: ArgumentParser) -> None:
     """Add --json."""
-    more = "; never prompts: add --yes to apply" if needs_yes else ""
-    parser.add_argument("--json", action="store_true", help=f"print JSON{more}")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def confirmed(args: Namespace, preview: Callable[[Output], object], question: str) -> bool:
+def confirmed(args: Args, preview: Callable[[Output], object], question: str) -> bool:
     """Show the preview and ask for confirmation.
 
     Without a terminal or with --json, return False.
@@ -41,7 +36,7 @@ def confirmed(args: Namespace, preview: Callable[[Output], object], question: st
     return bool(args.out.confirm(question))
 
 
-def show_plan_changed(args: Namespace, error: ConflictError) -> None:
+def show_plan_changed(args: Args, error: ConflictError) -> None:
     """Print that the plan has changed since the preview. The caller then asks again."""
     args.out.line(one_line(str(error)), style="yellow")
 

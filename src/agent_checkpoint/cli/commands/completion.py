@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import Action, ArgumentParser, Namespace
+from argparse import Action
 from typing import NamedTuple
 
-from agent_checkpoint.cli.args import NAME, parser_of
+from agent_checkpoint.cli.args import NAME, Args, Parser, parser_of
 from agent_checkpoint.cli.command_table import COMMANDS
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
@@ -26,12 +26,12 @@ class _Command(NamedTuple):
     """Choices of positional arguments."""
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Generate the script."""
     script = {"bash": _bash, "zsh": _zsh, "fish": _fish}[args.shell](_commands())
     return CommandResult({"shell": args.shell, "script": script}, lambda out: out.line(script))

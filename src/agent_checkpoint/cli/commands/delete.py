@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_time, one_line
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -31,22 +31,18 @@ class _Deletion(NamedTuple):
     checkpoints: int
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
+    parser.add(
         "names",
+        "KEY|ID",
+        "a key, with all its checkpoints; or a checkpoint: an id, KEY@17, KEY~2",
         nargs="+",
-        metavar="KEY|ID",
-        help="a key, with all its checkpoints; or a checkpoint: an id, KEY@17, KEY~2",
     )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show what would be deleted, delete nothing"
-    )
-    add_yes(parser)
-    add_json(parser, needs_yes=True)
+    parser.previewed("show what would be deleted, delete nothing")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Show the preview, ask for confirmation, and delete."""
     with location.manager() as manager:
         # Drop duplicates, and checkpoints of keys that are deleted as a whole.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
@@ -14,14 +13,12 @@ agent-checkpoint demo --in ./demo   run in a directory of your choice
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "--in", dest="home", metavar="DIR", help="an empty directory (default: a temporary one)"
-    )
+    parser.add("--in", "DIR", "an empty directory (default: a temporary one)", dest="home")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Run the demo."""
     if args.store is not None:
         raise InvalidInputError(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent_checkpoint.agents.directory_keys import directory_of_files
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.paths import RelativePaths, below, git_above, holds, without_git
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -48,39 +47,22 @@ class _Sides(NamedTuple):
     """The directory that the files belong to, if known."""
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "a",
-        nargs="?",
-        metavar="A",
-        help="old checkpoint (default: the latest of the current directory)",
-    )
-    parser.add_argument(
-        "b",
-        nargs="?",
-        metavar="B",
-        help="new checkpoint (default: the working tree, else the latest of the key)",
+    parser.optional("a", "A", "old checkpoint (default: the latest of the current directory)")
+    parser.optional(
+        "b", "B", "new checkpoint (default: the working tree, else the latest of the key)"
     )
     parser.add_argument(
         "--only", action="append", choices=ONLY, help="compare only this; repeatable"
     )
-    parser.add_argument(
-        "--path",
-        action="append",
-        default=[],
-        dest="paths",
-        metavar="PATH",
-        help="restrict to a file or directory; repeatable",
-    )
-    parser.add_argument("--stat", action="store_true", help="list changed files without contents")
-    parser.add_argument(
-        "--exit-code", action="store_true", help="exit with status 1 if there are differences"
-    )
-    add_json(parser)
+    parser.repeatable("--path", "PATH", "restrict to a file or directory; repeatable", dest="paths")
+    parser.flag("--stat", "list changed files without contents")
+    parser.flag("--exit-code", "exit with status 1 if there are differences")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Compare the two sides."""
     only = args.only or (("files",) if args.paths else ONLY)
     with location.manager() as manager:
@@ -126,7 +108,7 @@ def _restricted(
     return files.only(below(chosen))
 
 
-def _sides(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> _Sides:
+def _sides(args: Args, location: StoreLocation, manager: CheckpointManager) -> _Sides:
     before = location.checkpoint(manager, args.a)
     root = directory_of_files(manager.store, before, location.directory)
     if args.b is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any, NamedTuple
 
 from agent_checkpoint import __version__
 from agent_checkpoint.backends.default_paths import default_store
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.hints import error_text
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import describe_store
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, StateError
 from agent_checkpoint.seal import ENVIRONMENT, entry_key, secret_file
@@ -35,12 +34,12 @@ class _Check(NamedTuple):
     get: str
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    add_json(parser)
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Run all checks."""
     checks = [*_store(location), _secret(), *_kernel(), *_packages()]
     data = {

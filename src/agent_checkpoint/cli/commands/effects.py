@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.effect_output import all_ledgers, effect_json, match_id
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -27,34 +26,27 @@ _STYLES = {"unknown": "red", "undoing": "red", "failed": "dim", "undone": "dim"}
 _UNKNOWN = ("unknown", "undoing")
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
+    parser.optional(
         "what",
-        nargs="?",
-        metavar="KEY",
-        help="the session (default: that of the current directory); or `resolve`, to record the "
+        "KEY",
+        "the session (default: that of the current directory); or `resolve`, to record the "
         "outcome of an effect",
     )
-    parser.add_argument(
-        "id", nargs="?", metavar="ID", help="resolve: the effect id, or a unique prefix of it"
-    )
-    parser.add_argument("--all", action="store_true", help="list the effects of all sessions")
-    parser.add_argument(
-        "--unknown", action="store_true", help="list only effects with unknown outcome"
-    )
+    parser.optional("id", "ID", "resolve: the effect id, or a unique prefix of it")
+    parser.flag("--all", "list the effects of all sessions")
+    parser.flag("--unknown", "list only effects with unknown outcome")
     answer = parser.add_mutually_exclusive_group()
     answer.add_argument("--happened", action="store_true", help="resolve: the effect happened")
     answer.add_argument(
         "--not", action="store_true", dest="did_not", help="resolve: the effect did not happen"
     )
-    parser.add_argument(
-        "--note", default="", metavar="TEXT", help="resolve: a note, such as the evidence"
-    )
-    add_json(parser)
+    parser.add("--note", "TEXT", "resolve: a note, such as the evidence", default="")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """List effects, or record the outcome of one."""
     with location.manager() as manager:
         if args.what == "resolve":
@@ -93,7 +85,7 @@ def _is_of(meta: SessionRecord, effect: Effect) -> bool:
     return any(effect.session == key and effect.seq <= seen for key, seen in meta.lineage)
 
 
-def _resolve(args: Namespace, manager: CheckpointManager) -> CommandResult:
+def _resolve(args: Args, manager: CheckpointManager) -> CommandResult:
     if args.id is None:
         raise InvalidInputError(
             "No effect id given. Run `agent-checkpoint effects --unknown` to list them."

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import progress_manager
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import shell_quote
 
@@ -17,15 +17,15 @@ agent-checkpoint export fix-bug-42 fix.ckpt --yes  overwrite an existing file
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("key", metavar="KEY", help="the key")
-    parser.add_argument("file", metavar="FILE", help="the archive to write")
-    add_yes(parser)
-    add_json(parser)
+    parser.add("key", "KEY", "the key")
+    parser.add("file", "FILE", "the archive to write")
+    parser.yes()
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Write the archive."""
     file = Path(location.directory, args.file)
     data = {"key": args.key, "file": str(file), "done": False, "checkpoints": 0, "bytes": 0}

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import is_foreign
 from agent_checkpoint.agents.session_note import PART as HOOK
 from agent_checkpoint.agents.tracked_dir import fill, open_tracked
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_foreign
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
@@ -34,20 +33,16 @@ agent-checkpoint fork @3 try-d --into ../try-d            the current directory 
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "key", metavar="KEY", help="the key or checkpoint to fork; . for the current directory"
-    )
-    parser.add_argument("name", metavar="NAME", help="the new key")
-    parser.add_argument("--at", metavar="ID", help="the checkpoint (default: the latest)")
-    parser.add_argument(
-        "--into", metavar="DIR", help="write the files to this new or empty directory"
-    )
-    add_json(parser)
+    parser.add("key", "KEY", "the key or checkpoint to fork; . for the current directory")
+    parser.add("name", "NAME", "the new key")
+    parser.add("--at", "ID", "the checkpoint (default: the latest)")
+    parser.add("--into", "DIR", "write the files to this new or empty directory")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Create the fork."""
     with location.manager() as manager:
         key, at = _resolve(args, location, manager)
@@ -93,7 +88,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
 
 
 def _resolve(
-    args: Namespace, location: StoreLocation, manager: CheckpointManager
+    args: Args, location: StoreLocation, manager: CheckpointManager
 ) -> tuple[str, str | None]:
     """Return the key to fork, and the checkpoint if one was given. Raises NotFoundError."""
     name: str = args.key

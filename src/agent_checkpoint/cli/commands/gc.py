@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size
 from agent_checkpoint.cli.progress_backend import progress_manager
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
@@ -15,20 +13,14 @@ agent-checkpoint gc --dry-run          show how much would be deleted
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show what would be deleted, delete nothing"
-    )
-    parser.add_argument(
-        "--ignore-clock",
-        action="store_true",
-        help="proceed although objects have timestamps in the future",
-    )
-    add_json(parser)
+    parser.dry_run("show what would be deleted, delete nothing")
+    parser.flag("--ignore-clock", "proceed although objects have timestamps in the future")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Collect garbage."""
     with progress_manager(location, args.out, "Marking reachable objects") as manager:
         report = manager.gc(dry_run=args.dry_run, ignore_clock=args.ignore_clock)

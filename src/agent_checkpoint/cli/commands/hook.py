@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from agent_checkpoint.agents.settings.agent_settings import (
 )
 from agent_checkpoint.agents.state_dir import log_file
 from agent_checkpoint.backends.os_support.posix import read_regular
-from agent_checkpoint.cli.args import did_you_mean
+from agent_checkpoint.cli.args import Args, Parser, did_you_mean
 from agent_checkpoint.cli.output import CommandResult, Output
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
@@ -38,26 +37,25 @@ _VERBS = ("install", "uninstall", "status", "stop")
 _LAST = 5
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
+    parser.optional(
         "what",
-        nargs="?",
-        metavar="WHAT",
-        default="",
-        help="install, uninstall, status, stop (the daemon); or an agent name, to save the event "
+        "WHAT",
+        "install, uninstall, status, stop (the daemon); or an agent name, to save the event "
         f"on stdin: {', '.join(AGENTS)}",
+        default="",
     )
-    parser.add_argument("agent", nargs="?", metavar="AGENT", help=f"one of {', '.join(AGENTS)}")
+    parser.optional("agent", "AGENT", f"one of {', '.join(AGENTS)}")
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument(
         "--project", action="store_true", help="use the settings of the current directory"
     )
     scope.add_argument("--user", action="store_true", help="use your user settings (default)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Run a subcommand, or save an event. Saving an event never fails."""
     if not args.what and sys.stdin.isatty():
         raise InvalidInputError(

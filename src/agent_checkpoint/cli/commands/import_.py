@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from contextlib import suppress
 from pathlib import Path
 
 from agent_checkpoint.agents.directory_keys import claimed_directory
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
@@ -20,13 +19,13 @@ agent-checkpoint --store ./store import fix.ckpt   import into another store
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("file", metavar="FILE", help="the archive to read")
-    add_json(parser)
+    parser.add("file", "FILE", "the archive to read")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Import the archive."""
     file = Path(location.directory, args.file)
     if not file.is_file():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import is_foreign, session_directory, tracked_directory
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import UNUSABLE
 from agent_checkpoint.records import Kind
@@ -21,15 +20,13 @@ agent-checkpoint keys --json | jq .    print JSON
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "prefix", nargs="?", default="", metavar="PREFIX", help="list only keys with this prefix"
-    )
-    add_json(parser)
+    parser.optional("prefix", "PREFIX", "list only keys with this prefix", default="")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """List the keys, most recently saved first."""
     with location.manager() as manager:
         rows = [_row(manager.store, key) for key in manager.list_keys(args.prefix)]

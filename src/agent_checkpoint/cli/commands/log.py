@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import RESTORED
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, display_width, format_time, one_line
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.formatting import shell_quote, truncate_to_width
@@ -44,20 +43,16 @@ _MOST_LANES = 8
 _LONGEST = 120
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "key", nargs="?", metavar="KEY", help="the key (default: that of the current directory)"
-    )
-    parser.add_argument(
-        "-n", type=int, default=20, metavar="N", help="checkpoints per branch (default: 20)"
-    )
-    parser.add_argument("--all", action="store_true", help="show all checkpoints")
-    parser.add_argument("--no-branches", action="store_true", help="do not show forked keys")
-    add_json(parser)
+    parser.optional("key", "KEY", "the key (default: that of the current directory)")
+    parser.add("-n", "N", "checkpoints per branch (default: 20)", type=int, default=20)
+    parser.flag("--all", "show all checkpoints")
+    parser.flag("--no-branches", "do not show forked keys")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """List the checkpoints."""
     if args.n < 1:
         raise InvalidInputError("-n must be at least 1; use --all for all checkpoints.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from datetime import timedelta
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.maintenance.retention import (
@@ -25,39 +25,22 @@ agent-checkpoint prune fix-bug-42 --keep-newer-than 7 --keep-tagged release
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("key", metavar="KEY", help="the key")
-    parser.add_argument(
-        "--keep-latest", type=int, metavar="N", help="keep the N newest checkpoints"
-    )
-    parser.add_argument(
-        "--keep-every",
-        type=int,
-        metavar="N",
-        help="keep checkpoints whose number is divisible by N",
-    )
-    parser.add_argument(
-        "--keep-newer-than",
-        type=float,
-        metavar="DAYS",
-        help="keep checkpoints newer than DAYS days",
-    )
-    parser.add_argument(
+    parser.add("key", "KEY", "the key")
+    parser.add("--keep-latest", "N", "keep the N newest checkpoints", type=int)
+    parser.add("--keep-every", "N", "keep checkpoints whose number is divisible by N", type=int)
+    parser.add("--keep-newer-than", "DAYS", "keep checkpoints newer than DAYS days", type=float)
+    parser.repeatable(
         "--keep-tagged",
-        action="append",
-        metavar="TAG",
-        help="keep checkpoints with this tag; repeatable; an empty TAG keeps all tagged "
-        "checkpoints",
+        "TAG",
+        "keep checkpoints with this tag; repeatable; an empty TAG keeps all tagged checkpoints",
+        default=None,
     )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show what would be deleted, delete nothing"
-    )
-    add_yes(parser)
-    add_json(parser, needs_yes=True)
+    parser.previewed("show what would be deleted, delete nothing")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Show the preview, ask for confirmation, and prune."""
     policy = _policy(args)
     with location.manager() as manager:
@@ -99,7 +82,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
     return CommandResult(data, show)
 
 
-def _policy(args: Namespace) -> Policy:
+def _policy(args: Args) -> Policy:
     policies: list[Policy] = []
     if args.keep_latest is not None:
         policies.append(KeepLatest(args.keep_latest))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import sys
-from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,9 @@ from agent_checkpoint.backends.os_support.posix import (
     wrap_os_errors,
     write_new,
 )
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined
+from agent_checkpoint.cli.prompts import confirmed, declined
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.store.maintenance.purge import PurgeReport
@@ -32,16 +32,12 @@ pass show api-key | agent-checkpoint purge --yes
 _SHOWN = 20
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="list affected checkpoints, change nothing"
-    )
-    add_yes(parser)
-    add_json(parser, needs_yes=True)
+    parser.previewed("list affected checkpoints, change nothing")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Show the preview, ask for confirmation, and purge."""
     secret = _secret()
     with location.manager() as manager:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -11,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_checkpoint.agents.directory_keys import directory_of_files, is_directory_key, is_foreign
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, ProgressCallback, one_line
 from agent_checkpoint.cli.paths import RelativePaths, holds
 from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined, show_plan_changed
+from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
 from agent_checkpoint.formatting import format_paths, shell_quote
@@ -34,34 +34,20 @@ agent-checkpoint restore fix-bug-42 --into ./copy   write a session's files to a
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("id", metavar="ID", help="the checkpoint")
-    parser.add_argument(
-        "paths", nargs="*", default=[], metavar="PATH", help="paths to restore (default: all)"
+    parser.add("id", "ID", "the checkpoint")
+    parser.add("paths", "PATH", "paths to restore (default: all)", nargs="*", default=[])
+    parser.add("--into", "DIR", "target directory (default: where the files were saved)")
+    parser.flag(
+        "--force", "allow restoring to /, to a home directory, or to a non-empty --into directory"
     )
-    parser.add_argument(
-        "--into", metavar="DIR", help="target directory (default: where the files were saved)"
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="allow restoring to /, to a home directory, or to a non-empty --into directory",
-    )
-    parser.add_argument("--keep-git", action="store_true", help="do not change .git")
-    parser.add_argument(
-        "--keep-unseen",
-        action="store_true",
-        help="keep files created or changed since the last regular checkpoint",
-    )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
-    )
-    add_yes(parser)
-    add_json(parser, needs_yes=True)
+    parser.flag("--keep-git", "do not change .git")
+    parser.flag("--keep-unseen", "keep files created or changed since the last regular checkpoint")
+    parser.previewed("show the plan, change nothing")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Show the plan, ask for confirmation, and restore."""
     from agent_checkpoint.agents.tracked_dir import open_tracked, restore_and_save
 
@@ -199,7 +185,7 @@ def _check_empty(directory: Path, store: Store) -> None:
         )
 
 
-def _target(args: Namespace, location: StoreLocation, store: Any, checkpoint: Checkpoint) -> Path:
+def _target(args: Args, location: StoreLocation, store: Any, checkpoint: Checkpoint) -> Path:
     if args.into is not None:
         return existing_directory(args.into, location.directory)
     directory = directory_of_files(store, checkpoint, location.directory)

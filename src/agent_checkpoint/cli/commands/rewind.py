@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +11,11 @@ from agent_checkpoint.agents.agent_events import AGENTS
 from agent_checkpoint.agents.directory_keys import keys_of_directory
 from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind
 from agent_checkpoint.agents.session_note import SessionNote, read_note
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined, show_plan_changed
+from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation, short_form
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import shell_quote
@@ -38,32 +38,21 @@ _RESUME = {
 }
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
+    parser.optional(
         "id",
-        nargs="?",
-        metavar="ID",
-        help="the target: @17, @~2, a tool call id or a checkpoint id (default: list tool calls)",
+        "ID",
+        "the target: @17, @~2, a tool call id or a checkpoint id (default: list tool calls)",
     )
-    parser.add_argument(
-        "--session",
-        metavar="KEY",
-        help="the session (default: the latest in the current directory)",
-    )
+    parser.add("--session", "KEY", "the session (default: the latest in the current directory)")
     parser.add_argument("--only", choices=("files", "conversation"), help="rewind only this")
-    parser.add_argument("--keep-git", action="store_true", help="do not change .git")
-    parser.add_argument(
-        "-N", type=int, default=20, metavar="N", help="number of rows to list (default: 20)"
-    )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
-    )
-    add_yes(parser)
-    add_json(parser, needs_yes=True)
+    parser.flag("--keep-git", "do not change .git")
+    parser.add("-N", "N", "number of rows to list (default: 20)", type=int, default=20)
+    parser.previewed("show the plan, change nothing")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """List the tool calls, or rewind to one."""
     if args.N < 1:
         raise InvalidInputError("-N must be at least 1.")
@@ -129,7 +118,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
     return CommandResult(_data(rewind, target, finished, done=True), tell)
 
 
-def _session_key(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> str:
+def _session_key(args: Args, location: StoreLocation, manager: CheckpointManager) -> str:
     """Return the key of the given checkpoint, or that of the session of the directory."""
     name: str | None = args.id
     if name is not None and short_form(name) is None:
@@ -138,7 +127,7 @@ def _session_key(args: Namespace, location: StoreLocation, manager: CheckpointMa
     return _key(args, location, manager)
 
 
-def _key(args: Namespace, location: StoreLocation, manager: CheckpointManager) -> str:
+def _key(args: Args, location: StoreLocation, manager: CheckpointManager) -> str:
     if args.session is not None:
         return location.key(manager, args.session)
     for place in (location.directory, *location.directory.parents):

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from agent_checkpoint.agents.directory_keys import session_directory
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.effect_output import effect_json, effect_line
 from agent_checkpoint.cli.main import REFUSED
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
-from agent_checkpoint.cli.prompts import add_json, add_yes, confirmed, declined, show_plan_changed
+from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError, RollbackRefusedError
 from agent_checkpoint.formatting import shell_quote
@@ -38,14 +38,9 @@ agent-checkpoint rollback --effects compensate --import shop.tools   run compens
 _SHOWN = 20
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "key",
-        nargs="?",
-        metavar="KEY",
-        help="the session (default: that of the current directory)",
-    )
+    parser.optional("key", "KEY", "the session (default: that of the current directory)")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--to", metavar="ID", help="the target checkpoint")
     where.add_argument(
@@ -58,38 +53,21 @@ def arguments(parser: ArgumentParser) -> None:
         help="external side effects since the target: refuse (default) to roll back past effects "
         "that are irreversible or whose outcome is unknown, warn, or compensate first",
     )
-    parser.add_argument(
+    parser.repeatable(
         "--import",
-        action="append",
-        default=[],
+        "MODULE",
+        "import the module that defines the agent's tools, for compensations; runs its code",
         dest="modules",
-        metavar="MODULE",
-        help="import the module that defines the agent's tools, for compensations; runs its code",
     )
-    parser.add_argument(
-        "--parts",
-        action="append",
-        metavar="NAME",
-        help="roll back only these parts, such as workspace; repeatable",
+    parser.repeatable(
+        "--parts", "NAME", "roll back only these parts, such as workspace; repeatable", default=None
     )
-    parser.add_argument(
-        "--keep-unseen",
-        action="store_true",
-        help="keep files created or changed since the last regular checkpoint",
-    )
-    parser.add_argument(
-        "--workspace",
-        metavar="DIR",
-        help="directory for the files, if the session is not bound to one",
-    )
-    parser.add_argument(
-        "-n", "--dry-run", action="store_true", help="show the plan, change nothing"
-    )
-    add_yes(parser)
-    add_json(parser, needs_yes=True)
+    parser.flag("--keep-unseen", "keep files created or changed since the last regular checkpoint")
+    parser.add("--workspace", "DIR", "directory for the files, if the session is not bound to one")
+    parser.previewed("show the plan, change nothing")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Show the report, ask for confirmation, and roll back."""
     if args.steps < 0:
         raise InvalidInputError("--steps must not be negative.")

@@ -6,9 +6,10 @@ import shlex
 import sys
 import threading
 import time
-from argparse import REMAINDER, ArgumentParser, Namespace
+from argparse import REMAINDER
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, escape_text
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
@@ -22,34 +23,24 @@ agent-checkpoint run --key nightly -- ./agent   save to a given key
 _EVERY = 10.0
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
     parser.usage = "agent-checkpoint run [OPTIONS] [--] COMMAND …"
-    parser.add_argument(
-        "argv", nargs=REMAINDER, metavar="COMMAND", help="the command and its arguments"
-    )
-    parser.add_argument("--key", metavar="NAME", help="the key (default: that of the directory)")
-    parser.add_argument(
+    parser.add("argv", "COMMAND", "the command and its arguments", nargs=REMAINDER)
+    parser.add("--key", "NAME", "the key (default: that of the directory)")
+    parser.add(
         "--every",
+        "SECONDS",
+        "interval between checks for changes (default: 10)",
         type=float,
         default=_EVERY,
-        metavar="SECONDS",
-        help="interval between checks for changes (default: 10)",
     )
-    parser.add_argument(
-        "--dir", metavar="DIR", help="working directory (default: the current directory)"
-    )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="exclude matching files; repeatable",
-    )
-    parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
+    parser.add("--dir", "DIR", "working directory (default: the current directory)")
+    parser.repeatable("--ignore", "PATTERN", "exclude matching files; repeatable")
+    parser.flag("--gitignore", "honor .gitignore files")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Run the command and save; the exit status is that of the command."""
     from agent_checkpoint.agents.directory_keys import directory_key
     from agent_checkpoint.cli.child_process import CannotStartError, ChildProcess

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.records import short_repr as quoted_name
@@ -22,42 +21,39 @@ _SHOWN = 10
 _NAMED = 5
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
+    parser.optional(
         "directory",
-        nargs="?",
-        metavar="DIR",
-        help="the directory (default: the nearest saved directory, upwards from the current "
+        "DIR",
+        "the directory (default: the nearest saved directory, upwards from the current "
         "one; else the current one)",
     )
     parser.add_argument("-m", "--label", metavar="TEXT", help="label of the checkpoint")
-    parser.add_argument(
+    parser.repeatable(
         "--ignore",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="exclude matching files, as a line of .checkpointignore does; repeatable",
+        "PATTERN",
+        "exclude matching files, as a line of .checkpointignore does; repeatable",
     )
-    parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
-    parser.add_argument(
+    parser.flag("--gitignore", "honor .gitignore files")
+    parser.add(
         "--limit",
+        "GIB",
+        "maximum size of new data in GiB (default: 10); 0 for no limit",
         type=float,
         default=10.0,
-        metavar="GIB",
-        help="maximum size of new data in GiB (default: 10); 0 for no limit",
     )
-    parser.add_argument("--force", action="store_true", help="allow / or a home directory")
-    parser.add_argument(
+    parser.flag("--force", "allow / or a home directory")
+    parser.add(
         "--mine",
-        metavar="KEY",
-        help="continue this key of the directory and sign it with your secret, although it "
+        "KEY",
+        "continue this key of the directory and sign it with your secret, although it "
         "was imported, or signed with another secret or on another host",
     )
-    add_json(parser)
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Save the directory."""
     from agent_checkpoint.agents.directory_keys import (
         directory_key,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.checkpoint_files import show_files
 from agent_checkpoint.cli.output import (
     CommandResult,
@@ -14,7 +14,6 @@ from agent_checkpoint.cli.output import (
     format_time,
     one_line,
 )
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import json_text, value_summary
@@ -37,23 +36,16 @@ agent-checkpoint show @3 src/app.py > app.py   print one file
 _LAST = 3
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "id",
-        nargs="?",
-        metavar="ID",
-        help="the checkpoint (default: the latest of the current directory)",
-    )
-    parser.add_argument(
-        "path", nargs="?", metavar="PATH", help="print this file, or list this directory"
-    )
-    parser.add_argument("--files", action="store_true", help="list the files")
-    parser.add_argument("--part", metavar="NAME", help="print one part as JSON")
-    add_json(parser)
+    parser.optional("id", "ID", "the checkpoint (default: the latest of the current directory)")
+    parser.optional("path", "PATH", "print this file, or list this directory")
+    parser.flag("--files", "list the files")
+    parser.add("--part", "NAME", "print one part as JSON")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Read the checkpoint."""
     with location.manager() as manager:
         checkpoint = location.checkpoint(manager, args.id)

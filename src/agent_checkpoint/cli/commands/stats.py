@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size, one_line
 from agent_checkpoint.cli.progress_backend import describe_store, progress_manager
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
@@ -18,13 +17,13 @@ agent-checkpoint stats --json | jq .stored_bytes
 _SHOWN = 30
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("--all", action="store_true", help="list every key, not only the largest")
-    add_json(parser)
+    parser.flag("--all", "list every key, not only the largest")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Collect the statistics."""
     with progress_manager(location, args.out, "Counting") as manager:
         data = {"store": describe_store(manager.store.backend), **manager.stats()}

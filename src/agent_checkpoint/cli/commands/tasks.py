@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
 from typing import Any
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -24,19 +23,14 @@ _SIGNS = {"completed": "✓", "failed": "✗", "in_progress": "▸", "skipped": 
 _DONE = ("completed", "skipped")
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "key",
-        nargs="?",
-        metavar="KEY",
-        help="the session (default: that of the current directory)",
-    )
-    parser.add_argument("--all", action="store_true", help="list all sessions")
-    add_json(parser)
+    parser.optional("key", "KEY", "the session (default: that of the current directory)")
+    parser.flag("--all", "list all sessions")
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """List the tasks of a session, or all sessions."""
     with location.manager() as manager:
         if args.all:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from argparse import ArgumentParser, Namespace
 from contextlib import nullcontext
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError
@@ -20,35 +20,25 @@ AGENT_CHECKPOINT_TOKEN="$(openssl rand -hex 16)" agent-checkpoint ui --host 0.0.
 TOKEN = "AGENT_CHECKPOINT_TOKEN"  # noqa: S105 - the name of a variable
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "key", nargs="?", metavar="KEY", help="the key to show (default: the list of keys)"
+    parser.optional("key", "KEY", "the key to show (default: the list of keys)")
+    parser.add("--port", "N", "the port (default: 8421, or a free one)", type=int)
+    parser.add(
+        "--host", "H", "the address to bind (default: a loopback address, different in each run)"
     )
-    parser.add_argument(
-        "--port", type=int, metavar="N", help="the port (default: 8421, or a free one)"
-    )
-    parser.add_argument(
-        "--host",
-        metavar="H",
-        help="the address to bind (default: a loopback address, different in each run)",
-    )
-    parser.add_argument("--token", help=_about_token())
-    parser.add_argument(
-        "--public-url", metavar="URL", help="the URL of a TLS reverse proxy in front of the server"
-    )
-    parser.add_argument("--no-browser", action="store_true", help="do not open a browser")
-    parser.add_argument("--read-only", action="store_true", help="disable all changes")
-
-
-def _about_token() -> str:
-    return (
+    parser.add(
+        "--token",
+        "TOKEN",
         f"access token for other users (prefer ${TOKEN}: command lines are visible to all users "
-        "of the machine)"
+        "of the machine)",
     )
+    parser.add("--public-url", "URL", "the URL of a TLS reverse proxy in front of the server")
+    parser.flag("--no-browser", "do not open a browser")
+    parser.flag("--read-only", "disable all changes")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Run the server until interrupted."""
     try:
         from agent_checkpoint.web.server.server import listen, open_in_browser

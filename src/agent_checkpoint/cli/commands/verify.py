@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.main import FAILED
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
 from agent_checkpoint.cli.progress_backend import progress_manager
-from agent_checkpoint.cli.prompts import add_json
 from agent_checkpoint.cli.store_location import StoreLocation
 
 EXAMPLES = """
@@ -16,12 +14,12 @@ agent-checkpoint verify --json              print the report as JSON
 """
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    add_json(parser)
+    parser.json()
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Verify the store."""
     # A missing store is an error; it is not treated as an empty store.
     options = {"counts_all": True, "must_exist": True}

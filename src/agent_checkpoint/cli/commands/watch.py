@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from argparse import ArgumentParser, Namespace
 from types import FrameType
 
+from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.commands.run import checked_seconds
 from agent_checkpoint.cli.output import CommandResult, escape_text
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
@@ -20,30 +20,22 @@ agent-checkpoint watch ~/repo --every 10   check another directory every ten sec
 _EVERY = 2.0
 
 
-def arguments(parser: ArgumentParser) -> None:
+def arguments(parser: Parser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument(
-        "directory", nargs="?", metavar="DIR", help="the directory (default: the current one)"
-    )
-    parser.add_argument(
+    parser.optional("directory", "DIR", "the directory (default: the current one)")
+    parser.add(
         "--every",
+        "SECONDS",
+        "interval between checks for changes (default: 2)",
         type=float,
         default=_EVERY,
-        metavar="SECONDS",
-        help="interval between checks for changes (default: 2)",
     )
-    parser.add_argument(
-        "--ignore",
-        action="append",
-        default=[],
-        metavar="PATTERN",
-        help="exclude matching files; repeatable",
-    )
-    parser.add_argument("--gitignore", action="store_true", help="honor .gitignore files")
-    parser.add_argument("--json", action="store_true", help="print JSON at the end")
+    parser.repeatable("--ignore", "PATTERN", "exclude matching files; repeatable")
+    parser.flag("--gitignore", "honor .gitignore files")
+    parser.flag("--json", "print JSON at the end")
 
 
-def run(args: Namespace, location: StoreLocation) -> CommandResult:
+def run(args: Args, location: StoreLocation) -> CommandResult:
     """Save on every change until interrupted, then save a last time."""
     from agent_checkpoint.agents.directory_keys import directory_key
     from agent_checkpoint.agents.tracked_dir import open_tracked
@@ -95,7 +87,7 @@ def run(args: Namespace, location: StoreLocation) -> CommandResult:
     return CommandResult(data, lambda out: None)
 
 
-def _tell(args: Namespace, text: str) -> None:
+def _tell(args: Args, text: str) -> None:
     if not args.json:
         args.out.line(text)
         args.out.flush()
