@@ -4,22 +4,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # importing `typing` would cost 10 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Protocol
-
-    from agent_checkpoint.cli.args import Args, Parser
-    from agent_checkpoint.cli.output import CommandResult
-    from agent_checkpoint.cli.store_location import StoreLocation
-
-    class Command(Protocol):
-        """The interface of a command module."""
-
-        EXAMPLES: str
-        """Example lines for the end of the help."""
-        arguments: Callable[[Parser], None]
-        """Adds the arguments of the command to a parser."""
-        run: Callable[[Args, StoreLocation], CommandResult]
-        """Runs the command. Raises CheckpointError."""
+    from types import ModuleType
 
 
 class CommandRow:
@@ -39,8 +24,13 @@ class CommandRow:
         # Python keywords get an underscore.
         return f"{name}_" if name in ("import",) else name
 
-    def load(self) -> Command:
-        """Import the module of the command."""
+    def load(self) -> ModuleType:
+        """Import the module of the command.
+
+        It has `EXAMPLES`, lines for the end of the help; `arguments(parser)`, which adds its
+        arguments to a `Parser`; and `run(args, location)`, which returns a `CommandResult` and
+        raises CheckpointError.
+        """
         from importlib import import_module
 
         return import_module(f"agent_checkpoint.cli.commands.{self.module}")

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from agent_checkpoint.cli.command_table import CommandRow
+    from agent_checkpoint.cli.output import CommandResult
 
 FAILED, MISSING, REFUSED, INTERRUPTED = 1, 3, 4, 130
 _ENCODING = "_AGENT_CHECKPOINT_ENCODING"
@@ -87,7 +88,7 @@ def _run(chosen: Args, command: CommandRow) -> int:
         out = Output(store=chosen.store)
         chosen.out = out
         location = StoreLocation(chosen.store, makes_store=command.makes_store)
-        answer = command.load().run(chosen, location)
+        answer: CommandResult = command.load().run(chosen, location)
         if getattr(chosen, "json", False):
             out.json(answer.data)
         else:
