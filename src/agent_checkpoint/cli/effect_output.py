@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from agent_checkpoint.cli.output import format_time, one_line
+from agent_checkpoint.cli.output import format_time, json_fields, one_line
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.ledger.ledger import Ledger
@@ -23,38 +23,15 @@ def effect_line(effect: Effect) -> str:
 
 def effect_json(effect: Effect) -> dict[str, Any]:
     """Return an effect as JSON data."""
-    return {
-        "id": effect.id,
-        "session": effect.session,
-        "tool": effect.tool,
-        "words": effect.words,
-        "kind": effect.kind,
-        "status": effect.status,
-        "ts": effect.ts,
-        "task": effect.task,
-        "at": effect.at,
-        "note": effect.note,
-    }
+    return json_fields(effect, "id session tool words kind status ts task at note")
 
 
 def request_json(request: Request) -> dict[str, Any]:
     """Return a request as JSON data; the caller adds the arguments."""
-    return {
-        "id": request.id,
-        "session": request.session,
-        "tool": request.tool,
-        "words": request.words,
-        "status": "expired"
-        if request.status == "pending" and request.is_expired
-        else request.status,
-        "ts": request.ts,
-        "expires": request.expires,
-        "task": request.task,
-        "at": request.at,
-        "answer": request.answer,
-        "by": request.by,
-        "reason": request.reason,
-    }
+    data = json_fields(request, "id session tool words status ts expires task at answer by reason")
+    if request.status == "pending" and request.is_expired:
+        data["status"] = "expired"
+    return data
 
 
 def all_ledgers(store: Store) -> Iterator[Ledger]:

@@ -33,6 +33,7 @@ __all__ = [
     "format_count",
     "format_size",
     "format_time",
+    "json_fields",
     "one_line",
 ]
 
@@ -48,6 +49,11 @@ class CommandResult(NamedTuple):
     show: Callable[[Output], object]
     """Writes the text output."""
     status: int = 0
+
+
+def json_fields(record: object, names: str) -> dict[str, Any]:
+    """Return attributes of a record as JSON data; `names` are separated by spaces."""
+    return {name: getattr(record, name) for name in names.split()}
 
 
 class Output:

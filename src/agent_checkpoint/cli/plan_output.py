@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from agent_checkpoint.cli.output import Output, format_count, one_line
+from agent_checkpoint.cli.output import Output, format_count, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths, without_git
 from agent_checkpoint.workspace.restore.plan import Plan
 
@@ -108,16 +108,6 @@ def _show_kept(out: Output, plan: Plan, paths: RelativePaths) -> None:
 
 def plan_json(plan: Plan) -> dict[str, Any]:
     """Return a plan as JSON data."""
-    return {
-        "write": plan.write,
-        "delete": plan.delete,
-        "mode": plan.mode,
-        "leave": plan.leave,
-        "kept": plan.kept,
-        "open": plan.open,
-        "unseen": plan.unseen,
-        "git": plan.git,
-        "executable": plan.executable,
-        "git_files": plan.git_files,
-        "safety_id": plan.safety_id,
-    }
+    return json_fields(
+        plan, "write delete mode leave kept open unseen git executable git_files safety_id"
+    )

@@ -165,49 +165,35 @@ def _show(
         return
     room = out.limit(max((out.columns or 0) - 30, 40))
     for name in LOGS:
-        _show_rows(out, name, [("-", item) for item in data.get(name, {}).get("removed", [])], room)
-        _show_rows(out, name, [("+", item) for item in data.get(name, {}).get("added", [])], room)
-    _show_state(out, data.get("state", {}), room)
+        for sign, how, style in (("-", "removed", "red"), ("+", "added", "green")):
+            items = data.get(name, {}).get(how, [])
+            rows = [(f"{sign} {message_line(item, room, out.limit)}", style) for item in items]
+            _show_rows(out, f"{name}: {len(rows):,} {how}", rows)
+    _show_rows(out, "state", _state_rows(out, data.get("state", {}), room))
     if files:
         _show_files(out, files, text, paths)
 
 
-def _show_state(out: Output, state: dict[str, Any], room: int) -> None:
-    long = out.limit(120)
+def _state_rows(out: Output, state: dict[str, Any], room: int) -> list[tuple[str, str]]:
+    long, half = out.limit(120), room // 2
     rows = [
-        (f"- {one_line(at, long)}: {value_summary(value, room)}", "red")
-        for at, value in state.get("removed", {}).items()
-    ]
-    rows += [
-        (f"+ {one_line(at, long)}: {value_summary(value, room)}", "green")
-        for at, value in state.get("added", {}).items()
+        (f"{sign} {one_line(at, long)}: {value_summary(value, room)}", style)
+        for sign, how, style in (("-", "removed", "red"), ("+", "added", "green"))
+        for at, value in state.get(how, {}).items()
     ]
     for at, (old, new) in state.get("changed", {}).items():
-        half = room // 2
-        rows.append(
-            (
-                f"~ {one_line(at, long)}: {value_summary(old, half)} -> {value_summary(new, half)}",
-                "yellow",
-            )
-        )
+        both = f"{value_summary(old, half)} -> {value_summary(new, half)}"
+        rows.append((f"~ {one_line(at, long)}: {both}", "yellow"))
+    return rows
+
+
+def _show_rows(out: Output, heading: str, rows: list[tuple[str, str]]) -> None:
+    """Show (text, style) pairs below a heading; nothing if there are none."""
     if rows:
-        out.line("state", style="bold")
+        out.line(heading, style="bold")
     shown = out.limit(_SHOWN)
     for line, style in rows[:shown]:
         out.pieces((f"  {line}", style))
-    if len(rows) > shown:
-        out.line(f"  and {len(rows) - shown:,} more (use --json)")
-
-
-def _show_rows(out: Output, name: str, rows: list[tuple[str, Any]], room: int) -> None:
-    if not rows:
-        return
-    words = "added" if rows[0][0] == "+" else "removed"
-    out.line(f"{name}: {len(rows):,} {words}", style="bold")
-    shown = out.limit(_SHOWN)
-    for sign, item in rows[:shown]:
-        style = "green" if sign == "+" else "red"
-        out.pieces((f"  {sign} {message_line(item, room, out.limit)}", style))
     if len(rows) > shown:
         out.line(f"  and {len(rows) - shown:,} more (use --json)")
 

@@ -11,7 +11,7 @@ from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.session.effects.outcomes import resolve_effect
-from agent_checkpoint.session.session_record import SessionRecord, read_session_record
+from agent_checkpoint.session.session_record import read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import Effect
 
@@ -75,14 +75,11 @@ def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
     ledger.refresh()
     if meta.key != key:
         meta = meta.fork(key, None)
-    return [effect for effect in ledger.all_effects() if _is_of(meta, effect)]
-
-
-def _is_of(meta: SessionRecord, effect: Effect) -> bool:
-    """Return whether an effect belongs to the history of a session."""
-    if effect.session == meta.key:
-        return True
-    return any(effect.session == key and effect.seq <= seen for key, seen in meta.lineage)
+    return [
+        effect
+        for effect in ledger.all_effects()
+        if effect.session == meta.key or meta.knows(effect.session, effect.seq)
+    ]
 
 
 def _resolve(args: Args, manager: CheckpointManager) -> CommandResult:
@@ -115,14 +112,13 @@ def _show(out: Output, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         style = _STYLES.get(row["status"], "")
         note = f"  {one_line(row['note'], 200)}" if row["note"] else ""
-        limit = None if out.columns is None else 200
         # `resolve` accepts a prefix, so a terminal shows only that.
         name = one_line(row["id"], 40) if out.columns is None else one_line(row["id"][:8])
         out.pieces(
             (name, "cyan"),
             (f"  {one_line(row['status'], 20):9}", style or "green"),
             (f"  {format_time(row['ts'])}", "dim"),
-            (f"  {one_line(row['words'], limit)}", ""),
+            (f"  {one_line(row['words'], out.limit(200))}", ""),
             (f"  {one_line(row['kind'], 20)}{note}", "dim"),
         )
     unknown = [row for row in rows if row["status"] in _UNKNOWN]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, format_size
+from agent_checkpoint.cli.output import (
+    CommandResult,
+    Output,
+    format_count,
+    format_size,
+    json_fields,
+)
 from agent_checkpoint.cli.progress_backend import progress_manager
 from agent_checkpoint.cli.store_location import StoreLocation
 
@@ -24,12 +30,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     """Collect garbage."""
     with progress_manager(location, args.out, "Marking reachable objects") as manager:
         report = manager.gc(dry_run=args.dry_run, ignore_clock=args.ignore_clock)
-    data = {
-        "objects": report.objects,
-        "bytes": report.bytes,
-        "repacked": report.repacked,
-        "done": not args.dry_run,
-    }
+    data = {**json_fields(report, "objects bytes repacked"), "done": not args.dry_run}
 
     def show(out: Output) -> None:
         if report.repacked:

@@ -38,38 +38,21 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         elif not rows:
             out.hint("The store is empty. To save the current directory", "save", style="")
         else:
-            limit = None if out.columns is None else 60
-            out.table(
-                ["key", "head", "when", "kind", "directory"], [_cells(r, limit) for r in rows]
-            )
+            cells = [_cells(row, out.limit(60)) for row in rows]
+            out.table(["key", "head", "when", "kind", "directory"], cells)
 
     return CommandResult(rows, show)
 
 
-def _cells(row: dict[str, Any], limit: int | None) -> list[str]:
+def _cells(row: dict[str, Any], limit: int) -> list[str]:
     head = "" if row["seq"] is None else f"@{row['seq']}"
-    directory = one_line(row["directory"], limit)
-    return [
-        one_line(row["key"], limit),
-        head,
-        format_time(row["ts"]),
-        one_line(row["kind"], 20),
-        directory,
-    ]
+    key, directory = one_line(row["key"], limit), one_line(row["directory"], limit)
+    return [key, head, format_time(row["ts"]), one_line(row["kind"], 20), directory]
 
 
 def _row(store: Store, key: str) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "key": key,
-        "id": None,
-        "seq": None,
-        "ts": None,
-        "kind": None,
-        "session": False,
-        "directory": None,
-        "foreign": False,
-        "error": None,
-    }
+    row: dict[str, Any] = {"key": key, "id": None, "seq": None, "ts": None, "kind": None}
+    row.update(session=False, directory=None, foreign=False, error=None)
     try:
         head = store.head(key)
         if head is not None:

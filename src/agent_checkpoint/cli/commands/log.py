@@ -23,21 +23,14 @@ agent-checkpoint log --all              complete history of every branch
 agent-checkpoint log --json | jq -r '.checkpoints[].id'
 """
 _SIGNS = {
-    Kind.ROLLBACK: "↶",
-    Kind.RESTORE: "↶",
-    Kind.ADOPT: "⇐",
-    Kind.FORK: "⑂",
-    Kind.SAFETY: "·",
-    Kind.UNREADABLE: "!",
+    Kind.ROLLBACK: "↶<",
+    Kind.RESTORE: "↶<",
+    Kind.ADOPT: "⇐<",
+    Kind.FORK: "⑂Y",
+    Kind.SAFETY: "·.",
+    Kind.UNREADABLE: "!!",
 }
-_PLAIN = {
-    Kind.ROLLBACK: "<",
-    Kind.RESTORE: "<",
-    Kind.ADOPT: "<",
-    Kind.FORK: "Y",
-    Kind.SAFETY: ".",
-    Kind.UNREADABLE: "!",
-}
+"""The sign of each kind: with and without Unicode."""
 _QUIET = (Kind.SAFETY, Kind.OPEN, Kind.CLOSE, Kind.DRIFT, Kind.IN_FLIGHT)
 _MOST_LANES = 8
 _LONGEST = 120
@@ -95,7 +88,7 @@ def _show(out: Output, line: dict[str, Any]) -> None:
     shown = sorted(lines[1:], key=lambda item: item["checkpoints"][0]["ts"] or 0, reverse=True)
     shown = [line, *shown[: _MOST_LANES - 1]]
     rows = {(item["key"], _number(row["id"])): row for item in shown for row in item["checkpoints"]}
-    nodes = _nodes(shown, rows, _SIGNS if out.has_unicode else _PLAIN, out.has_unicode)
+    nodes = _nodes(shown, rows, out.has_unicode)
     current = _current(nodes, line["key"])
     head = (line["key"], _number(line["head"]))
     for before, node in draw_lanes(nodes, UNICODE if out.has_unicode else ASCII, main=head):
@@ -175,10 +168,7 @@ def _lines(line: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _nodes(
-    shown: list[dict[str, Any]],
-    rows: dict[NodeId, dict[str, Any]],
-    signs: dict[str, str],
-    rich: bool,
+    shown: list[dict[str, Any]], rows: dict[NodeId, dict[str, Any]], rich: bool
 ) -> list[LaneNode]:
     """Return the nodes to draw, newest first; within a key by number, not by clock."""
     left = [list(reversed(item["checkpoints"])) for item in shown]
@@ -197,7 +187,7 @@ def _nodes(
         )
         row = left[chosen].pop()
         place = (keys[chosen], _number(row["id"]))
-        sign = signs.get(row["kind"], "●" if rich else "*")
+        sign = _SIGNS.get(row["kind"], "●*")[0 if rich else 1]
         found.append(LaneNode(place, _parent(place, row, rows, older, hidden), sign))
     return found
 

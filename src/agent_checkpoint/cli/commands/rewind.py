@@ -12,7 +12,7 @@ from agent_checkpoint.agents.directory_keys import keys_of_directory
 from agent_checkpoint.agents.rewind.rewind import Rewind, recover_rewind
 from agent_checkpoint.agents.session_note import SessionNote, read_note
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import show_plan, show_plan_changes
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
@@ -240,22 +240,16 @@ def _show_limits(out: Output, note: SessionNote) -> None:
 def _data(
     rewind: Rewind, target: Checkpoint, finished: str | None, *, done: bool
 ) -> dict[str, Any]:
-    plan = rewind.plan
+    nothing: dict[str, Any] = {"write": [], "delete": [], "mode": [], "leave": {}}
+    nothing.update(kept={}, open=[])
     return {
         "id": target.id,
         "directory": rewind.directory,
         "done": done,
-        "write": [] if plan is None else plan.write,
-        "delete": [] if plan is None else plan.delete,
-        "mode": [] if plan is None else plan.mode,
-        "leave": {} if plan is None else plan.leave,
-        "kept": {} if plan is None else plan.kept,
-        "open": [] if plan is None else plan.open,
+        **(nothing if rewind.plan is None else json_fields(rewind.plan, " ".join(nothing))),
         "transcript": rewind.transcript_change,
         "transcript_missing": rewind.transcript_missing,
-        "transcript_before": None
-        if rewind.previous_transcript is None
-        else str(Path(rewind.previous_transcript)),
+        "transcript_before": rewind.previous_transcript,
         "safety_id": rewind.safety_id,
         "finished": finished,
     }

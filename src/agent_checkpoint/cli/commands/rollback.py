@@ -10,7 +10,7 @@ from agent_checkpoint.agents.directory_keys import session_directory
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.effect_output import effect_json, effect_line
 from agent_checkpoint.cli.main import REFUSED
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, json_fields, one_line
 from agent_checkpoint.cli.paths import RelativePaths
 from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
@@ -223,14 +223,8 @@ def _data(key: str, report: RollbackReport) -> dict[str, Any]:
     return {
         "key": key,
         "done": report.id is not None,
-        "target": report.target,
-        "parts": report.parts,
-        "id": report.id,
-        "safety_id": report.safety_id,
+        **json_fields(report, "target parts id safety_id"),
         "effects": {name: [effect_json(item) for item in getattr(report, name)] for name in names},
-        "failure": report.failure,
-        "foreign": report.foreign,
-        "void": report.void,
-        "notices": report.notices,
+        **json_fields(report, "failure foreign void notices"),
         "files": None if report.files is None else plan_json(report.files),
     }

@@ -12,6 +12,7 @@ from agent_checkpoint.cli.output import (
     format_count,
     format_size,
     format_time,
+    json_fields,
     one_line,
 )
 from agent_checkpoint.cli.store_location import StoreLocation
@@ -58,8 +59,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         parts = read_parts(manager.store, checkpoint)
         data = {
             **checkpoint.summary(),
-            "key": checkpoint.key,
-            "seq": checkpoint.seq,
+            **json_fields(checkpoint, "key seq"),
             "bytes": checkpoint.size,
             "parts": {
                 name: _summary(manager, checkpoint, name, tree) for name, tree in parts.items()
@@ -85,14 +85,9 @@ def _summary(
     if name == FILES:
         found = tree_in(manager.store, checkpoint)
         if found is not None:
-            return {
-                "type": "files",
-                "tree": found.id,
-                "files": found.files,
-                "bytes": found.bytes,
-                "incomplete": found.incomplete,
-                "notes": [note._asdict() for note in found.notes],
-            }
+            notes = [note._asdict() for note in found.notes]
+            data = json_fields(found, "files bytes incomplete")
+            return {"type": "files", "tree": found.id, **data, "notes": notes}
     state = plain(tree)
     if name in LOGS and isinstance(state, list):
         return {"type": "log", "items": len(state), "last": state[-_LAST:]}

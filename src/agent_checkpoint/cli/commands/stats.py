@@ -44,13 +44,12 @@ def _show(out: Output, data: dict[str, Any], everything: bool) -> None:
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]
     if rows:
-        limit = None if out.columns is None else 60
         out.line()
         out.table(
             ["key", "checkpoints", "logical size", "own objects", "shared objects"],
             [
                 [
-                    one_line(key, limit),
+                    one_line(key, out.limit(60)),
                     f"{row['checkpoints']:,}",
                     format_size(row["logical_bytes"]),
                     format_size(row["own_bytes"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_time, json_fields, one_line
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.formatting import value_summary
 from agent_checkpoint.manager.manager import CheckpointManager
@@ -62,16 +62,8 @@ def _tasks(manager: CheckpointManager, key: str) -> list[dict[str, Any]]:
 
 
 def _overview(row: SessionRow) -> dict[str, Any]:
-    return {
-        "key": row.key,
-        "id": row.head,
-        "ts": row.ts,
-        "directory": row.workspace,
-        "fork": row.is_fork,
-        "tasks": row.tasks,
-        "pending": row.pending,
-        "unknown": row.unknown,
-    }
+    place = {"key": row.key, "id": row.head, "ts": row.ts, "directory": row.workspace}
+    return {**place, "fork": row.is_fork, **json_fields(row, "tasks pending unknown")}
 
 
 def _show(out: Output, key: str, tasks: list[dict[str, Any]]) -> None:
@@ -101,7 +93,7 @@ def _show_all(out: Output, rows: list[dict[str, Any]]) -> None:
     if not rows:
         out.line("No sessions in this store.")
         return
-    limit = None if out.columns is None else 40
+    limit = out.limit(40)
     cells = []
     for row in rows:
         done = sum(status in _DONE for status in row["tasks"].values())

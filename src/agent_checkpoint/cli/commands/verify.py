@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.main import FAILED
-from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
+from agent_checkpoint.cli.output import CommandResult, Output, format_count, json_fields, one_line
 from agent_checkpoint.cli.progress_backend import progress_manager
 from agent_checkpoint.cli.store_location import StoreLocation
 
@@ -25,12 +25,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     options = {"counts_all": True, "must_exist": True}
     with progress_manager(location, args.out, "Verifying", **options) as manager:
         report = manager.verify()
-    data = {
-        "ok": report.ok,
-        "checkpoints": report.checkpoints,
-        "objects": report.objects,
-        "problems": [{"checkpoint": p.checkpoint, "reason": p.reason} for p in report.problems],
-    }
+    problems = [json_fields(problem, "checkpoint reason") for problem in report.problems]
+    data = {**json_fields(report, "ok checkpoints objects"), "problems": problems}
 
     def show(out: Output) -> None:
         looked = (
@@ -41,7 +37,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             out.line(f"No problems found: {looked}.", style="green")
             return
         out.line(f"{format_count(len(report.problems), 'problem')} in {looked}:", style="bold red")
-        limit = None if out.columns is None else 300
+        limit = out.limit(300)
         for problem in report.problems:
             where = one_line(problem.checkpoint, limit)
             out.line(f"  {where}: {one_line(problem.reason, limit)}", style="red")
