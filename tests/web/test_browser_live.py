@@ -6,8 +6,7 @@ from urllib.parse import quote
 import pytest
 
 from agent_checkpoint import Approvals, CheckpointManager, Session
-from agent_checkpoint.web.server.browser import open_in_browser
-from agent_checkpoint.web.server.server import listen
+from agent_checkpoint.web.server.server import listen, open_in_browser
 from tests.web.browsing import Served, Tab, chromium
 from tests.web.conftest import Place
 from tests.web.example_store import KEY

@@ -23,8 +23,7 @@ from agent_checkpoint.cli.main import main
 from agent_checkpoint.errors import StorageError
 from agent_checkpoint.web import app
 from agent_checkpoint.web.server import connections
-from agent_checkpoint.web.server.browser import open_in_browser
-from agent_checkpoint.web.server.server import Server, listen
+from agent_checkpoint.web.server.server import Server, listen, open_in_browser
 from tests.web.conftest import Place
 
 

@@ -6,8 +6,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from agent_checkpoint.errors import UNUSABLE
-from agent_checkpoint.records import Checkpoint, CheckpointId, Kind, parse_checkpoint_id
-from agent_checkpoint.session.session_record import read_session_record
+from agent_checkpoint.records import CheckpointId, Kind, parse_checkpoint_id
+from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
 
@@ -46,17 +46,23 @@ def origin_of(store: Store, key: str) -> CheckpointId | None:
             first = read_checkpoint(key, entry.seq, entry.data)
             if first.kind == Kind.FORK and first.parents:
                 return _other(parse_checkpoint_id(first.parents[0]), key)
-            return None if entry.seq == 1 else _noted(store, store.head(key), key)
+            meta = None if entry.seq == 1 else session_record_of(store, key)
+            point = None if meta is None else meta.point
+            return None if point is None else _other(parse_checkpoint_id(point), key)
     except UNUSABLE:
         pass  # `verify` reports it
     return None
 
 
-def _noted(store: Store, head: Checkpoint | None, key: str) -> CheckpointId | None:
-    meta = None if head is None else read_session_record(store, head)
-    if meta is None or meta.point is None:
-        return None
-    return _other(parse_checkpoint_id(meta.point), key)
+def session_record_of(store: Store, key: str) -> SessionRecord | None:
+    """Return the session record of a key's head; None if it is not a session.
+
+    Raises:
+        IntegrityError: the head or its record is damaged.
+        StorageError: the medium failed.
+    """
+    head = store.head(key)
+    return None if head is None else read_session_record(store, head)
 
 
 def _other(origin: CheckpointId | None, key: str) -> CheckpointId | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,7 +24,6 @@ from agent_checkpoint.web.pages import (
     diff_page,
     fork_page,
     key_list,
-    live_updates,
     rollback_page,
     search_page,
     timeline_page,
@@ -35,7 +34,7 @@ from agent_checkpoint.web.request_threads import run_in_daemon_thread
 GET_ROUTES: dict[str, Callable[[Site, Request], Response]] = {
     "/": key_list.first_page,
     "/timeline": timeline_page.timeline_page,
-    "/updates": live_updates.updates,
+    "/updates": timeline_page.updates,
     "/timeline/rows": timeline_page.timeline_piece,
     "/timeline/state": timeline_page.timeline_state,
     "/checkpoint": checkpoint_page.checkpoint_page,
@@ -68,51 +67,27 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 def make_app(manager: CheckpointManager, auth: Auth, *, read_only: bool = False) -> App:
     """Return the application for one store, with authentication in front."""
     site = Site(manager, auth, read_only=read_only)
-    routes = []
-    for path in GET_ROUTES.keys() | POST_ROUTES.keys():
-        routes.append(Route(path, _route(site, path), methods=[*_methods(path)]))
+    routes = [_route(site, path) for path in GET_ROUTES.keys() | POST_ROUTES.keys()]
     routes += [
-        Route(f"/static/{name}", _static(data, kind), methods=["GET"])
-        for name, data, kind in _static_files()
+        _static(path) for path in sorted((HERE / "static").iterdir()) if path.suffix in _KINDS
     ]
-
-    def show_error(request: Request, error: Exception) -> Response:
-        return site.error_page(error)
 
     def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return site.error_page(RequestError(status, "No such page."))
 
-    handlers: dict[Any, Any] = {
-        CheckpointError: show_error,
-        RequestError: show_error,
-        HTTPException: unknown,
-    }
-    return auth.middleware(Starlette(routes=routes, exception_handlers=handlers))
+    return auth.middleware(Starlette(routes=routes, exception_handlers={HTTPException: unknown}))
 
 
-def _methods(path: str) -> list[str]:
-    return (["GET"] if path in GET_ROUTES else []) + (["POST"] if path in POST_ROUTES else [])
+def _route(site: Site, path: str) -> Route:
+    """Return the route of a page. Errors become a page without stored values or a traceback."""
 
-
-def _route(site: Site, path: str) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        site.follow_store()
-        if request.method == "POST":
-            return await POST_ROUTES[path](site, request)
-        return await run_in_daemon_thread(GET_ROUTES[path], site, request)
-
-    return _with_error_page(site, lambda _, request: answer(request))
-
-
-def _with_error_page(
-    site: Site, handler: Callable[[Site, Request], Awaitable[Response]]
-) -> Callable[[Request], Awaitable[Response]]:
-    """Turn errors into an error page without stored values or a traceback."""
-
-    async def handle(request: Request) -> Response:
         try:
-            return await handler(site, request)
+            site.follow_store()
+            if request.method == "POST":
+                return await POST_ROUTES[path](site, request)
+            return await run_in_daemon_thread(GET_ROUTES[path], site, request)
         except (CheckpointError, RequestError) as error:
             return site.error_page(error)
         except Exception as error:  # a bug: reported on stderr, where the operator sees it
@@ -121,19 +96,14 @@ def _with_error_page(
                 RequestError(500, "Internal error. See the output of the server.")
             )
 
-    return handle
+    methods = (["GET"] if path in GET_ROUTES else []) + (["POST"] if path in POST_ROUTES else [])
+    return Route(path, answer, methods=methods)
 
 
-def _static_files() -> list[tuple[str, bytes, str]]:
-    files = []
-    for path in sorted((HERE / "static").iterdir()):
-        if path.suffix in _KINDS:
-            files.append((path.name, path.read_bytes(), _KINDS[path.suffix]))
-    return files
+def _static(path: Path) -> Route:
+    data, kind = path.read_bytes(), _KINDS[path.suffix]
 
-
-def _static(data: bytes, kind: str) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
         return Response(data, media_type=kind)
 
-    return answer
+    return Route(f"/static/{path.name}", answer, methods=["GET"])

@@ -200,7 +200,7 @@ class Auth:
         name = name.strip("[]").lower()
         if self._hosts & ANY_ADDRESS:
             # DNS rebinding needs a name, so accept any literal address, but only our own host name.
-            return _is_address(name) or name == socket.gethostname().lower()
+            return _address(name) is not None or name == socket.gethostname().lower()
         return name in self._hosts
 
     def _is_our_origin(self, scope: Scope, headers: Mapping[str, str], *, needed: bool) -> bool:
@@ -225,10 +225,8 @@ def is_loopback(host: str) -> bool:
     """Whether only this machine can reach an address."""
     if host.lower() == "localhost":
         return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+    address = _address(host.strip("[]"))
+    return address is not None and address.is_loopback
 
 
 def secrets_equal(given: str, expected: str) -> bool:
@@ -261,14 +259,16 @@ def _without_default_port(host: str, port: str) -> str:
     return name if colon and given == port else host.lower()
 
 
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
 def _token_in(scope: Scope) -> str | None:
-    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    return next((value for name, value in pairs if name == "token"), None)
+    return next((value for name, value in _query(scope) if name == "token"), None)
 
 
 def _without_token(scope: Scope) -> str:
-    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    rest = [(name, value) for name, value in pairs if name != "token"]
+    rest = [(name, value) for name, value in _query(scope) if name != "token"]
     path = "/" + quote(scope["path"]).lstrip("/")
     return f"{path}?{urlencode(rest)}" if rest else path
 
@@ -288,37 +288,29 @@ async def _send_cookie(send: Send, headers: Mapping[str, str], location: str, co
     )
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 def _headers(scope: Scope) -> dict[str, str]:
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
-        key = name.decode("latin-1").lower()
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         # Join repeated headers, so that a check sees all of them.
-        headers[key] = (
-            f"{headers[key]}, {value.decode('latin-1')}"
-            if key in headers
-            else value.decode("latin-1")
-        )
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
 
 
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            present = [(name, value) for name, value in message.get("headers", [])]
+            present = list(message.get("headers", []))
             names = {name.lower() for name, _ in present}
-            present += [
-                (name.lower().encode(), value.encode())
-                for name, value in headers.items()
-                if name.lower().encode() not in names
-            ]
+            encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+            present += [(name, value) for name, value in encoded if name not in names]
             message = {**message, "headers": present}
         await send(message)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import (
     CheckpointError,
@@ -27,6 +27,7 @@ from agent_checkpoint.store.lookup import find
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.web import page_text
 from agent_checkpoint.web.auth import MAX_BODY, Auth, secrets_equal
+from agent_checkpoint.web.request_threads import stream_in_threads
 from agent_checkpoint.web.timeline.history import Histories
 from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
 from agent_checkpoint.web.timeline.layout_cache import LayoutCache
@@ -169,6 +170,20 @@ class Site:
         return fields
 
 
+def posted(
+    handle: Callable[[Site, dict[str, str]], Response],
+) -> Callable[[Site, Request], Awaitable[Response]]:
+    """Return the handler of a POST request from a function of its form.
+
+    The function runs in a worker thread, to its end even if the client disconnects.
+    """
+
+    async def answer(site: Site, request: Request) -> Response:
+        return await site.in_thread(handle, site, await site.form(request))
+
+    return answer
+
+
 def query_params(request: Request) -> dict[str, str]:
     """Return the query parameters. Values may contain undecodable bytes, as file names may."""
     query = request.scope["query_string"].decode("latin-1")
@@ -214,13 +229,23 @@ def status_of(error: Exception) -> int:
     return 422 if isinstance(error, CheckpointError) else 500
 
 
+def download(pieces: Iterator[bytes], name: str, size: int) -> Response:
+    """Return a file as a download that the browser never renders."""
+    headers = {
+        "Content-Disposition": page_text.attachment(name),
+        "Content-Length": str(size),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+    }
+    body = stream_in_threads(pieces)
+    return StreamingResponse(body, headers=headers, media_type="application/octet-stream")
+
+
 def as_json(value: Any) -> Response:
     """Return a JSON response."""
     body = json.dumps(value).encode()
     return Response(body, media_type="application/json")
 
 
-Handler = Callable[[Request], Any]
 _TITLES = {
     400: "Invalid request",
     403: "Not allowed",

@@ -10,8 +10,8 @@ from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.manager.manager import CheckpointManager
+from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.session.effects.outcomes import resolve_effect
-from agent_checkpoint.session.session_record import read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_state import Effect
 
@@ -67,8 +67,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
 
 
 def _of_session(manager: CheckpointManager, key: str) -> list[Effect]:
-    head = manager.store.head(key)
-    meta = None if head is None else read_session_record(manager.store, head)
+    meta = session_record_of(manager.store, key)
     if meta is None:
         return []
     ledger = Ledger(manager.store, meta.family)

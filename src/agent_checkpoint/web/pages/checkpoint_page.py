@@ -6,22 +6,29 @@ import os
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
-from agent_checkpoint.web.page_text import attachment
 from agent_checkpoint.web.pages import file_view
 from agent_checkpoint.web.pages.conversation import calls, messages, tasks
-from agent_checkpoint.web.rendering import RequestError, Site, int_param, query_params, required
-from agent_checkpoint.web.request_threads import stream_in_threads
+from agent_checkpoint.web.rendering import (
+    RequestError,
+    Site,
+    download,
+    int_param,
+    query_params,
+    required,
+)
 from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader
 from agent_checkpoint.web.state.outline import outline
+from agent_checkpoint.web.timeline.history import CheckpointSummary
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER
+from agent_checkpoint.workspace.tree.tree_reader import find, pieces
 
 MESSAGES, CALLS, TASKS = "messages", "calls", "tasks"
 _ORDER = (MESSAGES, CALLS, TASKS, FILES)
@@ -36,12 +43,13 @@ def checkpoint_page(site: Site, request: Request) -> Response:
     checkpoint = site.find(required(params, "id"))
     names = _names(checkpoint)
     part = params.get("part") or (names[0] if names else "")
-    if part and part not in checkpoint.parts:
-        raise NotFoundError(f"The checkpoint has no part {short_repr(part)}.")
     try:
         values = _part(site, checkpoint, part, params) if part else {"kind": "nothing"}
     except ReadLimitExceeded:
         values = {"kind": "too_large"}
+    summaries = site.histories.get(checkpoint.key).checkpoints
+    older = [summary.id for summary in summaries if summary.seq < checkpoint.seq]
+    newer = [summary.id for summary in summaries if summary.seq > checkpoint.seq]
     return site.page(
         "checkpoint.html",
         checkpoint=checkpoint,
@@ -49,11 +57,11 @@ def checkpoint_page(site: Site, request: Request) -> Response:
         names=names,
         part=part,
         parents=checkpoint.parents[:_MAX_CHILDREN],
-        children=_children(site, checkpoint),
+        children=_children(site, checkpoint, summaries),
         is_session=SESSION_PART in checkpoint.parts,
-        head=_head_id(site, checkpoint.key),
-        older=_beside(site, checkpoint, older=True),
-        newer=_beside(site, checkpoint, older=False),
+        head=summaries[-1].id if summaries else checkpoint.key,
+        older=older[-1] if older else None,
+        newer=newer[0] if newer else None,
         **values,
     )
 
@@ -62,9 +70,7 @@ def state_piece(site: Site, request: Request) -> Response:
     """Return the children of one value of a state, as an HTML fragment."""
     params = query_params(request)
     checkpoint = site.find(required(params, "id"))
-    part = required(params, "part")
-    if part not in checkpoint.parts:
-        raise NotFoundError(f"The checkpoint has no part {short_repr(part)}.")
+    part = _check_part(checkpoint, required(params, "part"))
     try:
         node = _outlined(site, checkpoint, part, params)
     except ReadLimitExceeded:
@@ -77,21 +83,15 @@ def raw_file(site: Site, request: Request) -> Response:
     params = query_params(request)
     checkpoint = site.find(required(params, "id"))
     tree = _tree(site, checkpoint)
-    item = file_view.find(tree, required(params, "path"))
+    item = find(tree, required(params, "path"))
     if item is None or item.type != FILE:
         raise NotFoundError("No such file in this checkpoint.")
-    headers = {
-        "Content-Disposition": attachment(os.fsdecode(item.name)),
-        "Content-Length": str(item.size),
-        "Content-Security-Policy": "default-src 'none'; sandbox",
-    }
-    body = stream_in_threads(file_view.pieces(tree, item))
-    return StreamingResponse(body, headers=headers, media_type="application/octet-stream")
+    return download(pieces(tree, item), os.fsdecode(item.name), item.size)
 
 
 def _part(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str]) -> dict[str, Any]:
     reader = StateReader(site.store.backend)
-    tree = checkpoint.parts[part]
+    tree = checkpoint.parts[_check_part(checkpoint, part)]
     if part == FILES and tree_in(site.store, checkpoint) is not None:
         return _files(site, checkpoint, params)
     end = int_param(params, "end", -1)
@@ -105,6 +105,12 @@ def _part(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str])
     if part == CALLS and reader.shape(tree).kind == "list":
         return {"kind": CALLS, "page": calls(reader, tree, last)}
     return {"kind": "state", "node": _outlined(site, checkpoint, part, params)}
+
+
+def _check_part(checkpoint: Checkpoint, part: str) -> str:
+    if part not in checkpoint.parts:
+        raise NotFoundError(f"The checkpoint has no part {short_repr(part)}.")
+    return part
 
 
 def _outlined(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str]) -> Any:
@@ -123,7 +129,7 @@ def _outlined(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, s
 def _files(site: Site, checkpoint: Checkpoint, params: dict[str, str]) -> dict[str, Any]:
     tree = _tree(site, checkpoint)
     path = params.get("path", "")
-    item = file_view.find(tree, path)
+    item = find(tree, path)
     values = {"kind": FILES, "tree": tree, "path": path, "item": item, "trail": _trail(path)}
     if item is None or item.type == FOLDER:
         start = int_param(params, "from")
@@ -152,26 +158,10 @@ def _names(checkpoint: Checkpoint) -> list[str]:
     return [*first, *rest, *last][:_MAX_PARTS]
 
 
-def _children(site: Site, checkpoint: Checkpoint) -> list[str]:
+def _children(site: Site, checkpoint: Checkpoint, summaries: list[CheckpointSummary]) -> list[str]:
     """Return the ids of the children of a checkpoint: in its own key, and forks."""
     own = (checkpoint.key, checkpoint.seq)
-    summaries = site.histories.get(checkpoint.key).checkpoints
     children = [summary.id for summary in summaries if own in summary.parents]
-    for origin in site.catalog.origins().values():
-        if origin.parent == own:
-            children.append(origin.id)
+    origins = site.catalog.origins().values()
+    children += [origin.id for origin in origins if origin.parent == own]
     return children[:_MAX_CHILDREN]
-
-
-def _head_id(site: Site, key: str) -> str:
-    summaries = site.histories.get(key).checkpoints
-    return summaries[-1].id if summaries else key
-
-
-def _beside(site: Site, checkpoint: Checkpoint, *, older: bool) -> str | None:
-    summaries = site.histories.get(checkpoint.key).checkpoints
-    if older:
-        neighbours = [summary.id for summary in summaries[::-1] if summary.seq < checkpoint.seq][:1]
-    else:
-        neighbours = [summary.id for summary in summaries if summary.seq > checkpoint.seq][:1]
-    return neighbours[0] if neighbours else None

@@ -22,6 +22,7 @@ from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.compare import Side
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
+from agent_checkpoint.workspace.tree.tree_reader import TreeReader
 from agent_checkpoint.workspace.tree.workspace_diff import compare
 
 _OPEN_FILES = 20
@@ -89,7 +90,7 @@ def _file_changes(
     if only:
         rows = [row for row in rows if row[0] == only]
     changes = []
-    readers = tuple(None if tree is None else file_view.TreeReader(tree) for tree in trees)
+    readers = tuple(None if tree is None else TreeReader(tree) for tree in trees)
     for index, (path, kind, words, old) in enumerate(rows[:_MAX_FILES]):
         sides, note = None, ""
         if index < _OPEN_FILES and kind != "renamed" and not budget.is_over:
@@ -108,7 +109,7 @@ def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
 
 
 def _compared(
-    readers: Sequence[file_view.TreeReader | None],
+    readers: Sequence[TreeReader | None],
     old: str,
     new: str,
     words: str,
@@ -127,7 +128,7 @@ def _compared(
     return side_by_side(texts[0], texts[1], budget), ""
 
 
-def _lines(reader: file_view.TreeReader | None, path: str) -> tuple[list[str], str]:
+def _lines(reader: TreeReader | None, path: str) -> tuple[list[str], str]:
     """Return the lines of a file, or the reason why they are not shown."""
     try:
         item: Any = None if reader is None else reader.find(path)

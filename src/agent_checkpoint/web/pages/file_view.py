@@ -7,9 +7,7 @@ from typing import NamedTuple
 
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, Item, read_directory
-from agent_checkpoint.workspace.tree.tree_reader import TreeReader as TreeReader
-from agent_checkpoint.workspace.tree.tree_reader import find as find
-from agent_checkpoint.workspace.tree.tree_reader import pieces as pieces
+from agent_checkpoint.workspace.tree.tree_reader import pieces
 
 MAX_SHOWN = 256_000
 """Bytes of a file that are shown."""

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response
 
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.records import check_key, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.store.store import key_not_found
-from agent_checkpoint.web.page_text import attachment, link
-from agent_checkpoint.web.rendering import Site, query_params, required
-from agent_checkpoint.web.request_threads import stream_in_threads
+from agent_checkpoint.web.page_text import link
+from agent_checkpoint.web.rendering import Site, download, posted, query_params, required
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 
 _AT_ONCE = 1 << 16
@@ -28,16 +27,14 @@ def fork_page(site: Site, request: Request) -> Response:
     params = query_params(request)
     source = site.find(required(params, "id"))
     name = params.get("name", "").strip()
-    step = "ask"
     if name:
         _check_free(site, name)
-        step = "confirm"
     return site.page(
         "fork.html",
         source=source,
         key=source.key,
         name=name,
-        step=step,
+        step="confirm" if name else "ask",
         tree=tree_in(site.store, source),
         is_session=SESSION_PART in source.parts,
     )
@@ -48,18 +45,14 @@ def _check_free(site: Site, name: str) -> None:
         raise ConflictError(f"The key {short_repr(name)} already exists. Choose another name.")
 
 
-async def fork(site: Site, request: Request) -> Response:
+@posted
+def fork(site: Site, form: dict[str, str]) -> Response:
     """Fork a checkpoint under a new key."""
-    form = await site.form(request)
-
-    def run() -> Response:
-        source = site.find(required(form, "id"))
-        name = form.get("name", "").strip()
-        _check_free(site, name)
-        site.manager.fork(source.key, name, source.id)
-        return RedirectResponse(link("timeline", key=name), 303)
-
-    return await site.in_thread(run)
+    source = site.find(required(form, "id"))
+    name = form.get("name", "").strip()
+    _check_free(site, name)
+    site.manager.fork(source.key, name, source.id)
+    return RedirectResponse(link("timeline", key=name), 303)
 
 
 def export_page(site: Site, request: Request) -> Response:
@@ -78,35 +71,23 @@ def export_page(site: Site, request: Request) -> Response:
     )
 
 
-async def export(site: Site, request: Request) -> Response:
+@posted
+def export(site: Site, form: dict[str, str]) -> Response:
     """Send an archive of a key as a download."""
-    form = await site.form(request)
-
-    def run() -> Response:
-        key = check_key(required(form, "key"))
-        folder = tempfile.TemporaryDirectory(prefix="agent-checkpoint-")
-        path = Path(folder.name, "archive.ckpt")
-        try:
-            site.manager.export_archive(path, key)
-            file = path.open("rb")
-        except BaseException:
-            folder.cleanup()
-            raise
-        size = path.stat().st_size
-        # On POSIX an open file can be deleted, so no file is left if the client disconnects.
-        with suppress(OSError):
-            folder.cleanup()
-        headers = {
-            "Content-Disposition": attachment(f"{key[:80]}.ckpt"),
-            "Content-Length": str(size),
-        }
-        return StreamingResponse(
-            stream_in_threads(_sent(file, folder)),
-            headers=headers,
-            media_type="application/octet-stream",
-        )
-
-    return await site.in_thread(run)
+    key = check_key(required(form, "key"))
+    folder = tempfile.TemporaryDirectory(prefix="agent-checkpoint-")
+    path = Path(folder.name, "archive.ckpt")
+    try:
+        site.manager.export_archive(path, key)
+        file = path.open("rb")
+    except BaseException:
+        folder.cleanup()
+        raise
+    size = path.stat().st_size
+    # On POSIX an open file can be deleted, so no file is left if the client disconnects.
+    with suppress(OSError):
+        folder.cleanup()
+    return download(_sent(file, folder), f"{key[:80]}.ckpt", size)
 
 
 def _sent(file: BinaryIO, folder: tempfile.TemporaryDirectory[str]) -> Iterator[bytes]:

@@ -20,10 +20,9 @@ from agent_checkpoint.session.rollback.rollback_preview import Preview, preview_
 from agent_checkpoint.session.rollback.rollback_report import RollbackReport
 from agent_checkpoint.session.session import Session
 from agent_checkpoint.session.session_record import SESSION_PART
-from agent_checkpoint.store.ledger.ledger_state import Effect
 from agent_checkpoint.store.store import key_not_found
 from agent_checkpoint.web.page_text import decode_field, link
-from agent_checkpoint.web.rendering import RequestError, Site, query_params, required
+from agent_checkpoint.web.rendering import RequestError, Site, posted, query_params, required
 from agent_checkpoint.workspace.restore.plan import PlanChangedError
 
 POLICIES: tuple[RollbackEffects, ...] = ("refuse", "warn")
@@ -68,22 +67,18 @@ def rollback_page(site: Site, request: Request) -> Response:
     return _page(site, target, key, preview.report, step="ask")
 
 
-async def create_preview(site: Site, request: Request) -> Response:
+@posted
+def create_preview(site: Site, form: dict[str, str]) -> Response:
     """Create a preview, which scans the files and changes nothing."""
-    form = await site.form(request)
-
-    def run() -> Response:
-        target = site.find(required(form, "id"))
-        pending = PendingRollback(
-            site, target, required(form, "key"), _selected_parts(form), "keep_unseen" in form
-        )
-        while len(site.previews) >= _MAX_KEPT:
-            site.previews.pop(next(iter(site.previews)), None)
-        name = secrets.token_urlsafe(12)
-        site.previews[name] = pending
-        return _redirect(name)
-
-    return await site.in_thread(run)
+    target = site.find(required(form, "id"))
+    pending = PendingRollback(
+        site, target, required(form, "key"), _selected_parts(form), "keep_unseen" in form
+    )
+    while len(site.previews) >= _MAX_KEPT:
+        site.previews.pop(next(iter(site.previews)), None)
+    name = secrets.token_urlsafe(12)
+    site.previews[name] = pending
+    return _redirect(name)
 
 
 def preview_page(site: Site, request: Request) -> Response:
@@ -103,24 +98,16 @@ def preview_page(site: Site, request: Request) -> Response:
     )
 
 
-async def rollback(site: Site, request: Request) -> Response:
+@posted
+def rollback(site: Site, form: dict[str, str]) -> Response:
     """Roll back if nothing has changed since the preview."""
-    form = await site.form(request)
-
-    def run() -> Response:
-        name, chosen = required(form, "of"), form.get("effects", "refuse")
-        policy = next((word for word in POLICIES if word == chosen), None)
-        if policy is None:
-            raise RequestError(400, "Unknown policy for external side effects.")
-        pending = _pending(site, name)
-        with pending.lock:
-            return (
-                _redirect(name)
-                if pending.done is not None
-                else _confirmed(site, pending, name, policy)
-            )
-
-    return await site.in_thread(run)
+    name, chosen = required(form, "of"), form.get("effects", "refuse")
+    policy = next((word for word in POLICIES if word == chosen), None)
+    if policy is None:
+        raise RequestError(400, "Unknown policy for external side effects.")
+    pending = _pending(site, name)
+    with pending.lock:
+        return _redirect(name) if pending.done else _confirmed(site, pending, name, policy)
 
 
 def _confirmed(
@@ -173,13 +160,8 @@ def _check_unchanged(site: Site, pending: PendingRollback) -> None:
 
 
 def _effects(report: RollbackReport) -> list[list[tuple[str, str]]]:
-    lists: list[list[Effect]] = [
-        report.irreversible,
-        report.unknown,
-        report.compensable,
-        report.replayable,
-        report.gone,
-    ]
+    lists = [report.irreversible, report.unknown, report.compensable]
+    lists += [report.replayable, report.gone]
     return [[(effect.id, effect.status) for effect in effects] for effects in lists]
 
 

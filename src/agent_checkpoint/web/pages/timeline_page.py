@@ -1,4 +1,8 @@
-"""The timeline page of a key, and the blocks of rows that it loads on scrolling."""
+"""The timeline page of a key, the blocks of rows that it loads on scrolling, and its version.
+
+A visible page polls the version once a second and reloads its content when it has changed. No
+connection is kept open: browsers allow few per host, and users have many tabs.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
+from agent_checkpoint.present.fork_points import session_record_of
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.web.page_text import format_count
 from agent_checkpoint.web.rendering import Site, as_json, int_param, query_params, required
+from agent_checkpoint.web.timeline.key_catalog import newest_in
 from agent_checkpoint.web.timeline.layout import Row
 from agent_checkpoint.web.timeline.layout_cache import KeyTimeline, version_of
 from agent_checkpoint.web.timeline.svg import BLOCK, ROW, block_rows, drawing, overview, width_of
@@ -49,6 +55,16 @@ def timeline_state(site: Site, request: Request) -> Response:
     """Return the size and shape of the timeline, for an open page."""
     view = _view(site, query_params(request))
     return as_json({name: view.values[name] for name in ("total", "shape", "width", "number")})
+
+
+def updates(site: Site, request: Request) -> Response:
+    """Return a version that changes with one key, or with any key of the store."""
+    key = query_params(request).get("key", "")
+    try:
+        version = _version(site, key) if key else site.catalog.version()
+    except CheckpointError:
+        version = "unreadable"
+    return as_json({"version": version})
 
 
 class _View(NamedTuple):
@@ -110,11 +126,12 @@ def _view(site: Site, params: dict[str, str]) -> _View:
 
 def _is_session(site: Site, key: str) -> bool:
     try:
-        head = site.store.head(key)
-        return (
-            head is not None
-            and SESSION_PART in head.parts
-            and read_session_record(site.store, head) is not None
-        )
+        return session_record_of(site.store, key) is not None
     except CheckpointError:
         return False
+
+
+def _version(site: Site, key: str) -> str:
+    meta = session_record_of(site.store, key)
+    ledger = 0 if meta is None else newest_in(site.store, PREFIX + meta.family)
+    return f"{site.layouts.version(key)}.{ledger}"

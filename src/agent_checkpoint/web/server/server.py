@@ -5,7 +5,13 @@ from __future__ import annotations
 import errno
 import secrets
 import socket
-from collections.abc import Callable
+import tempfile
+import webbrowser
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from threading import Timer
 from typing import Any, NamedTuple
 
 import uvicorn
@@ -16,12 +22,13 @@ from agent_checkpoint.records import short_repr
 from agent_checkpoint.web.app import make_app
 from agent_checkpoint.web.auth import ANY_ADDRESS, Auth
 from agent_checkpoint.web.page_text import link
-from agent_checkpoint.web.server.browser import open_in_browser as open_in_browser
 from agent_checkpoint.web.server.connections import Connection
 
 PORT = 8421
 """The default port, if it is free."""
 _LOOPBACK = "127.0.0.1"
+_BROWSER_SECONDS = 60.0
+"""Seconds until the file that opens the page is deleted; the browser has read it by then."""
 _TRIES = 5
 """Attempts to find a port that is free on all addresses of a host name."""
 
@@ -113,6 +120,30 @@ def listen(
                 sock.close()
 
     return Server(invite(), number, run, stop, invite)
+
+
+@contextmanager
+def open_in_browser(address: str) -> Iterator[None]:
+    """Open a URL in the browser, through a private redirect file that hides its token.
+
+    Every user of a machine can read the command lines of processes, so the browser is started with
+    the path of that file.
+
+    The file is deleted after 60 seconds, or at the end of the block.
+    """
+    with tempfile.TemporaryDirectory(prefix="agent-checkpoint-") as folder:  # mode 0700
+        path = Path(folder, "open.html")
+        page = f'<!DOCTYPE html><meta http-equiv="refresh" content="0; url={escape(address)}">'
+        path.touch(0o600)
+        path.write_text(f"{page}<title>agent-checkpoint</title>")
+        timer = Timer(_BROWSER_SECONDS, path.unlink, kwargs={"missing_ok": True})
+        timer.daemon = True
+        timer.start()
+        try:
+            webbrowser.open(path.as_uri())
+            yield
+        finally:
+            timer.cancel()
 
 
 def fresh_loopback_host() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 
 from agent_checkpoint.errors import CheckpointError
-from agent_checkpoint.session.session_record import SESSION_PART, read_session_record
+from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.ledger.ledger_records import PREFIX
 from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
@@ -40,12 +40,7 @@ class UnknownEffects:
 
     def _before(self, key: str) -> frozenset[str]:
         """Return the ids of checkpoints that directly precede such a call."""
-        head = self._store.head(key)
-        meta = (
-            read_session_record(self._store, head)
-            if head is not None and SESSION_PART in head.parts
-            else None
-        )
+        meta = session_record_of(self._store, key)
         if meta is None:
             return frozenset()
         newest = newest_in(self._store, PREFIX + meta.family)
