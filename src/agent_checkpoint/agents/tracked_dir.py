@@ -45,16 +45,6 @@ def open_tracked(directory: Path, store: Store, key: str, **options: Any) -> Wor
     return workspace
 
 
-def fill(workspace: Workspace, tree: Tree, first: str) -> Plan:
-    """Write the files of a tree to an empty directory.
-
-    Needs no safety checkpoint. Raises the same errors as `restore`.
-    """
-    from agent_checkpoint.workspace.restore.transition import SafetySnapshot  # slow to load
-
-    return workspace.restore_held(tree, SafetySnapshot(tree, first))
-
-
 def restore_and_save(
     workspace: Workspace,
     target: Checkpoint,

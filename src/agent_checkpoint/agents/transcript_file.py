@@ -11,7 +11,7 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 from agent_checkpoint.core.log import Log
@@ -32,14 +32,10 @@ class Transcript:
         self.is_ended = True
         """Whether the last line ends with a newline."""
         self._file: tuple[int, int] | None = None
-        self._at = 0
+        self.size = 0
+        """The number of bytes read so far."""
         self._whole = 0
         self._mark = b""
-
-    @property
-    def size(self) -> int:
-        """The number of bytes read so far."""
-        return self._at
 
     def read(self, *, full: bool = False) -> bool:
         """Read appended lines; return whether the file exists.
@@ -74,14 +70,14 @@ class Transcript:
                     f"The transcript {name} has {found.st_size:,} bytes; limit: {MAX_BYTES:,}."
                 )
             has_grown = not full and self._file == (found.st_dev, found.st_ino)
-            if has_grown and found.st_size >= self._at:
-                file.seek(self._at - len(self._mark))
+            if has_grown and found.st_size >= self.size:
+                file.seek(self.size - len(self._mark))
                 has_grown = file.read(len(self._mark)) == self._mark
-            if not has_grown or found.st_size < self._at:
+            if not has_grown or found.st_size < self.size:
                 file.seek(0)
-                self._at, self._whole, self._mark = 0, 0, b""
+                self.size, self._whole, self._mark = 0, 0, b""
             self._file = found.st_dev, found.st_ino
-            self._take(file.read(MAX_BYTES - self._at))
+            self._take(file.read(MAX_BYTES - self.size))
         return True
 
     def _take(self, data: bytes) -> None:
@@ -99,7 +95,7 @@ class Transcript:
             self.lines.truncate(self._whole)
         self.lines.extend(fresh[same:])
         self._whole = len(self.lines)
-        self._at += end
+        self.size += end
         self._mark = (self._mark + data[:end])[-_MARK_BYTES:]
         self.is_ended = not (rest and self._is_whole(rest))
         if not self.is_ended:  # the next read starts at this line full
@@ -117,7 +113,7 @@ class Transcript:
         """Return the record that identifies this state of the file."""
         last = self.lines[-1].encode("utf-8", "surrogateescape") if len(self.lines) else b""
         digest = hashlib.sha256(self._mark + b"\0" + last).hexdigest()[:16]
-        found = {"lines": len(self.lines), "bytes": self._at, "ended": self.is_ended}
+        found = {"lines": len(self.lines), "bytes": self.size, "ended": self.is_ended}
         return {"path": self.path, **found, "digest": digest}
 
 
@@ -223,22 +219,20 @@ def _temporary_path(path: str) -> str:
 
 def _keep_previous(path: str) -> str | None:
     """Link a file to an unused name; return that name, or None if the file does not exist."""
-    number, found = 1, f"{path}.before-rewind"
-    while True:
+    for number in count(1):
+        found = f"{path}.before-rewind" + (f"-{number}" if number > 1 else "")
         try:
             os.link(path, found)
             return found
         except FileExistsError:
-            number += 1
-            found = f"{path}.before-rewind-{number}"
+            continue
         except FileNotFoundError:
-            return None
+            break
         except OSError:  # a file system without hard links
             if not os.path.lexists(found):
                 os.rename(path, found)
                 return found
-            number += 1
-            found = f"{path}.before-rewind-{number}"
+    return None
 
 
 def _restore_previous(kept: str, path: str) -> None:

@@ -47,7 +47,7 @@ def command_line(command: str, store: str | None) -> str:
         command: the command name and its arguments, quoted for a shell.
         store: the value of `--store`, if given.
     """
-    return f"{_COMMAND} {command}" if store is None else f"{_begin(store)} {command}"
+    return f"{_begin(store)} {command}"
 
 
 def error_text(error: Exception, store: str | None = None, *, can_force: bool = False) -> str:
@@ -65,9 +65,8 @@ def error_text(error: Exception, store: str | None = None, *, can_force: bool = 
         return str(error)
     text = _WITHOUT_FORCE if hint.code == "force" and not can_force else HINTS[hint.code]
     values = {name: shell_quote(value) for name, value in hint.values.items()}
-    run = _COMMAND if store is None else _begin(store)
-    return error.with_hint(text.format(run=run, **values))
+    return error.with_hint(text.format(run=_begin(store), **values))
 
 
-def _begin(store: str) -> str:
-    return f"{_COMMAND} --store {shell_quote(store)}"
+def _begin(store: str | None) -> str:
+    return _COMMAND if store is None else f"{_COMMAND} --store {shell_quote(store)}"

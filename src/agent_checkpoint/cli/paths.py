@@ -13,7 +13,8 @@ from pathlib import Path
 
 from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
-from agent_checkpoint.workspace.checkpoint_tree import relative_path
+from agent_checkpoint.store.store import Store
+from agent_checkpoint.workspace.checkpoint_tree import relative_path, tree_in
 from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_reader import find
 
@@ -68,6 +69,19 @@ class RelativePaths:
         return NotFoundError(
             f"No such path in the checkpoint {name}: {short_repr(path, 200)}.{hint}"
         )
+
+
+def files_of(store: Store, checkpoint: Checkpoint) -> Tree:
+    """Return the files of a checkpoint.
+
+    Raises:
+        NotFoundError: the checkpoint has none.
+        IntegrityError: data of the checkpoint is missing or damaged.
+    """
+    tree = tree_in(store, checkpoint)
+    if tree is None:
+        raise NotFoundError(f"The checkpoint {short_repr(checkpoint.id, 120)} has no files.")
+    return tree
 
 
 def holds(tree: Tree, path: str) -> bool:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.formatting import one_line
 from agent_checkpoint.records import Checkpoint, short_repr
 
 if TYPE_CHECKING:
-    from agent_checkpoint.backends.base import Backend
     from agent_checkpoint.manager.manager import CheckpointManager
 
 STORE = "AGENT_CHECKPOINT_STORE"
@@ -62,7 +62,10 @@ class StoreLocation:
 
         backend = open_named(self._store)
         if must_exist or (self._store is not None and not self._makes_store):
-            _check_exists(backend)
+            properties = backend.properties
+            # Without a marker the store is remote or in memory: the backend reports a missing one.
+            if properties.marker is not None and not properties.marker.exists():
+                raise NotFoundError(f"No store at {short_repr(str(properties.path), 200)}.")
         with CheckpointManager(backend) as manager:
             yield manager
 
@@ -85,7 +88,6 @@ class StoreLocation:
             unverified_keys,
             unverified_notice,
         )
-        from agent_checkpoint.formatting import one_line
 
         here = self.directory
         around = [here, *here.parents]
@@ -185,12 +187,14 @@ def _meant(name: str) -> str:
     return ""
 
 
-def _check_exists(backend: Backend) -> None:
-    """Check that a local store exists. Raises NotFoundError."""
-    properties = backend.properties
-    # Without a marker the store is remote or in memory: the backend reports a missing one.
-    if properties.marker is not None and not properties.marker.exists():
-        raise NotFoundError(f"No store at {short_repr(str(properties.path), 200)}.")
+def create_directory(path: Path) -> None:
+    """Create a directory and its parents, if missing. Raises InvalidInputError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(
+            f"Cannot create the directory {one_line(path)}: {error.strerror}."
+        ) from error
 
 
 def existing_directory(text: str | None, base: Path) -> Path:

@@ -29,6 +29,7 @@ from agent_checkpoint.errors import (
     StorageError,
 )
 from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Draft, Kind, check_key, short_repr
+from agent_checkpoint.store.directory_claims import newest_readable
 from agent_checkpoint.store.objects.reader import OBJECT
 from agent_checkpoint.store.objects.references import CapturedState
 from agent_checkpoint.store.store import Store
@@ -233,10 +234,9 @@ def _log_excluded(workspace: Workspace) -> None:
     """Log the paths that ignore rules exclude, because the rules of a project are untrusted."""
     names = workspace.left_out
     if names:
-        some = ", ".join(map(short_repr, names[:_SHOWN]))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         root = short_repr(str(workspace.path))
-        log_failure(f"The .checkpointignore of {root} excludes: {some}{more}")
+        some = _some(", ", [short_repr(name) for name in names])
+        log_failure(f"The .checkpointignore of {root} excludes: {some}")
 
 
 def _log_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> None:
@@ -248,11 +248,13 @@ def _log_losses(workspace: Workspace, store: Store, head: Checkpoint | None) -> 
         before = None if head is None else tree_in(store, head)
         if before is not None and set(losses) <= set(before.notes):
             return
-    some = "; ".join(
-        f"{short_repr(loss.path)}: {loss.kind}, {loss.text}" for loss in losses[:_SHOWN]
-    )
-    more = f" and {len(losses) - _SHOWN} more" if len(losses) > _SHOWN else ""
-    log_failure(f"Some files of {short_repr(str(workspace.path))} are not saved: {some}{more}")
+    some = _some("; ", [f"{short_repr(one.path)}: {one.kind}, {one.text}" for one in losses])
+    log_failure(f"Some files of {short_repr(str(workspace.path))} are not saved: {some}")
+
+
+def _some(between: str, texts: list[str]) -> str:
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return between.join(texts[:_SHOWN]) + more
 
 
 def _recovered_head(store: Store, key: str) -> tuple[Checkpoint | None, SessionNote | None]:
@@ -273,18 +275,7 @@ def _head(store: Store, key: str) -> tuple[Checkpoint | None, SessionNote | None
         head = store.head(key)
         return head, None if head is None else read_note(store, head)
     except UNUSABLE:  # `verify` reports it; the agent continues
-        head = next(_readable(store, key), None)
-        return head, None
-
-
-def _readable(store: Store, key: str) -> Any:
-    from agent_checkpoint.store.checkpoint_entries import read_checkpoint
-
-    for entry in store.entries(key):
-        try:
-            yield read_checkpoint(key, entry.seq, entry.data)
-        except UNUSABLE:
-            continue
+        return newest_readable(store, key), None
 
 
 def _has_changes(

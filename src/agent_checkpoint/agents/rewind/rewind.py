@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from agent_checkpoint.agents.agent_events import Event
@@ -107,23 +106,14 @@ class Rewind:
     def __enter__(self) -> Rewind:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._workspace.close()
 
     def preview(self) -> None:
         """Compute the restore plan without changing anything. Raises the same errors as `run`."""
-        self.plan = self._plan()
+        if self._tree is not None:
+            self.plan = self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
         self.transcript_change = self._describe_transcript_change()
-
-    def _plan(self) -> Plan | None:
-        if self._tree is None:
-            return None
-        return self._workspace.restore(self._tree, exclude=self._exclude, dry_run=True)
 
     def run(self, only_if: Plan | None = None) -> None:
         """Rewind the session.

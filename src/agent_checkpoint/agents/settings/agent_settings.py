@@ -51,14 +51,7 @@ FORMATS = {
         ".claude/settings.json",
         # Not committed to git, because the command contains a path of this machine.
         ".claude/settings.local.json",
-        (
-            "UserPromptSubmit",
-            "PreToolUse",
-            "PostToolUse",
-            "PreCompact",
-            "Stop",
-            "SessionEnd",
-        ),
+        ("UserPromptSubmit", "PreToolUse", "PostToolUse", "PreCompact", "Stop", "SessionEnd"),
         ("PostToolUseFailure", "PostToolBatch"),
         1,
         False,
@@ -113,15 +106,7 @@ def settings_file(agent: str, project: Path | None) -> Path:
 
 def installed(agent: str, path: Path, project: Path | None = None) -> bool:
     """Return whether our hooks are installed, complete and up to date. Raises InvalidInputError."""
-    text = read_settings(path, project)
-    if text is None or not text.strip():
-        return False
-    hooks = _hooks(_parsed(agent, path, text))
-    command = command_of(agent, store_of(agent, path, project))
-    return all(
-        [found for _, _, _, found in _our_handlers(hooks, event)] == [command]
-        for event in events_of(agent)
-    ) and {event for event in hooks if _our_handlers(hooks, event)} == set(events_of(agent))
+    return _is_installed(agent, _our_commands(agent, path, project))
 
 
 def store_of(agent: str, path: Path, project: Path | None = None) -> str:
@@ -129,12 +114,24 @@ def store_of(agent: str, path: Path, project: Path | None = None) -> str:
 
     Raises InvalidInputError if the settings file cannot be parsed.
     """
+    return _store_in(_our_commands(agent, path, project))
+
+
+def _our_commands(agent: str, path: Path, project: Path | None) -> dict[str, list[str]]:
+    """Return our commands by event. Raises InvalidInputError."""
     text = read_settings(path, project) or ""
     hooks = _hooks(_parsed(agent, path, text)) if text.strip() else {}
-    for event in hooks:
-        for _, _, _, command in _our_handlers(hooks, event):
-            return store_in(command)
-    return ""
+    found = {event: [ours[-1] for ours in _our_handlers(hooks, event)] for event in hooks}
+    return {event: commands for event, commands in found.items() if commands}
+
+
+def _is_installed(agent: str, ours: dict[str, list[str]]) -> bool:
+    command = command_of(agent, _store_in(ours))
+    return bool(ours) and ours == {event: [command] for event in events_of(agent)}
+
+
+def _store_in(ours: dict[str, list[str]]) -> str:
+    return next((store_in(commands[0]) for commands in ours.values()), "")
 
 
 def install(agent: str, path: Path, store: str = "", project: Path | None = None) -> bool:
@@ -150,7 +147,8 @@ def install(agent: str, path: Path, store: str = "", project: Path | None = None
         InvalidInputError: the file cannot be read or parsed; it is unchanged.
         StorageError: the file cannot be written; it is unchanged.
     """
-    if installed(agent, path, project) and store_of(agent, path, project) == store:
+    ours = _our_commands(agent, path, project)
+    if _is_installed(agent, ours) and _store_in(ours) == store:
         return False
     before = read_settings(path, project)
     text = _with_ours(agent, path, before or "", store)

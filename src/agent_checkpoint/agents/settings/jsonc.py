@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _SPACE = re.compile(r"(?:[ \t\r\n]+|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -117,61 +116,45 @@ def _value(text: str, at: int, depth: int) -> JsonNode:
     if depth > _DEEPEST:
         raise ValueError("nested too deeply")
     sign = text[at : at + 1]
-    if sign == "{":
-        members: dict[str, JsonNode] = {}
-        for place in _slots(text, at, "}"):
-            if place.end:
-                return JsonNode(_values(members), at, place.end, members=members)
-            name = _STRING.match(text, place.start)
-            if name is None:
-                raise ValueError(f"expected a quoted property name at position {place.start}")
-            colon = _skip(text, name.end())
-            if text[colon : colon + 1] != ":":
-                raise ValueError(f"expected a colon at position {colon}")
-            node = _value(text, _skip(text, colon + 1), depth + 1)
-            word = json.loads(name[0])
-            if word in members:
-                raise ValueError(f"duplicate property name {name[0]} at position {place.start}")
-            members[word] = node._replace(key=place.start)
-            place.at.append(node.end)
-    if sign == "[":
-        items: list[JsonNode] = []
-        for place in _slots(text, at, "]"):
-            if place.end:
-                return JsonNode([item.value for item in items], at, place.end, items=items)
-            items.append(_value(text, place.start, depth + 1))
-            place.at.append(items[-1].end)
+    if sign in ("{", "["):
+        return _container(text, at, depth, is_object=sign == "{")
     found = (_STRING if sign == '"' else _PLAIN).match(text, at)
     if found is None:
         raise ValueError(f"expected a value at position {at}")
     return JsonNode(json.loads(found[0]), at, found.end())
 
 
-class _Slot(NamedTuple):
-    """The start of the next element of an array or object, or the end of the array or object."""
-
-    start: int
-    end: int
-    at: list[int]
-    """The end of the element, filled in by the consumer."""
-
-
-def _slots(text: str, at: int, sign: str) -> Iterator[_Slot]:
-    at = _skip(text, at + 1)
-    if text[at : at + 1] == sign:
-        yield _Slot(at, at + 1, [])
-        return
-    while True:
-        place = _Slot(at, 0, [])
-        yield place
-        at = _skip(text, place.at[0])
-        if text[at : at + 1] == sign:
-            yield _Slot(at, at + 1, [])
-            return
-        if text[at : at + 1] != ",":
-            raise ValueError(f"expected a comma at position {at}")
-        at = _skip(text, at + 1)
+def _container(text: str, start: int, depth: int, *, is_object: bool) -> JsonNode:
+    nodes: list[JsonNode] = []
+    members: dict[str, JsonNode] = {}
+    at = _skip(text, start + 1)
+    while text[at : at + 1] != ("}" if is_object else "]"):
+        if nodes:
+            if text[at : at + 1] != ",":
+                raise ValueError(f"expected a comma at position {at}")
+            at = _skip(text, at + 1)
+        if is_object:
+            node = _add_member(members, text, at, depth + 1)
+        else:
+            node = _value(text, at, depth + 1)
+        nodes.append(node)
+        at = _skip(text, node.end)
+    if is_object:
+        values = {name: node.value for name, node in members.items()}
+        return JsonNode(values, start, at + 1, members=members)
+    return JsonNode([node.value for node in nodes], start, at + 1, items=nodes)
 
 
-def _values(members: dict[str, JsonNode]) -> dict[str, Any]:
-    return {name: node.value for name, node in members.items()}
+def _add_member(members: dict[str, JsonNode], text: str, at: int, depth: int) -> JsonNode:
+    name = _STRING.match(text, at)
+    if name is None:
+        raise ValueError(f"expected a quoted property name at position {at}")
+    colon = _skip(text, name.end())
+    if text[colon : colon + 1] != ":":
+        raise ValueError(f"expected a colon at position {colon}")
+    node = _value(text, _skip(text, colon + 1), depth)
+    word = json.loads(name[0])
+    if word in members:
+        raise ValueError(f"duplicate property name {name[0]} at position {at}")
+    members[word] = node._replace(key=at)
+    return node

@@ -8,7 +8,7 @@ from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.effect_output import all_ledgers, effect_json, match_id
 from agent_checkpoint.cli.output import CommandResult, Output, format_time, one_line
 from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.errors import InvalidInputError, NotFoundError
+from agent_checkpoint.errors import InvalidInputError
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.present.fork_points import session_record_of
 from agent_checkpoint.session.effects.outcomes import resolve_effect
@@ -88,12 +88,11 @@ def _resolve(args: Args, manager: CheckpointManager) -> CommandResult:
         )
     if not (args.happened or args.did_not):
         raise InvalidInputError("Pass --happened or --not.")
-    ledgers = list(all_ledgers(manager.store))
-    names = [name for ledger in ledgers for name in ledger.state.effects]
-    name = match_id(args.id, names, "effect")
-    ledger = next((ledger for ledger in ledgers if name in ledger.state.effects), None)
-    if ledger is None:
-        raise NotFoundError(f"No effect {name} in this store.")
+    ledgers = {
+        name: ledger for ledger in all_ledgers(manager.store) for name in ledger.state.effects
+    }
+    name = match_id(args.id, ledgers, "effect")
+    ledger = ledgers[name]
     resolve_effect(ledger, name, happened=args.happened, note=args.note)
     data = effect_json(ledger.state.effects[name])
 

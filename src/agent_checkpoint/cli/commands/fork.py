@@ -7,13 +7,13 @@ from typing import Any
 
 from agent_checkpoint.agents.directory_keys import is_foreign
 from agent_checkpoint.agents.session_note import PART as HOOK
-from agent_checkpoint.agents.tracked_dir import fill, open_tracked
+from agent_checkpoint.agents.tracked_dir import open_tracked
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, format_count, one_line
-from agent_checkpoint.cli.paths import RelativePaths
+from agent_checkpoint.cli.paths import RelativePaths, files_of
 from agent_checkpoint.cli.plan_output import show_foreign
-from agent_checkpoint.cli.store_location import StoreLocation
-from agent_checkpoint.errors import ConflictError, InvalidInputError, NotFoundError
+from agent_checkpoint.cli.store_location import StoreLocation, create_directory
+from agent_checkpoint.errors import ConflictError, InvalidInputError
 from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.manager.manager import CheckpointManager
 from agent_checkpoint.records import Checkpoint, Draft, Kind, check_key, short_repr
@@ -24,6 +24,7 @@ from agent_checkpoint.store.directory_claims import make_claim
 from agent_checkpoint.store.objects.references import ReusedPart
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.plan import Plan
+from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 
 EXAMPLES = """
 agent-checkpoint fork fix-bug-42 try-a                    from the latest checkpoint
@@ -48,10 +49,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         key, at = _resolve(args, location, manager)
         point = location.checkpoint(manager, location.id_of(manager, at, key))
         directory = None if args.into is None else _empty(Path(location.directory, args.into))
-        tree = tree_in(manager.store, point)
+        tree = (tree_in if directory is None else files_of)(manager.store, point)
         of_others = is_foreign(manager.store, point)
-        if directory is not None and tree is None:
-            raise NotFoundError(f"The checkpoint {short_repr(point.id, 120)} has no files.")
         if point.key != key:
             raise InvalidInputError(
                 f"{short_repr(point.id, 120)} is not a checkpoint of {short_repr(key)}."
@@ -136,19 +135,15 @@ def _put_files(
     tree = tree_in(manager.store, point)
     if tree is None:
         return 0, None
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInputError(
-            f"Cannot create the directory {directory}: {error.strerror}."
-        ) from error
+    create_directory(directory)
     if SESSION_PART in point.parts:
         Session(key, store=manager, workspace=directory, every="manual").close()
         plan = None
     else:
         rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
         with open_tracked(directory, manager.store, key, **rules) as tracked:
-            plan = fill(tracked, tree, first)
+            # The directory is empty, so it needs no safety checkpoint.
+            plan = tracked.restore_held(tree, SafetySnapshot(tree, first))
     return tree.files, plan
 
 

@@ -19,10 +19,10 @@ from agent_checkpoint.agents.settings.agent_settings import (
 from agent_checkpoint.agents.state_dir import log_file
 from agent_checkpoint.backends.os_support.posix import read_regular
 from agent_checkpoint.cli.args import Args, Parser, did_you_mean
+from agent_checkpoint.cli.hints import command_line
 from agent_checkpoint.cli.output import CommandResult, Output
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
-from agent_checkpoint.formatting import shell_quote
 from agent_checkpoint.records import short_repr as shown
 
 EXAMPLES = """
@@ -96,8 +96,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             out.line(f"Removed from {path}." if is_changed else f"Not installed in {path}.")
             return
         out.line(f"Installed in {path}." if is_changed else f"Already installed in {path}.")
-        named = f" --store {shell_quote(store)}" if store else ""
-        out.line(f"To rewind to a tool call: agent-checkpoint{named} rewind")
+        out.line(f"To rewind to a tool call: {command_line('rewind', store or None)}")
         out.line(FORMATS[args.agent].next_step, style="dim")
 
     return CommandResult(data, show)
@@ -120,19 +119,9 @@ def _status(location: StoreLocation) -> CommandResult:
     data = {"agents": rows, "log": log, "failures": failures}
 
     def show(out: Output) -> None:
-        out.table(
-            ["agent", "scope", "installed", "file", "store"],
-            (
-                [
-                    row["agent"],
-                    row["scope"],
-                    "yes" if row["installed"] else "no",
-                    row["file"],
-                    row["store"],
-                ]
-                for row in rows
-            ),
-        )
+        heads = ["agent", "scope", "installed", "file", "store"]
+        shown = [{**row, "installed": "yes" if row["installed"] else "no"} for row in rows]
+        out.table(heads, ([row[name] for name in heads] for row in shown))
         for row in rows:
             if row["trouble"]:
                 out.line(row["trouble"], style="yellow")

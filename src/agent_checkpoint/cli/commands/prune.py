@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
@@ -83,11 +85,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
 
 
 def _policy(args: Args) -> Policy:
-    policies: list[Policy] = []
-    if args.keep_latest is not None:
-        policies.append(KeepLatest(args.keep_latest))
-    if args.keep_every is not None:
-        policies.append(KeepEvery(args.keep_every))
+    kinds: Any = ((KeepLatest, args.keep_latest), (KeepEvery, args.keep_every))
+    policies: list[Policy] = [keep(number) for keep, number in kinds if number is not None]
     if args.keep_newer_than is not None:
         try:
             policies.append(KeepNewerThan(timedelta(days=args.keep_newer_than)))
@@ -99,7 +98,4 @@ def _policy(args: Args) -> Policy:
         policies.append(KeepTagged(*(tag for tag in args.keep_tagged if tag)))
     if not policies:
         raise InvalidInputError("No retention policy given. Pass one, such as --keep-latest 20.")
-    policy = policies[0]
-    for other in policies[1:]:
-        policy = policy | other
-    return policy
+    return reduce(or_, policies)

@@ -12,16 +12,15 @@ from typing import Any
 from agent_checkpoint.agents.directory_keys import directory_of_files, is_directory_key, is_foreign
 from agent_checkpoint.cli.args import Args, Parser
 from agent_checkpoint.cli.output import CommandResult, Output, ProgressCallback, one_line
-from agent_checkpoint.cli.paths import RelativePaths, holds
+from agent_checkpoint.cli.paths import RelativePaths, files_of, holds
 from agent_checkpoint.cli.plan_output import plan_json, show_plan, show_plan_changes
 from agent_checkpoint.cli.prompts import confirmed, declined, show_plan_changed
-from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
-from agent_checkpoint.errors import InvalidInputError, NotFoundError, UnsafeWorkspaceError
+from agent_checkpoint.cli.store_location import StoreLocation, create_directory, existing_directory
+from agent_checkpoint.errors import InvalidInputError, UnsafeWorkspaceError
 from agent_checkpoint.formatting import format_paths, shell_quote
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.store.directory_claims import newest_readable, why_not_owned
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError
 from agent_checkpoint.workspace.tree.snapshot import Tree
@@ -54,9 +53,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
     with location.manager() as manager, _made(args.into, location):
         store = manager.store
         checkpoint = location.checkpoint(manager, args.id)
-        tree = tree_in(store, checkpoint)
-        if tree is None:
-            raise NotFoundError(f"The checkpoint {short_repr(checkpoint.id, 120)} has no files.")
+        tree = files_of(store, checkpoint)
         directory = _target(args, location, store, checkpoint)
         paths = RelativePaths(directory, directory if args.into is not None else location.directory)
         chosen = _chosen(args.paths, paths, directory, checkpoint, tree)
@@ -157,12 +154,7 @@ def _made(into: str | None, location: StoreLocation) -> Iterator[None]:
     made: list[Path] = []
     if target is not None:
         made = [path for path in (target, *target.parents) if not path.exists()]
-        try:
-            target.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidInputError(
-                f"Cannot create the directory {one_line(target)}: {error.strerror}."
-            ) from error
+        create_directory(target)
     try:
         yield
     finally:

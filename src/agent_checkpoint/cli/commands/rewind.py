@@ -188,18 +188,12 @@ def _list(manager: CheckpointManager, key: str, limit: int, finished: str | None
     def tell(out: Output) -> None:
         _show_finished(out, finished)
         out.line(one_line(key), style="bold")
-        out.table(
-            ["", "when", "what", "lines"],
-            (
-                [
-                    f"@{row['seq']}",
-                    format_time(row["ts"]),
-                    f"{'' if row['kind'] == Kind.SAVE else row['kind'] + ' '}{row['label'] or ''}",
-                    row["lines"],
-                ]
-                for row in rows
-            ),
-        )
+        cells = []
+        for row in rows:
+            kind = "" if row["kind"] == Kind.SAVE else f"{row['kind']} "
+            what = f"{kind}{row['label'] or ''}"
+            cells.append([f"@{row['seq']}", format_time(row["ts"]), what, row["lines"]])
+        out.table(["", "when", "what", "lines"], cells)
         if any(row["lines"] is not None for row in rows):
             out.line("lines: length of the transcript", style="dim")
         out.hint("To rewind", "rewind @N")

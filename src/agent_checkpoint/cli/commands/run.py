@@ -10,6 +10,7 @@ from argparse import REMAINDER
 from typing import Any
 
 from agent_checkpoint.cli.args import Args, Parser
+from agent_checkpoint.cli.hints import command_line
 from agent_checkpoint.cli.output import CommandResult, escape_text
 from agent_checkpoint.cli.store_location import StoreLocation, existing_directory
 from agent_checkpoint.errors import CheckpointError, InvalidInputError
@@ -87,9 +88,9 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         took = time.monotonic() - started
         try:
             after = recorder.save(f"after {words}", status=status, seconds=took, full=True)
-            named = f" --store {shell_quote(args.store)}" if args.store else ""
             if after is not None:
-                _tell(f"saved {after.id}; history: agent-checkpoint{named} log {shell_quote(key)}")
+                history = command_line(f"log {shell_quote(key)}", args.store or None)
+                _tell(f"saved {after.id}; history: {history}")
         except CheckpointError as error:
             _tell(str(error))
             status = status or 1

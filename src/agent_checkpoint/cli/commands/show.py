@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from agent_checkpoint.agents.directory_keys import directory_of_files
 from agent_checkpoint.cli.args import Args, Parser
-from agent_checkpoint.cli.checkpoint_files import show_files
 from agent_checkpoint.cli.output import (
     CommandResult,
     Output,
@@ -15,6 +16,7 @@ from agent_checkpoint.cli.output import (
     json_fields,
     one_line,
 )
+from agent_checkpoint.cli.paths import RelativePaths, files_of, holds
 from agent_checkpoint.cli.store_location import StoreLocation
 from agent_checkpoint.errors import InvalidInputError, NotFoundError
 from agent_checkpoint.formatting import json_text, value_summary
@@ -23,8 +25,12 @@ from agent_checkpoint.present.state_json import LOGS, class_name_in, message_lin
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.records import short_repr as quoted_name
 from agent_checkpoint.session.session_record import SESSION_PART
+from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
+from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_format import FOLDER, LINK, Item
+from agent_checkpoint.workspace.tree.tree_reader import find, pieces, walk
 
 EXAMPLES = """
 agent-checkpoint show                      latest checkpoint of the current directory
@@ -35,6 +41,9 @@ agent-checkpoint show @3 --files           list the files in the checkpoint
 agent-checkpoint show @3 src/app.py > app.py   print one file
 """
 _LAST = 3
+_FILES_SHOWN = 200
+_PROBE = 8000
+_TYPES = {FOLDER: "directory", LINK: "link"}
 
 
 def arguments(parser: Parser) -> None:
@@ -53,7 +62,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
         if args.files or args.path is not None:
             if args.part is not None:
                 raise InvalidInputError("--part and a file path cannot be combined.")
-            return show_files(args, location, manager.store, checkpoint)
+            return _files(args, location, manager.store, checkpoint)
         if args.part is not None:
             return _part(manager, checkpoint, args.part)
         parts = read_parts(manager.store, checkpoint)
@@ -167,3 +176,68 @@ def _show_part(out: Output, name: str, part: dict[str, Any]) -> None:
     out.line(f"{name:10} {words}", style="cyan")
     for line in lines:
         out.pieces((f"    {line}", ""))
+
+
+def _files(
+    args: Args, location: StoreLocation, store: Store, checkpoint: Checkpoint
+) -> CommandResult:
+    """Return the list of a checkpoint's files, or print the contents of one file."""
+    tree = files_of(store, checkpoint)
+    paths = RelativePaths(
+        directory_of_files(store, checkpoint, location.directory), location.directory
+    )
+    chosen = None if args.path is None else paths.resolve([args.path])
+    path = "" if chosen is None else chosen[0]
+    if not holds(tree, path):
+        raise paths.not_found(args.path, path, tree, checkpoint)
+    item = find(tree, path)
+    if item is None or item.type == FOLDER or args.files or args.json:
+        return _list(tree, path, paths)
+    return _content(tree, item, args.path, args.out)
+
+
+def _list(tree: Tree, path: str, paths: RelativePaths) -> CommandResult:
+    rows = [_file_row(place, item) for place, item in walk(tree, path)]
+    files = [row for row in rows if row["type"] != "directory"]
+
+    def tell(out: Output) -> None:
+        shown = out.limit(_FILES_SHOWN)
+        wide = max((len(str(row["size"])) for row in files[:shown]), default=0)
+        for row in files[:shown]:
+            link = f" -> {one_line(row['target'])}" if row["type"] == "link" else ""
+            name = one_line(paths.display(row["path"]))
+            out.line(f"{row['mode']}  {row['size']:>{wide}}  {name}{link}")
+        if len(files) > shown:
+            left = format_count(len(files) - shown, "file")
+            out.line(f"and {left} more (pipe to less to see all)", style="dim")
+
+    return CommandResult(rows, tell)
+
+
+def _file_row(path: str, item: Item) -> dict[str, Any]:
+    return {
+        "path": path,
+        "type": _TYPES.get(item.type, "file"),
+        "mode": f"{item.mode:03o}",
+        "size": item.size,
+        "id": item.id or None,
+        "target": os.fsdecode(item.target) if item.type == LINK else None,
+    }
+
+
+def _content(tree: Tree, item: Item, typed: str, out: Output) -> CommandResult:
+    if item.type == LINK:
+        target = os.fsdecode(item.target)
+        return CommandResult(target, lambda out: out.line(one_line(target)))
+    data = pieces(tree, item)
+    if out.is_terminal:
+        begin = next(data, b"")
+        if b"\0" in begin[:_PROBE]:
+            raise InvalidInputError(
+                f"{quoted_name(typed, 200)} is a binary file ({format_size(item.size)}). "
+                "Redirect the output to a file: > FILE"
+            )
+        text = b"".join([begin, *data]).decode("utf-8", "replace")
+        return CommandResult(None, lambda out: out.line(text.removesuffix("\n")))
+    out.write(data)  # streamed while the store is open, because a file may not fit in memory
+    return CommandResult(None, lambda out: None)

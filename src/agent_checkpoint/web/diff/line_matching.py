@@ -59,22 +59,13 @@ class Block(NamedTuple):
     size: int
 
 
-class Section(NamedTuple):
-    """A pair of line ranges still to be matched: `before[a:b]` and `after[c:d]`."""
-
-    a: int
-    b: int
-    c: int
-    d: int
-
-
 def blocks(
     before: Sequence[str], after: Sequence[str], budget: DiffBudget
 ) -> tuple[list[Block], bool]:
     """Return the runs of equal lines in order, and whether all lines were compared."""
     found: list[Block] = []
     is_whole = True
-    sections = [Section(0, len(before), 0, len(after))]
+    sections = [(0, len(before), 0, len(after))]  # `before[a:b]` and `after[c:d]` to match
     while sections:
         a, b, c, d = sections.pop()
         start, end = common_ends(before[a:b], after[c:d])
@@ -91,7 +82,7 @@ def blocks(
             begins = [(0, 0), *((x + 1, y + 1) for x, y in anchors)]
             for (i, j), (x, y) in zip(begins, ends):
                 if x > i and y > j:
-                    sections.append(Section(a + i, a + x, c + j, c + y))
+                    sections.append((a + i, a + x, c + j, c + y))
         elif (b - a) * (d - c) <= _LARGEST and budget.spend((b - a) * (d - c)):
             found += [Block(a + x, c + y, 1) for x, y in _longest_common(before[a:b], after[c:d])]
         else:
@@ -184,15 +175,10 @@ def _longest_common(before: Sequence[str], after: Sequence[str]) -> list[tuple[i
 
 def _joined(found: list[Block]) -> list[Block]:
     joined: list[Block] = []
-    for block in sorted(found):
+    for block in sorted(one for one in found if one.size):
         last = joined[-1] if joined else Block(0, 0, 0)
-        if not block.size:
-            continue
-        if (
-            joined
-            and last.before + last.size == block.before
-            and last.after + last.size == block.after
-        ):
+        ends = last.before + last.size, last.after + last.size
+        if joined and ends == (block.before, block.after):
             joined[-1] = last._replace(size=last.size + block.size)
         else:
             joined.append(block)

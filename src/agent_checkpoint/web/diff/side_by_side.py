@@ -64,14 +64,14 @@ def side_by_side(
 ) -> Sides:
     """Return the rows of two texts, with long unchanged runs as gaps."""
     budget = DiffBudget() if budget is None else budget
-    secrets_equal, is_whole = blocks(before, after, budget)
+    equal, is_whole = blocks(before, after, budget)
     added, removed = len(after), len(before)
     steps: list[tuple[bool, int, int, int, int]] = []
     a = c = 0
-    for x, y, size in (*secrets_equal, (len(before), len(after), 0)):
+    for x, y, size in (*equal, (len(before), len(after), 0)):
         if x > a or y > c:
             steps.append((False, a, x, c, y))
-            alike = _at_same_place(before[a:x], after[c:y])
+            alike = sum(map(str.__eq__, before[a:x], after[c:y]))  # at the same place
             added, removed = added - alike, removed - alike
         if size:
             steps.append((True, x, x + size, y, y + size))
@@ -81,10 +81,6 @@ def side_by_side(
     rows = list(islice(_rows(before, after, steps), most + 1))
     budget.rows -= len(rows)
     return Sides(rows[:most], added, removed, len(rows) > most, not is_whole)
-
-
-def _at_same_place(before: Sequence[str], after: Sequence[str]) -> int:
-    return sum(map(str.__eq__, before, after))
 
 
 def _rows(
@@ -128,10 +124,11 @@ def _replaced(
         elif before[left] == after[right]:
             yield _same(before[left], left, right)
         else:
-            yield Row(CHANGED, left + 1, *_changed(before[left], right + 1, after[right]))
+            old, new = _changed(before[left], after[right])
+            yield Row(CHANGED, left + 1, old, right + 1, new)
 
 
-def _changed(before: str, right: int, after: str) -> tuple[list[Span], int, list[Span]]:
+def _changed(before: str, after: str) -> tuple[list[Span], list[Span]]:
     ends = "\r\n" if before.endswith("\r\n") and after.endswith("\r\n") else "\n"
     sides = [text[: -len(ends)] if text.endswith(ends) else text for text in (before, after)]
     if before.endswith("\n") != after.endswith("\n"):
@@ -139,8 +136,7 @@ def _changed(before: str, right: int, after: str) -> tuple[list[Span], int, list
             text + ("" if whole.endswith("\n") else NO_END)
             for text, whole in zip(sides, (before, after))
         ]
-    old, new = _within(*sides)
-    return old, right, new
+    return _within(*sides)
 
 
 def _within(before: str, after: str) -> tuple[list[Span], list[Span]]:

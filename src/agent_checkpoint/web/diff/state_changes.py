@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from agent_checkpoint.web.diff.line_matching import DiffBudget
@@ -126,12 +127,8 @@ def _walk_items(
     while end < shorter - start and _same(old[-1 - end], new[-1 - end]):
         end += 1
     before, after = old[start : len(old) - end], new[start : len(new) - end]
-    for place in range(max(len(before), len(after))):
-        pair = (
-            before[place] if place < len(before) else ABSENT,
-            after[place] if place < len(after) else ABSENT,
-        )
-        yield from _walk(reader, f"{path}[{start + place}]", *pair, depth + 1)
+    for place, pair in enumerate(zip_longest(before, after, fillvalue=ABSENT), start):
+        yield from _walk(reader, f"{path}[{place}]", *pair, depth + 1)
 
 
 def _same(old: Any, new: Any) -> bool:

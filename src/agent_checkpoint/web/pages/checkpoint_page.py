@@ -12,7 +12,7 @@ from agent_checkpoint.errors import NotFoundError
 from agent_checkpoint.records import Checkpoint, short_repr
 from agent_checkpoint.session.session_record import SESSION_PART
 from agent_checkpoint.web.pages import file_view
-from agent_checkpoint.web.pages.conversation import calls, messages, tasks
+from agent_checkpoint.web.pages.conversation import CALLS, MESSAGES, TASKS, page_of, tasks
 from agent_checkpoint.web.rendering import (
     RequestError,
     Site,
@@ -21,7 +21,7 @@ from agent_checkpoint.web.rendering import (
     query_params,
     required,
 )
-from agent_checkpoint.web.state.lazy_state import ReadLimitExceeded, StateReader
+from agent_checkpoint.web.state.lazy_state import LIST, ReadLimitExceeded, StateReader
 from agent_checkpoint.web.state.outline import outline
 from agent_checkpoint.web.timeline.history import CheckpointSummary
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
@@ -30,7 +30,6 @@ from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER
 from agent_checkpoint.workspace.tree.tree_reader import find, pieces
 
-MESSAGES, CALLS, TASKS = "messages", "calls", "tasks"
 _ORDER = (MESSAGES, CALLS, TASKS, FILES)
 _MAX_PARTS = 50
 _MAX_CHILDREN = 50
@@ -100,10 +99,8 @@ def _part(site: Site, checkpoint: Checkpoint, part: str, params: dict[str, str])
         rows = tasks(reader, tree)
         if rows:
             return {"kind": TASKS, "tasks": rows}
-    if part == MESSAGES and reader.shape(tree).kind == "list":
-        return {"kind": MESSAGES, "page": messages(reader, tree, last)}
-    if part == CALLS and reader.shape(tree).kind == "list":
-        return {"kind": CALLS, "page": calls(reader, tree, last)}
+    if part in (MESSAGES, CALLS) and reader.shape(tree).kind == LIST:
+        return {"kind": part, "page": page_of(part, reader, tree, last)}
     return {"kind": "state", "node": _outlined(site, checkpoint, part, params)}
 
 

@@ -12,6 +12,8 @@ from agent_checkpoint.web.page_text import single_line
 from agent_checkpoint.web.state.lazy_state import LIST, MAP, STRING, StateReader
 from agent_checkpoint.web.state.outline import render
 
+MESSAGES, CALLS, TASKS = "messages", "calls", "tasks"
+"""The names of the parts."""
 PAGE = 50
 """Messages or calls on a page."""
 _MAX_BLOCKS = 50
@@ -57,19 +59,26 @@ class Page(NamedTuple):
     total: int
 
 
-def messages(reader: StateReader, tree: Any, end: int | None = None) -> Page:
-    """Return a page of messages before an index. Raises IntegrityError, ReadLimitExceeded."""
-    return _page(reader, tree, end, _message)
+def page_of(part: str, reader: StateReader, tree: Any, end: int | None = None) -> Page:
+    """Return a page of messages or calls before an index.
+
+    Raises IntegrityError, ReadLimitExceeded.
+    """
+    make: Any = _call if part == CALLS else _message
+    shape = reader.shape(tree)
+    if shape.kind != LIST:
+        return Page([make(reader, 0, tree)], 0, 1)
+    total = reader.size(shape)
+    last = total if end is None else max(0, min(end, total))
+    start = max(0, last - PAGE)
+    items = reader.items(shape, start, last - start)
+    rows = [make(reader, start + index, item) for index, item in enumerate(items)]
+    return Page(rows, start, total)
 
 
-def calls(reader: StateReader, tree: Any, end: int | None = None) -> Page:
-    """Return a page of calls before an index. Raises IntegrityError, ReadLimitExceeded."""
-    return _page(reader, tree, end, _call)
-
-
-def pieces(reader: StateReader, tree: Any, *, is_call: bool) -> list[tuple[str, str]]:
+def pieces(part: str, reader: StateReader, tree: Any) -> list[tuple[str, str]]:
     """Return the texts of a message or call, each with its role or tool."""
-    if is_call:
+    if part == CALLS:
         call = _call(reader, 0, tree)
         return [(call.tool, call.arguments.text), (call.tool, call.result.text)]
     message = _message(reader, 0, tree)
@@ -92,18 +101,6 @@ def tasks(reader: StateReader, tree: Any) -> list[dict[str, Any]]:
             task["result"] = render(reader, fields["result"], 2000)[0] if has_result else ""
             found.append(task)
     return found
-
-
-def _page(reader: StateReader, tree: Any, end: int | None, make: Any) -> Page:
-    shape = reader.shape(tree)
-    if shape.kind != LIST:
-        return Page([make(reader, 0, tree)], 0, 1)
-    total = reader.size(shape)
-    last = total if end is None else max(0, min(end, total))
-    start = max(0, last - PAGE)
-    items = reader.items(shape, start, last - start)
-    rows = [make(reader, start + index, item) for index, item in enumerate(items)]
-    return Page(rows, start, total)
 
 
 def _message(reader: StateReader, number: int, tree: Any) -> Message:

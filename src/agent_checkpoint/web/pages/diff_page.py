@@ -20,7 +20,6 @@ from agent_checkpoint.web.state.lazy_state import StateReader
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.tree.compare import Side
-from agent_checkpoint.workspace.tree.snapshot import Tree
 from agent_checkpoint.workspace.tree.tree_format import FOLDER
 from agent_checkpoint.workspace.tree.tree_reader import TreeReader
 from agent_checkpoint.workspace.tree.workspace_diff import compare
@@ -77,9 +76,11 @@ def _file_changes(
     site: Site, before: Checkpoint, after: Checkpoint, only: str, budget: DiffBudget
 ) -> tuple[list[FileChange], int]:
     trees = tree_in(site.store, before), tree_in(site.store, after)
-    if (trees[0] is None and trees[1] is None) or trees[0] == trees[1]:
+    known = [tree for tree in trees if tree is not None]
+    if not known or trees[0] == trees[1]:
         return [], 0
-    diff = compare(*(_side(tree, trees) for tree in trees))
+    nothing = Side(None, known[0].get)
+    diff = compare(*(nothing if tree is None else Side(tree.root.ref, tree.get) for tree in trees))
     budget.begin()  # the time spent on a large directory does not count for its files
     rows: list[tuple[str, str, str, str]] = []
     rows += [(path, "changed", ", ".join(what), path) for path, what in diff.changed.items()]
@@ -97,15 +98,6 @@ def _file_changes(
             sides, note = _compared(readers, old, path, words, budget)
         changes.append(FileChange(path, kind, words, old if old != path else "", sides, note))
     return changes, len(rows)
-
-
-def _side(tree: Tree | None, trees: tuple[Tree | None, Tree | None]) -> Side:
-    if tree is not None:
-        return Side(tree.root.ref, tree.get)
-    other = trees[0] or trees[1]
-    if other is None:
-        raise AssertionError("unreachable: at least one side has a tree")
-    return Side(None, other.get)
 
 
 def _compared(

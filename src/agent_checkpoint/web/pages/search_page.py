@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from agent_checkpoint.errors import UNUSABLE, CheckpointError
+from agent_checkpoint.present.state_json import LOGS
 from agent_checkpoint.records import Checkpoint
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
@@ -36,7 +37,6 @@ MAX_RESULTS = 200
 SECONDS = 20.0
 _MAX_READ = 512 << 20
 _MAX_FILE = 1 << 20
-_LOGS = ("messages", "calls")
 _AROUND = 80
 
 
@@ -98,7 +98,7 @@ class Search:
         yield {"end": end, "looked": number, "found": found}
 
     def _in(self, checkpoint: Checkpoint) -> Iterator[dict[str, Any]]:
-        for part in _LOGS:
+        for part in LOGS:
             if part in checkpoint.parts:
                 yield from self._in_log(checkpoint, part)
         tree = tree_in(self._store, checkpoint) if FILES in checkpoint.parts else None
@@ -118,7 +118,7 @@ class Search:
 
     def _read(self, part: str, item: Any, text: str) -> tuple[str, str]:
         """Return the matching text of a message, with its role or tool."""
-        texts = pieces(self._reader, item, is_call=part == "calls")
+        texts = pieces(part, self._reader, item)
         hits = [piece for piece in texts if self._query in piece[1].casefold()]
         return hits[0] if hits else (texts[0][0] if texts else "", text)
 

@@ -70,8 +70,8 @@ class StateReader:
         if stored is None:
             ((_, stored),) = fetch_objects(self._source, [name])
             self._objects[name] = stored
-            self._spend(len(stored.payload))
-        self._spend(_ACCESS_COST)
+            self.charge(len(stored.payload))
+        self.charge(_ACCESS_COST)
         return stored
 
     def clear_cache(self) -> None:
@@ -80,10 +80,7 @@ class StateReader:
         self._lists.clear()
 
     def charge(self, size: int) -> None:
-        """Charge bytes that the caller reads to the budget. Raises ReadLimitExceeded."""
-        self._spend(size)
-
-    def _spend(self, size: int) -> None:
+        """Charge bytes that are read to the budget. Raises ReadLimitExceeded."""
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise ReadLimitExceeded
@@ -188,7 +185,7 @@ class StateReader:
             for _, text in read_list(name, self.get):
                 items = read_array(text)
                 # Few objects can expand to any number of items.
-                self._spend(len(text) + _ITEM_COST * len(items))
+                self.charge(len(text) + _ITEM_COST * len(items))
                 found += items
             self._lists[name] = found
         return self._lists[name]

@@ -108,29 +108,27 @@ def _opaque(shape: Shape) -> str:
     return why
 
 
-def render(reader: StateReader, tree: Any, most: int = MAX_TEXT) -> tuple[str, bool]:
-    """Return a value as readable text, and whether it is complete. A string is not quoted.
-
-    Raises:
-        IntegrityError: the state is damaged.
-    """
-    return _render(reader, tree, most, is_exact=False)
-
-
 def render_exact(reader: StateReader, tree: Any, most: int) -> tuple[str, bool]:
     """Return an unambiguous text for a value, and whether it is complete.
 
     Raises:
         IntegrityError: the state is damaged.
     """
-    return _render(reader, tree, most, is_exact=True)
+    return render(reader, tree, most, is_exact=True)
 
 
 class _Omitted(str):
     """A placeholder for omitted text."""
 
 
-def _render(reader: StateReader, tree: Any, most: int, *, is_exact: bool) -> tuple[str, bool]:
+def render(
+    reader: StateReader, tree: Any, most: int = MAX_TEXT, *, is_exact: bool = False
+) -> tuple[str, bool]:
+    """Return a value as readable text, and whether it is complete. A string is not quoted.
+
+    Raises:
+        IntegrityError: the state is damaged.
+    """
     most = max(_MIN_TEXT, min(most, reader.chars_left))
     pieces: list[str] = []
     left, is_whole = most, True
