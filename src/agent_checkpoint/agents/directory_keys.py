@@ -121,9 +121,8 @@ def unverified_notice(unverified: UnverifiedKey) -> str:
     key = shell_quote(unverified.key)
     return (
         f"The key {one_line(unverified.key)} claims this directory but is not trusted: "
-        f"{unverified.why}. If it "
-        f"is yours, run `agent-checkpoint save --mine {key}` to continue it. To inspect its files, "
-        f"run `agent-checkpoint restore {key} --into DIR`."
+        f"{unverified.why}. If it is yours, run `agent-checkpoint save --mine {key}` to continue "
+        f"it. To inspect its files, run `agent-checkpoint restore {key} --into DIR`."
     )
 
 

@@ -18,6 +18,8 @@ PART = "hook"
 """The name of the part."""
 TRANSCRIPT = "transcript"
 """The name of the part with the conversation."""
+_FILE = {"path": str, "lines": int, "bytes": int, "ended": bool, "digest": str}
+_REWIND = {"target": str, "files": bool, "conversation": bool, "exclude": list}
 
 
 class SessionNote(NamedTuple):
@@ -102,12 +104,15 @@ def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
         )
         names = ("agent", "session", "root", "cwd", "event")
         texts = {name: _text(found[name]) for name in names}
+        rewind = _record(found.get("rewind"), _REWIND)
+        if rewind is not None:
+            rewind["exclude"] = list(map(_text, rewind["exclude"]))
         return SessionNote(
             **texts,
             calls=calls,
-            transcript=_transcript(found.get("transcript")),
+            transcript=_record(found.get("transcript"), _FILE),
             trouble=_maybe(found.get("trouble")),
-            rewind=_rewind(found.get("rewind")),
+            rewind=rewind,
             seal=_maybe(found.get("seal")),
             host=host_of(store.backend),
             is_imported=checkpoint.token is not None,
@@ -117,22 +122,13 @@ def read_note(store: Store, checkpoint: Checkpoint) -> SessionNote | None:
         raise IntegrityError(f"The hook metadata of the checkpoint {where} is damaged.") from error
 
 
-def _transcript(found: Any) -> dict[str, Any] | None:
+def _record(found: Any, kinds: dict[str, type]) -> dict[str, Any] | None:
+    """Return the named members of a record, after a check of their types. Raises ValueError."""
     if found is None:
         return None
-    kinds = {"path": str, "lines": int, "bytes": int, "ended": bool, "digest": str}
     if any(type(found[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError("invalid transcript record")
+        raise ValueError("invalid record")
     return {name: found[name] for name in kinds}
-
-
-def _rewind(found: Any) -> dict[str, Any] | None:
-    if found is None:
-        return None
-    kinds = {"target": str, "files": bool, "conversation": bool, "exclude": list}
-    if any(type(found[name]) is not kind for name, kind in kinds.items()):
-        raise ValueError("invalid rewind record")
-    return {**{name: found[name] for name in kinds}, "exclude": list(map(_text, found["exclude"]))}
 
 
 def _text(value: Any) -> str:

@@ -101,6 +101,13 @@ class Output:
             text = "\n".join(self._styled(line, style) for line in text.split("\n"))
         self._stream.write(text + "\n")
 
+    def some(self, lines: Sequence[str], most: int, more: str, *, style: str = "") -> None:
+        """Write at most `most` lines; then `more`, formatted with the number of the others."""
+        for line in lines[:most]:
+            self.line(line, style=style)
+        if len(lines) > most:
+            self.line(more.format(len(lines) - most), style=style)
+
     def hint(self, words: str, command: str, *, style: str = "dim") -> None:
         """Write a command to copy, after its purpose.
 

@@ -8,6 +8,7 @@ they are relative to the root of the saved directory.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -109,12 +110,6 @@ def git_above(path: str) -> str | None:
 
 def without_git(paths: Sequence[str]) -> tuple[list[str], dict[str, int]]:
     """Return the paths outside of .git, and the number of paths inside each .git directory."""
-    kept: list[str] = []
-    counts: dict[str, int] = {}
-    for path in paths:
-        above = git_above(path)
-        if above is None:
-            kept.append(path)
-        else:
-            counts[above] = counts.get(above, 0) + 1
-    return kept, counts
+    above = {path: git_above(path) for path in paths}
+    kept = [path for path in paths if above[path] is None]
+    return kept, Counter(git for path in paths if (git := above[path]) is not None)

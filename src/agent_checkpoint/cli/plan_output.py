@@ -30,10 +30,8 @@ def show_plan(out: Output, plan: Plan, paths: RelativePaths, *, is_foreign: bool
         ("set the mode of", plan.mode, ""),
     ):
         named, of_git = without_git(changed)
-        for path in named[:shown]:
-            out.line(f"  {words} {one_line(paths.display(path))}", style=style)
-        if len(named) > shown:
-            out.line(f"  {words} {len(named) - shown:,} more", style=style)
+        rows = [f"  {words} {one_line(paths.display(path))}" for path in named]
+        out.some(rows, shown, f"  {words} {{:,}} more", style=style)
         for path, number in of_git.items():
             inside = format_count(number, "file")
             out.line(f"  {words} {one_line(paths.display(path))} ({inside})", style=style)
@@ -89,13 +87,11 @@ def show_concurrent_writes(out: Output, plan: Plan, paths: RelativePaths) -> Non
 
 
 def _show_kept(out: Output, plan: Plan, paths: RelativePaths) -> None:
-    shown = out.limit(_SHOWN)
     named, _ = without_git(list(plan.leave))
-    for path in named[:shown]:
-        why = one_line(plan.leave[path])
-        out.line(f"  keep {one_line(paths.display(path))}: {why}", style="yellow")
-    if len(named) > shown:
-        out.line(f"  keep {len(named) - shown:,} more", style="yellow")
+    rows = [
+        f"  keep {one_line(paths.display(path))}: {one_line(plan.leave[path])}" for path in named
+    ]
+    out.some(rows, out.limit(_SHOWN), "  keep {:,} more", style="yellow")
     # Directories that are kept because of their entries are not listed.
     holding = {str(above) for path in plan.leave for above in PurePosixPath(path).parents}
     inside = {path: why for path, why in plan.leave.items() if path not in holding}

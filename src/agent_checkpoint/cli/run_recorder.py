@@ -69,7 +69,7 @@ class RunRecorder:
             store: the store.
             workspace: the directory.
             key: the key of the checkpoints.
-            line: the directory's own key.
+            directory_key: the directory's own key.
             command: the command.
         """
         self._store = store
@@ -103,9 +103,8 @@ class RunRecorder:
         files = WorkspaceFiles(self._workspace, full=full)
         captured: Any = CapturedState(files, self._store.writer)
         head = self._store.head(self._key)
-        is_same = head is not None and head.kind != Kind.SAFETY
-        is_same = is_same and head is not None and head.parts.get(FILES) == {OBJECT: captured.name}
-        if only_changes and is_same:
+        last = None if head is None or head.kind == Kind.SAFETY else head.parts.get(FILES)
+        if only_changes and last == {OBJECT: captured.name}:
             files.writer.committed()
             return None
         about: dict[str, Any] = {"command": self._command, "status": status, "seconds": seconds}

@@ -30,8 +30,7 @@ from agent_checkpoint.web.auth import MAX_BODY, Auth, secrets_equal
 from agent_checkpoint.web.request_threads import stream_in_threads
 from agent_checkpoint.web.timeline.history import Histories
 from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
-from agent_checkpoint.web.timeline.layout_cache import LayoutCache
-from agent_checkpoint.web.timeline.unknown_effects import UnknownEffects
+from agent_checkpoint.web.timeline.layout_cache import LayoutCache, UnknownEffects
 
 HERE = Path(__file__).parent
 T = TypeVar("T")

@@ -51,9 +51,8 @@ def save_in_child(request: bytes, deadline: float) -> None:
     if os.fork() == 0:
         try:
             _detach(write)
-            if (
-                open_state_dir() is None
-            ):  # no lock is possible, so a timer limits the number of children
+            # Without a state directory no lock is possible: a timer limits the number of children.
+            if open_state_dir() is None:
                 signal.setitimer(signal.ITIMER_REAL, remaining(deadline))
             load_site_packages()
             from agent_checkpoint.agents.hook.event_saver import EventSaver, parse_request

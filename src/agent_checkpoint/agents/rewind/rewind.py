@@ -128,9 +128,8 @@ class Rewind:
             CheckpointError: nothing was changed.
         """
         with hold_session_lock(self._target.key):
-            text = (
-                self._replacement()
-            )  # first, so that files are not rewound without the conversation
+            # First, so that files are not rewound without the conversation.
+            text = self._replacement()
             try:
                 safety = self._save_checkpoint(Kind.SAFETY, "before the rewind to")
                 self.safety_id = safety.id
@@ -138,9 +137,8 @@ class Rewind:
             finally:
                 if text is not None:
                     text.discard()
-            prune_safety_checkpoints(
-                self._store, self._target.key
-            )  # last: the target may be among them
+            # Last: the target may be among them.
+            prune_safety_checkpoints(self._store, self._target.key)
 
     def apply(
         self, safety: Checkpoint, text: Replacement | None = None, only_if: Plan | None = None
@@ -369,7 +367,6 @@ def _check_not_moved(root: str) -> str:
     if real != root:
         raise WorkspaceError(
             f"{short_repr(root, 200)} is now a link to {short_repr(real, 200)}, not the saved "
-            "directory. Use "
-            "`restore --into DIR` to write the files to another directory."
+            "directory. Use `restore --into DIR` to write the files to another directory."
         )
     return root

@@ -60,23 +60,13 @@ def _store(location: StoreLocation) -> list[_Check]:
             properties = backend.properties
             where = describe_store(backend)
     except (CheckpointError, OSError) as error:
-        return [
-            _Check(
-                "store",
-                False,
-                one_line(error_text(error), 500),
-                use,
-                "choose another store: --store PATH",
-            )
-        ]
+        why, get = one_line(error_text(error), 500), "choose another store: --store PATH"
+        return [_Check("store", False, why, use, get)]
     words = f"{one_line(where, 300)}, {format_count(keys, 'key')}"
     place, durability = properties.path, properties.durability
     can_write = place is None or os.access(_existing(place), os.W_OK | os.X_OK)
-    if can_write:
-        found = [_Check("store", True, words, use, "")]
-    else:
-        get = "make it writable, or choose another store: --store PATH"
-        found = [_Check("store", False, f"{words}, not writable", use, get)]
+    get = "" if can_write else "make it writable, or choose another store: --store PATH"
+    found = [_Check("store", can_write, words + ("" if can_write else ", not writable"), use, get)]
     if properties.shared:
         words = "writable by other users: only checkpoints signed with your secret are trusted"
         found.append(_Check("shared store", True, words, use, ""))
@@ -203,14 +193,9 @@ def _packages() -> list[_Check]:
         ),
         ("rich", find_spec("rich") is not None, "colors, tables and progress bars", "cli"),
     )
+    states = {True: "installed", False: "not installed"}
     return [
-        _Check(
-            name,
-            works,
-            "installed" if works else "not installed",
-            use,
-            f"pip install 'agent-checkpoint[{extra}]'",
-        )
+        _Check(name, works, states[works], use, f"pip install 'agent-checkpoint[{extra}]'")
         for name, works, use, extra in rows
     ]
 

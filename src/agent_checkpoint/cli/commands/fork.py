@@ -25,6 +25,7 @@ from agent_checkpoint.store.objects.references import ReusedPart
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.plan import Plan
 from agent_checkpoint.workspace.restore.transition import SafetySnapshot
+from agent_checkpoint.workspace.tree.snapshot import Tree
 
 EXAMPLES = """
 agent-checkpoint fork fix-bug-42 try-a                    from the latest checkpoint
@@ -62,12 +63,12 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 f"The key {short_repr(args.name)} already exists. Choose another name."
             ) from None
         files, plan = 0, None
-        if directory is not None:
+        if directory is not None and tree is not None:
+            files, is_session = tree.files, SESSION_PART in point.parts
             try:
-                files, plan = _put_files(manager, args.name, first, point, directory)
-            except (
-                BaseException
-            ):  # including Ctrl-C: the key must not belong to a partial directory
+                plan = _put_files(manager, args.name, first, tree, directory, is_session)
+            except BaseException:
+                # Including Ctrl-C: the key must not belong to a partial directory.
                 manager.delete(args.name)
                 raise
     data: dict[str, Any] = {
@@ -127,24 +128,19 @@ def _forked(
 
 
 def _put_files(
-    manager: CheckpointManager, key: str, first: str, point: Checkpoint, directory: Path
-) -> tuple[int, Plan | None]:
+    manager: CheckpointManager, key: str, first: str, tree: Tree, directory: Path, is_session: bool
+) -> Plan | None:
     """Write the files of the fork; a session records the directory as its workspace."""
     from agent_checkpoint.session.session import Session
 
-    tree = tree_in(manager.store, point)
-    if tree is None:
-        return 0, None
     create_directory(directory)
-    if SESSION_PART in point.parts:
+    if is_session:
         Session(key, store=manager, workspace=directory, every="manual").close()
-        plan = None
-    else:
-        rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
-        with open_tracked(directory, manager.store, key, **rules) as tracked:
-            # The directory is empty, so it needs no safety checkpoint.
-            plan = tracked.restore_held(tree, SafetySnapshot(tree, first))
-    return tree.files, plan
+        return None
+    rules: dict[str, Any] = {"ignore": tree.ignore, "gitignore": tree.gitignore}
+    with open_tracked(directory, manager.store, key, **rules) as tracked:
+        # The directory is empty, so it needs no safety checkpoint.
+        return tracked.restore_held(tree, SafetySnapshot(tree, first))
 
 
 def _show(

@@ -107,12 +107,8 @@ def _show_rest(
     if line["from"]:
         out.line(f"Forked from {one_line(line['from'])}.", style="dim")
     hidden = [item for item in lines if item not in shown]
-    most = out.limit(20)
-    for item in hidden[:most]:
-        key = item["key"]
-        out.line(f"Also forked at @{item['at']}: {shell_quote(key)}", style="dim")
-    if len(hidden) > most:
-        out.line(f"and {len(hidden) - most:,} more (use --json)", style="dim")
+    rows = [f"Also forked at @{item['at']}: {shell_quote(item['key'])}" for item in hidden]
+    out.some(rows, out.limit(20), "and {:,} more (use --json)", style="dim")
 
 
 def _show_row(

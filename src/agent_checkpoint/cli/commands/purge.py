@@ -49,10 +49,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 return
             number = format_count(len(found.checkpoints), "checkpoint")
             out.line(f"The secret is in {number}, to be deleted:")
-            for name in found.checkpoints[:_SHOWN]:
-                out.line(f"  {one_line(name)}")
-            if len(found.checkpoints) > _SHOWN:
-                out.line(f"  and {len(found.checkpoints) - _SHOWN:,} more")
+            rows = [f"  {one_line(name)}" for name in found.checkpoints]
+            out.some(rows, _SHOWN, "  and {:,} more")
 
         if args.dry_run or not (found.checkpoints or found.objects):
             return CommandResult(_data(found, done=False), preview)

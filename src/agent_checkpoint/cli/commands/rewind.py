@@ -72,8 +72,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             raise InvalidInputError(
                 f"{short_repr(target.id, 120)} was imported or is not signed with your "
                 "secret, so its paths are not trusted. Use `restore --into DIR` to write its "
-                "files to another "
-                "directory."
+                "files to another directory."
             )
         rewind = Rewind(
             manager.store,

@@ -99,8 +99,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             if args.dry_run:
                 return CommandResult(data, show_it)
             if forgets and preview.blocking and args.effects != "warn":
-                show_refusal = partial(_show_refusal, key=key, report=preview)
-                return CommandResult(data, show_refusal, REFUSED)
+                return _refused(key, preview)
             if not confirmed(args, show_it, f"{question}."):
                 return declined(data)
             session = Session(key, store=manager, workspace=place, every="manual")
@@ -116,8 +115,7 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
                 show_plan_changed(args, error)
             except RollbackRefusedError as error:
                 report = error.report if isinstance(error.report, RollbackReport) else preview
-                show_refusal = partial(_show_refusal, key=key, report=report)
-                return CommandResult(_data(key, report), show_refusal, REFUSED)
+                return _refused(key, report)
             finally:
                 session.close()
 
@@ -176,7 +174,6 @@ def _show(out: Output, key: str, report: RollbackReport, paths: RelativePaths) -
 
 
 def _show_effects(out: Output, report: RollbackReport) -> None:
-    shown = out.limit(_SHOWN)
     gone = {effect.id for effect in (*report.compensated, *report.unknown)}
     stands = [effect for effect in report.compensable if effect.id not in gone]
     # Whether an effect has a compensation is known only with the code of its tool.
@@ -191,13 +188,15 @@ def _show_effects(out: Output, report: RollbackReport) -> None:
         ("remains, can be compensated (--effects compensate)", stands, "yellow"),
         ("remains, its recorded result is replayed", report.replayable, ""),
     ):
-        for effect in effects[:shown]:
-            out.line(f"  {heading}: {effect_line(effect)}", style=style)
-        if len(effects) > shown:
-            out.line(f"  {heading}: {len(effects) - shown:,} more", style=style)
+        lines = [f"  {heading}: {effect_line(effect)}" for effect in effects]
+        out.some(lines, out.limit(_SHOWN), f"  {heading}: {{:,}} more", style=style)
 
 
-def _show_refusal(out: Output, key: str, report: RollbackReport) -> None:
+def _refused(key: str, report: RollbackReport) -> CommandResult:
+    return CommandResult(_data(key, report), lambda out: _show_refusal(out, report), REFUSED)
+
+
+def _show_refusal(out: Output, report: RollbackReport) -> None:
     number = len(report.blocking)
     effects = format_count(number, "external side effect")
     out.line(

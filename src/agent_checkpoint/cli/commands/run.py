@@ -67,9 +67,8 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             while not ended.wait(every):
                 try:
                     recorder.save(f"during {words}", only_changes=True)
-                except (
-                    CheckpointError
-                ) as error:  # the command continues, and the error may be temporary
+                except CheckpointError as error:
+                    # The command continues, and the error may be temporary.
                     _tell(str(error))
 
         watcher = threading.Thread(target=save_changes, daemon=True)

@@ -120,12 +120,11 @@ def run(args: Args, location: StoreLocation) -> CommandResult:
             out.line(one_line(notice), style="yellow")
         if tree.incomplete:
             out.line("Incomplete: some files could not be captured.", style="yellow")
-        shown = out.limit(_SHOWN)
-        for note in notes[:shown]:
+        rows = []
+        for note in notes:
             why = f" ({one_line(note['text'])})" if note["text"] else ""
-            out.line(f"  {one_line(note['path'])}: {one_line(note['kind'])}{why}", style="yellow")
-        if len(notes) > shown:
-            out.line(f"  and {len(notes) - shown:,} more (use --json)", style="yellow")
+            rows.append(f"  {one_line(note['path'])}: {one_line(note['kind'])}{why}")
+        out.some(rows, out.limit(_SHOWN), "  and {:,} more (use --json)", style="yellow")
         if left_out:
             some = ", ".join(one_line(name) for name in left_out[:_NAMED])
             more = "" if len(left_out) <= _NAMED else f" and {len(left_out) - _NAMED:,} more"

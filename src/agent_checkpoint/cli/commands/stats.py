@@ -38,8 +38,7 @@ def _show(out: Output, data: dict[str, Any], everything: bool) -> None:
     )
     out.line(
         f"{format_size(data['stored_bytes'])} stored, {format_size(data['logical_bytes'])} before "
-        "deduplication "
-        "and compression"
+        "deduplication and compression"
     )
     rows = sorted(data["keys"].items(), key=lambda item: item[1]["stored_bytes"], reverse=True)
     shown = rows if everything or out.columns is None else rows[:_SHOWN]

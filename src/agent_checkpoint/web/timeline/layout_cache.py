@@ -1,4 +1,7 @@
-"""Caches the layouts of timelines, which are computed again only after a change."""
+"""Caches what timelines show: layouts, and the checkpoints after calls of unknown outcome.
+
+Both are computed again only after a change.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ from hashlib import sha256
 from threading import Lock
 from typing import NamedTuple
 
+from agent_checkpoint.errors import CheckpointError
+from agent_checkpoint.present.fork_points import session_record_of
+from agent_checkpoint.store.ledger.ledger import Ledger
+from agent_checkpoint.store.ledger.ledger_records import PREFIX
+from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN
 from agent_checkpoint.store.store import Store, key_not_found
 from agent_checkpoint.web.timeline.history import Histories, Origin, forks_of
-from agent_checkpoint.web.timeline.key_catalog import KeyCatalog
+from agent_checkpoint.web.timeline.key_catalog import KeyCatalog, newest_in
 from agent_checkpoint.web.timeline.layout import TimelineLayout, lay_out
 
 MAX_FORKS = 60
-_MAX_LAYOUTS = 16
+_MAX_LAYOUTS, _MAX_LEDGERS = 16, 64
 
 
 class KeyTimeline(NamedTuple):
@@ -77,6 +85,49 @@ class LayoutCache:
         names, _ = forks_of(self._catalog.origins(), key, MAX_FORKS)
         seqs = {name: self._store.newest(name) for name in (key, *names)}
         return version_of({**seqs, "": self._histories.oldest(key)})
+
+
+class UnknownEffects:
+    """The side effects with unknown outcome in the sessions of one store. Thread-safe."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._kept: dict[str, tuple[int, frozenset[str]]] = {}
+        self._lock = Lock()
+
+    def checkpoints(self, key: str, layout: TimelineLayout) -> frozenset[str]:
+        """Return the ids of checkpoints in a layout that directly follow such a call."""
+        try:
+            before = self._before(key)
+        except CheckpointError:  # the page of side effects shows the error
+            return frozenset()
+        in_doubt = set()
+        last: dict[str, str] = {}
+        for row in layout.rows if before else ():
+            if last.get(row.checkpoint.key) in before:
+                in_doubt.add(row.checkpoint.id)
+            last[row.checkpoint.key] = row.checkpoint.id
+        return frozenset(in_doubt)
+
+    def _before(self, key: str) -> frozenset[str]:
+        """Return the ids of checkpoints that directly precede such a call."""
+        meta = session_record_of(self._store, key)
+        if meta is None:
+            return frozenset()
+        newest = newest_in(self._store, PREFIX + meta.family)
+        with self._lock:
+            cached = self._kept.get(meta.family)
+            if cached is not None and cached[0] == newest:
+                return cached[1]
+        ledger = Ledger(self._store, meta.family)
+        ledger.refresh()
+        effects = [one for one in ledger.all_effects() if one.status in (UNKNOWN, UNDOING)]
+        preceding = frozenset(one.at for one in effects if one.at)
+        with self._lock:
+            if len(self._kept) >= _MAX_LEDGERS:
+                self._kept.clear()
+            self._kept[meta.family] = newest, preceding
+        return preceding
 
 
 def version_of(seqs: dict[str, int]) -> str:
