@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import EffectError as EffectError
     from agent_checkpoint.errors import EffectUnknownError as EffectUnknownError
     from agent_checkpoint.errors import FormatError as FormatError
+    from agent_checkpoint.errors import ImmutableError as ImmutableError
     from agent_checkpoint.errors import IntegrityError as IntegrityError
     from agent_checkpoint.errors import InvalidInputError as InvalidInputError
     from agent_checkpoint.errors import MigrationError as MigrationError
@@ -81,6 +82,7 @@ _OWNERS = {
         "EffectError",
         "EffectUnknownError",
         "FormatError",
+        "ImmutableError",
         "IntegrityError",
         "InvalidInputError",
         "MigrationError",

@@ -4,6 +4,7 @@
     ├ NotFoundError (KeyError)          no such key, checkpoint, object
     │   └ MissingObjectsError           an append requires objects that were deleted
     ├ InvalidInputError (ValueError)    bad key, bad id, unsafe path
+    ├ ImmutableError (TypeError, AttributeError)   an item of a log, an attribute of a session
     ├ StateError                        a value cannot be captured or loaded
     │   ├ StateMismatchError  ├ MigrationError  └ UntrustedDataError
     ├ ConflictError                     unexpected head; retry or fork
@@ -77,6 +78,10 @@ class MissingObjectsError(NotFoundError):
 
 class InvalidInputError(CheckpointError, ValueError):
     """A key, id, option or path is invalid."""
+
+
+class ImmutableError(CheckpointError, TypeError, AttributeError):
+    """An item read from a log, or an attribute of a session, cannot be changed."""
 
 
 class StateError(CheckpointError):

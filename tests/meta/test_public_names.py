@@ -23,6 +23,7 @@ PUBLIC = [
     "External",
     "FileBackend",
     "FormatError",
+    "ImmutableError",
     "IntegrityError",
     "InvalidInputError",
     "KeepBest",

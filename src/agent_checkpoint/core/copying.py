@@ -1,16 +1,17 @@
-"""Deep copies: snapshots with nested states, and the rebuilding of nested objects."""
+"""Deep copies: snapshots with nested states, rebuilt nested objects, immutable items of logs."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from agent_checkpoint.core.captured_fields import is_checkpointable, read_fields
 from agent_checkpoint.core.codec.encode import state_of
 from agent_checkpoint.core.codec.scalars import LEAVES
+from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import (
     MAX_DEPTH,
     PathError,
@@ -27,12 +28,16 @@ if TYPE_CHECKING:
 
 SEQUENCES: dict[type, Callable[[Any, list[Any]], Any]] = {
     list: lambda _, items: items,
+    ImmutableList: lambda _, items: items,
     tuple: lambda _, items: tuple(items),
     deque: lambda value, items: deque(items, value.maxlen),
 }
 """Builds a sequence like another one from copied items. `core.log` adds its own."""
-_MAPPINGS = frozenset({dict, OrderedDict, defaultdict, StateDict})
-_ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
+ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {}
+"""Reads the items of a sequence that are not to be copied twice. `core.log` adds its own."""
+_MAPPINGS = frozenset({dict, ImmutableDict, OrderedDict, defaultdict, StateDict})
+ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
+"""The immutable types without other values inside."""
 
 
 C = TypeVar("C", bound="Checkpointable")
@@ -111,6 +116,33 @@ def copied(value: Any) -> Any:
     return _cloner({})(value, 0, None)
 
 
+def immutable_copy(value: Any) -> tuple[Any, bool]:
+    """Return a value with immutable dicts and lists, and whether nothing in it can change.
+
+    Mutable values of other types are copied: they can change, but the original does not.
+
+    Raises:
+        PathError: a value cannot be copied.
+    """
+    clone, is_constant = _cloner({}), True
+
+    def descend(item: Any) -> Any:
+        nonlocal is_constant
+        kind = type(item)
+        if kind in ATOMS:
+            return item
+        if kind is dict:
+            return ImmutableDict({key: descend(part) for key, part in item.items()})
+        if kind is list:
+            return ImmutableList(map(descend, item))
+        if kind is tuple:
+            return tuple(map(descend, item))
+        is_constant = False
+        return clone(item, 0, None)
+
+    return descend(value), is_constant
+
+
 def _cloner(known: dict[int, Any]) -> Descend:
     """Return a function that copies values and clones the Checkpointables in them."""
 
@@ -138,7 +170,7 @@ def live_outline(value: Any, keep: Callable[[Any], Any]) -> Any:
 
 def _copy(value: Any, depth: int, descend: Descend, live: Any = None) -> Any:
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return value
     if depth > MAX_DEPTH:
         raise TooDeepError
@@ -161,8 +193,8 @@ def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     live = live if isinstance(live, list) and len(live) == len(value) else repeat(None)
     done: list[Any] = []
     try:
-        for item, part in zip(value, live):
-            done.append(item if type(item) in _ATOMS else descend(item, depth + 1, part))
+        for item, part in zip(ITEMS.get(type(value), iter)(value), live):
+            done.append(item if type(item) in ATOMS else descend(item, depth + 1, part))
     except PathError as error:
         raise error.at(f"[{len(done)}]") from error.__cause__
     return SEQUENCES[type(value)](value, done)
@@ -176,11 +208,13 @@ def _mapping(value: Any, depth: int, descend: Descend, live: Any) -> Any:
         depth += depth > 0  # as in encode
     elif type(value) is defaultdict:
         done = defaultdict(value.default_factory)
+    elif type(value) is ImmutableDict:
+        done = {}
     else:
         done = type(value)()
     for key, item in value.items():
         try:
-            is_atom = type(item) in _ATOMS
+            is_atom = type(item) in ATOMS
             done[key] = item if is_atom else descend(item, depth + 1, live.get(key))
         except PathError as error:
             raise error.at(key_segment(key)) from error.__cause__

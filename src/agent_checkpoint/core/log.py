@@ -10,7 +10,8 @@ from weakref import WeakSet
 
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
-from agent_checkpoint.core.copying import SEQUENCES, copied
+from agent_checkpoint.core.copying import ATOMS, ITEMS, SEQUENCES, copied, immutable_copy
+from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
@@ -25,8 +26,9 @@ T = TypeVar("T")
 class Log(Sequence[T]):
     """An append-only list for conversations and tool calls; a Stateful.
 
-    Items are copied when they are added and must not be changed in place. The last item can be
-    replaced (`log[-1] = item`), for streaming; `truncate(n)` removes items at the end.
+    Items are copied when they are added. Dicts and lists read from a log are immutable; `to_list()`
+    returns plain copies. The last item can be replaced (`log[-1] = item`), for streaming;
+    `truncate(n)` removes items at the end, `replace(items)` replaces all.
     """
 
     def __init__(self, items: Iterable[T] = ()) -> None:
@@ -68,6 +70,32 @@ class Log(Sequence[T]):
             self._cut(n)
             del self._items[n:]
 
+    def replace(self, items: Iterable[T]) -> None:
+        """Replace all items by copies of others, such as a trimmed or summarised conversation.
+
+        The next save writes the items after those that both begin with.
+
+        Raises:
+            InvalidInputError: `items` is not a list or another iterable of items.
+            StateError: an item cannot be copied; nothing was replaced.
+        """
+        if isinstance(items, (str, bytes, Mapping)) or not isinstance(items, Iterable):
+            raise InvalidInputError(
+                f"The items of a Log are replaced by a list of items, not {short_repr(items)}."
+            )
+        fresh, same = list(items), 0
+        for old, item in zip(self._items, fresh):
+            if item is not self._shown.get(id(old), (old, old))[1]:
+                break
+            same += 1
+        copies = [self._copied(item, same + index) for index, item in enumerate(fresh[same:])]
+        self.truncate(same)
+        self._items += copies
+
+    def to_list(self) -> list[T]:
+        """Return copies of the items, plain dicts and lists among them. Raises StateError."""
+        return [self._copied(item, index) for index, item in enumerate(self._items)]
+
     def __setitem__(self, index: int, item: T) -> None:
         last = len(self._items) - 1
         if isinstance(index, slice) or not self._items or index not in (-1, last):
@@ -84,13 +112,15 @@ class Log(Sequence[T]):
     @overload
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index: int | slice) -> T | list[T]:
-        return self._items[index]
+        if isinstance(index, slice):
+            return [self._read(item) for item in self._items[index]]
+        return self._read(self._items[index])
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self._items)
+        return map(self._read, self._items)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Log):
@@ -109,7 +139,7 @@ class Log(Sequence[T]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the items, as `{"items": […]}`. Raises StateError."""
-        return {"items": [self._copied(item, index) for index, item in enumerate(self._items)]}
+        return {"items": self.to_list()}
 
     def load_state_dict(self, state: Any, strict: bool = False) -> LoadResult:
         """Replace the items by those of a state, another log or a list.
@@ -143,7 +173,22 @@ class Log(Sequence[T]):
         vars(self).setdefault("_views", views).add(items)  # atomic: may be called from any thread
         return items
 
+    def _read(self, item: T) -> T:
+        """Return an item for a reader, who cannot change it."""
+        if type(item) in ATOMS:
+            return item
+        known = self._shown.get(id(item))
+        if known is not None:
+            return known[1]
+        with as_state_error("log item", item):
+            shown: T
+            shown, is_constant = immutable_copy(item)
+        if is_constant:
+            self._shown[id(item)] = (item, shown)  # holds the item, so that its id is not reused
+        return shown
+
     def _reset(self) -> None:
+        self._shown: dict[int, tuple[T, T]] = {}
         self._identity = _Identity()
         vars(self).pop(
             "_views", None
@@ -158,6 +203,8 @@ class Log(Sequence[T]):
         if vars(self).get("_views"):  # a pending write uses the list: leave it unchanged
             self._items = list(self._items)
             vars(self).pop("_views", None)
+        for item in self._items[index:]:
+            self._shown.pop(id(item), None)
         while self._cuts and self._cuts[-1][1] >= index:
             self._cuts.pop()
         self._cuts.append((self._generation, index))
@@ -177,6 +224,11 @@ class Log(Sequence[T]):
 def log_of(items: list[T]) -> Log[T]:
     """Return a log that takes ownership of a list of items."""
     return Log._of(items)
+
+
+def raw_items(log: Log[T]) -> list[T]:
+    """Return the items themselves, not to be changed: reading them costs nothing."""
+    return log._items
 
 
 def replace_items(log: Log[T], other: Log[T]) -> Callable[[], None]:
@@ -261,6 +313,9 @@ class _Known(NamedTuple):
     stored: StoredList
 
 
+ENCODERS[ImmutableDict] = ENCODERS[dict]
+ENCODERS[ImmutableList] = ENCODERS[list]
 ENCODERS[Log] = lambda encoder, log, depth: {"$log": log.frozen(ItemEncoder(encoder.types, depth))}
 TAG_HANDLERS["$log"] = lambda decoder, payload: log_of(decoder.items(payload))
 SEQUENCES[Log] = lambda _, items: log_of(items)
+ITEMS[Log] = raw_items

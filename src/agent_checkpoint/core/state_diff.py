@@ -11,7 +11,7 @@ from typing import Any
 from agent_checkpoint.core.codec.arrays import is_masked, is_plain, masked_content
 from agent_checkpoint.core.codec.scalars import LEAVES
 from agent_checkpoint.core.codec.structures import attributes
-from agent_checkpoint.core.log import Log
+from agent_checkpoint.core.log import Log, raw_items
 from agent_checkpoint.core.path_errors import key_segment
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import safe_repr
@@ -67,7 +67,9 @@ def _same(a: Any, b: Any) -> bool:
         return bool(a == b)
     if kind is float:
         return repr(a) == repr(b)  # NaN equals NaN; 0.0 differs from -0.0
-    if kind is list or kind is tuple or kind is Log:
+    if kind is Log:
+        a, b, kind = raw_items(a), raw_items(b), list
+    if kind is list or kind is tuple:
         return len(a) == len(b) and all(map(_same, a, b))
     if kind is dict or kind is set or kind is frozenset:
         return len(a) == len(b) and all(
@@ -188,7 +190,9 @@ def _below(path: str, old: Any, new: Any, deep: bool, depth: int) -> Iterator[tu
         yield from _walk_names(path, old, new, deep, depth)
     elif hasattr(old, "_asdict") and type(old) is type(new):
         yield from _walk_names(path, old._asdict(), new._asdict(), deep, depth)
-    elif isinstance(old, (list, tuple, Log)) and type(old) is type(new):
+    elif isinstance(old, Log) and isinstance(new, Log):
+        yield from _walk_items(path, raw_items(old), raw_items(new), deep, depth)
+    elif isinstance(old, (list, tuple)) and type(old) is type(new):
         yield from _walk_items(path, old, new, deep, depth)
     elif dataclasses.is_dataclass(old) and type(old) is type(new) and not isinstance(old, type):
         yield from _walk_names(path, attributes(old), attributes(new), deep, depth)

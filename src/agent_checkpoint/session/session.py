@@ -7,6 +7,7 @@ operation has its own module.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -17,6 +18,7 @@ from agent_checkpoint.core.stateful import is_stateful
 from agent_checkpoint.errors import (
     CheckpointError,
     ConflictError,
+    ImmutableError,
     InvalidInputError,
     NotFoundError,
     StateError,
@@ -69,6 +71,17 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="Session")
 
+_NOT_ASSIGNED = defaultdict(
+    lambda: "It is what the session reports.",
+    key="Open another session: Session(key).",
+    manager="Open the session with store=.",
+    tasks="List tasks with session.tasks([…]).",
+    calls="Tools append to it; rollback() and undo() take calls back.",
+    workspace="Open the session with workspace=; rebind=True binds it to another directory.",
+    head="Use rollback(to=…) or adopt().",
+)
+"""What to do instead of assigning a read-only attribute."""
+
 
 class Session:
     """State, conversation, tool calls, tasks and files of an agent, saved as one checkpoint."""
@@ -119,9 +132,8 @@ class Session:
         self._state = state = SessionState(
             key, manager, every, agent, extra, keeps_directory=self._keeps_directory
         )
-        self.key, self.manager = key, manager
-        state.tasks = self.tasks = Tasks(state)
-        state.tools = self._tools = ToolRunner(state, self.tasks)
+        state.tasks = self._tasks = Tasks(state)
+        state.tools = self._tools = ToolRunner(state, self._tasks)
         self._tokens: list[Any] = []
         try:
             SessionOpener(state, on_drift=on_drift, rebind=rebind, only_at=only_at).run(workspace)
@@ -135,21 +147,47 @@ class Session:
     def __repr__(self) -> str:
         return f"<Session {self.key!r} on {self.manager.store.backend!r}>"
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = getattr(type(self), name, None)
+        if isinstance(own, property) and own.fset is None:
+            raise ImmutableError(f"session.{name} cannot be assigned. {_NOT_ASSIGNED[name]}")
+        super().__setattr__(name, value)
+
     # -- state -----------------------------------------------------------------------------------
 
     @property
+    def key(self) -> str:
+        """The key of the session and of its checkpoints."""
+        return self._state.key
+
+    @property
+    def manager(self) -> CheckpointManager:
+        """The manager of its store."""
+        return self._state.manager
+
+    @property
+    def tasks(self) -> Tasks:
+        """The tasks; call it to list and run them."""
+        return self._tasks
+
+    @property
     def agent(self) -> Any:
-        """The agent."""
+        """The agent; another Stateful can be assigned."""
         return self._state.agent
 
     @agent.setter
     def agent(self, agent: Any) -> None:
+        _checked_parts(agent, None)
         self._state.agent = agent
 
     @property
     def messages(self) -> Log[Any]:
-        """The conversation."""
+        """The conversation. Assigning messages replaces its content: the Log stays the same."""
         return self._state.messages
+
+    @messages.setter
+    def messages(self, messages: Iterable[Any]) -> None:
+        self._state.messages.replace(messages)
 
     @property
     def calls(self) -> Log[Any]:
@@ -163,6 +201,7 @@ class Session:
 
     @every.setter
     def every(self, every: Every) -> None:
+        _check_every(every)
         self._state.every = every
 
     @property

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -171,6 +172,71 @@ def test_a_copy_goes_its_own_way(copied: Any) -> None:
     assert log == ["other"]
 
 
+# -- replacing all items --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "items",
+    [[{"n": 3}], ({"n": 3},), ({"n": n} for n in (3,)), Log([{"n": 3}]), [], Log()],
+    ids=["list", "tuple", "generator", "log", "empty", "empty log"],
+)
+def test_all_items_can_be_replaced(items: Any) -> None:
+    log = Log([{"n": 1}, {"n": 2}])
+    expected = [] if not isinstance(items, Iterator) and not items else [{"n": 3}]
+    log.replace(items)
+    assert log == expected
+
+
+def test_a_log_can_be_trimmed_to_a_part_of_itself() -> None:
+    log = Log([{"n": n} for n in range(9)])
+    log.replace(log[-3:])
+    assert log == [{"n": 6}, {"n": 7}, {"n": 8}]
+    log.replace([{"n": "sum"}, *log[1:]])
+    assert log == [{"n": "sum"}, {"n": 7}, {"n": 8}]
+    log.replace(log)
+    assert len(log) == 3
+
+
+@pytest.mark.parametrize("items", ["abc", b"abc", {"role": "user"}, None, 5, object(), Log])
+def test_what_holds_no_items_is_refused(items: Any) -> None:
+    log = Log([1, 2])
+    with pytest.raises(InvalidInputError, match="replaced by a list of items, not"):
+        log.replace(items)
+    assert log == [1, 2]
+
+
+def test_nothing_is_replaced_if_an_item_cannot_be_copied() -> None:
+    log: Log[Any] = Log([1, 2])
+    with pytest.raises(StateError, match=r"log\[1\]"):
+        log.replace([1, threading.Lock()])
+    assert log == [1, 2]
+
+
+@pytest.mark.parametrize("item", [{"n": 1}, "text"])
+def test_the_common_beginning_is_not_encoded_again(item: Any) -> None:
+    log = Log([item] * 50)
+    memory = WriteCache()
+    writer = Writer(memory)
+    log.checkpoint_to(writer)
+    writer.committed()
+    log.replace([*log, {"n": "new"}])
+    encoded: list[Any] = []
+
+    class Recording(ItemEncoder):
+        def __call__(self, item: Any) -> Any:
+            encoded.append(item)
+            return super().__call__(item)
+
+    log.frozen(Recording({}, 0)).put(Writer(memory), [])
+    assert encoded == [{"n": "new"}]
+
+
+def test_equal_items_of_other_types_are_replaced() -> None:
+    log: Log[Any] = Log([1, {"a": 1}])
+    log.replace([True, {"a": 1.0}])
+    assert repr(log) == "Log([True, {'a': 1.0}])"
+
+
 # -- as a Stateful --------------------------------------------------------------------------------
 
 
@@ -188,10 +254,10 @@ def test_it_takes_over_a_state_by_copying(state: Any) -> None:
     log = Log(["old"])
     assert log.load_state_dict(state) == ([], [])
     assert log == [[1], 2]
-    log[0].append("mine")
+    log[-1] = "mine"
     assert Log(["x"]).load_state_dict(state) == ([], [])
     items = state["items"] if isinstance(state, dict) else state
-    assert items[0] == [1]
+    assert items == [[1], 2]
 
 
 @pytest.mark.parametrize("state", [None, {}, {"items": "abc"}, "abc", {"items": {}}, (1,)])

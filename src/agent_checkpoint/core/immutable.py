@@ -1,0 +1,54 @@
+"""Immutable dicts and lists: the items of a log as its readers see them. Knows nothing of logs.
+
+They are real dicts and lists, so that JSON encoders, client libraries and validators accept them.
+A copy of one is a plain dict or list.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NoReturn
+
+from agent_checkpoint.errors import ImmutableError
+
+
+def _refuse(self: Any, *args: Any, **options: Any) -> NoReturn:
+    raise ImmutableError(
+        "Items read from a Log are immutable: saves do not read old items again, so a change would "
+        "be lost on resume. Replace the last item with log[-1] = item, or change a copy from "
+        "log.to_list() or copy.deepcopy(item)."
+    )
+
+
+class ImmutableDict(dict[Any, Any]):
+    """A dict that raises ImmutableError instead of changing."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __copy__(self) -> dict[Any, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[Any, Any]:
+        return copy.deepcopy(dict(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[dict[Any, Any]]]:
+        return dict, (dict(self),)
+
+
+class ImmutableList(list[Any]):
+    """A list that raises ImmutableError instead of changing."""
+
+    __slots__ = ()
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+
+    def __copy__(self) -> list[Any]:
+        return list(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return copy.deepcopy(list(self), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[type, tuple[list[Any]]]:
+        return list, (list(self),)
