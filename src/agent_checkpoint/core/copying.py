@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,6 +13,7 @@ from agent_checkpoint.core.codec.encode import state_of
 from agent_checkpoint.core.codec.scalars import LEAVES
 from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import (
+    ITEMS,
     MAX_DEPTH,
     PathError,
     TooDeepError,
@@ -33,8 +34,6 @@ SEQUENCES: dict[type, Callable[[Any, list[Any]], Any]] = {
     deque: lambda value, items: deque(items, value.maxlen),
 }
 """Builds a sequence like another one from copied items. `core.log` adds its own."""
-ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {}
-"""Reads the items of a sequence that are not to be copied twice. `core.log` adds its own."""
 _MAPPINGS = frozenset({dict, ImmutableDict, OrderedDict, defaultdict, StateDict})
 ATOMS = frozenset({type(None), bool, int, float, str, *LEAVES}) - {bytearray}
 """The immutable types without other values inside."""

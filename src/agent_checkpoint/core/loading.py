@@ -25,7 +25,13 @@ from agent_checkpoint.core.copying import rebuild_nested, snapshot
 from agent_checkpoint.core.live_objects import LiveObjects
 from agent_checkpoint.core.log import Log, log_of, replace_items
 from agent_checkpoint.core.migrations import migrate
-from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text, key_segment
+from agent_checkpoint.core.path_errors import (
+    PathError,
+    as_state_error,
+    cause_text,
+    key_segment,
+    listed,
+)
 from agent_checkpoint.core.stateful import (
     CLASS,
     META,
@@ -96,8 +102,11 @@ def load_parts(
             raise StateMismatchError(
                 f"{name} is a dict, but its state is a {type(state).__name__}."
             )
+    missing = {name: LoadResult([*decoded.missing], []) for name, (_, decoded) in parts.items()}
+    for name, result in results.items():
+        result.missing_keys.extend(missing[name].missing_keys)
     if strict:
-        _refuse_mismatch(results)
+        _refuse_mismatch({**missing, **results})
     plan.steps.apply()
     return results
 
@@ -337,8 +346,8 @@ def _refuse_mismatch(results: Mapping[str, Any]) -> None:
     found = []
     for name, result in results.items():
         if isinstance(result, LoadResult) and result.missing_keys:
-            found.append(f"{name} lacks {', '.join(result.missing_keys)}")
+            found.append(f"{name} lacks {listed(result.missing_keys)}")
         if isinstance(result, LoadResult) and result.unexpected_keys:
-            found.append(f"{name} has unexpected {', '.join(result.unexpected_keys)}")
+            found.append(f"{name} has unexpected {listed(result.unexpected_keys)}")
     if found:
         raise StateMismatchError(f"The state does not match in strict mode: {'; '.join(found)}.")

@@ -10,9 +10,9 @@ from weakref import WeakSet
 
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
 from agent_checkpoint.core.codec.encode import ENCODERS, ItemEncoder
-from agent_checkpoint.core.copying import ATOMS, ITEMS, SEQUENCES, copied, immutable_copy
+from agent_checkpoint.core.copying import ATOMS, SEQUENCES, copied, immutable_copy
 from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
-from agent_checkpoint.core.path_errors import as_state_error
+from agent_checkpoint.core.path_errors import ITEMS, as_state_error
 from agent_checkpoint.core.stateful import LoadResult
 from agent_checkpoint.errors import InvalidInputError, StateMismatchError
 from agent_checkpoint.records import JsonValue, short_repr

@@ -1,4 +1,7 @@
-"""Migrations: registered steps that convert old states to the current version of a class."""
+"""Migrations: registered steps that convert old states to the current version of a class.
+
+Also of registered types; does not depend on the codec.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ def register_migration(
     Steps chain. A second step from the same version replaces the first.
 
     Args:
-        class_name: the class name in its states, or an older name of the class.
+        class_name: the class name in its states, or an older name of the class; for a registered
+            type, the name of the type.
         from_version: the version that the step reads.
         fn: gets a copy of the state and returns the new one, or changes the copy in place.
         to_version: the version that the step writes; by default the start of the next registered
@@ -50,8 +54,8 @@ def register_migration(
         )
     if not callable(fn):
         raise InvalidInputError(f"A migration must be a function, not {short_repr(fn)}.")
-    start = _parse(from_version)
-    if to_version is not None and _parse(to_version) <= start:
+    start = parse_version(from_version)
+    if to_version is not None and parse_version(to_version) <= start:
         raise InvalidInputError(
             f"The migration of {class_name} from {from_version} to {to_version} does not lead to a "
             "later version."
@@ -79,6 +83,23 @@ def migrate(state: dict[str, Any], *, class_name: str, version: str) -> dict[str
         state = _run(step, state, class_name, end)
     state[VERSION] = version
     return state
+
+
+def migrate_value(value: Any, saved: str, *, class_name: str, version: str) -> Any:
+    """Return a value of a registered type at the current version. The argument may be changed.
+
+    Args:
+        value: its fields by name; for an Enum or a type with functions of its own, what is stored.
+        saved: the stored version.
+        class_name: the name of the type.
+        version: the current version of the type.
+
+    Raises:
+        PathError: a step is missing or failed, or the value is newer than the code.
+    """
+    for step, _ in migration_steps(saved, class_name=class_name, version=version):
+        value = _call(step, value, class_name)
+    return value
 
 
 def migration_steps(saved: object, *, class_name: str, version: str) -> list[tuple[_Step, str]]:
@@ -135,6 +156,15 @@ def _copied(state: dict[str, Any], class_name: str) -> dict[str, Any]:
 
 
 def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[str, Any]:
+    result = _call(step, state, class_name)
+    if not isinstance(result, StateDict):
+        result = StateDict(result, types=getattr(state, "types", None))
+    result[VERSION] = end
+    result.setdefault(CLASS, class_name)
+    return result
+
+
+def _call(step: _Step, state: Any, class_name: str) -> Any:
     try:
         result = step.run(state)
     except Exception as error:
@@ -144,16 +174,12 @@ def _run(step: _Step, state: dict[str, Any], class_name: str, end: str) -> dict[
             MigrationError,
         ) from error
     result = state if result is None else result
-    if not isinstance(result, dict):
+    if isinstance(state, dict) and not isinstance(result, dict):
         raise PathError(
             f"could not be migrated: the migration of {class_name} from version {step.start} "
             f"returned {type(result).__name__}, expected a dict.",
             MigrationError,
         )
-    if not isinstance(result, StateDict):
-        result = StateDict(result, types=getattr(state, "types", None))
-    result[VERSION] = end
-    result.setdefault(CLASS, class_name)
     return result
 
 
@@ -168,20 +194,21 @@ def _chain_of(class_name: str) -> dict[Version, _Step]:
 
 def _end(step: _Step, current: Version, goal: Version, steps: dict[Version, _Step]) -> Version:
     if step.end is not None:
-        return _parse(step.end)
+        return parse_version(step.end)
     return min((start for start in steps if current < start < goal), default=goal)
 
 
 def _version(text: object, class_name: str) -> Version:
     try:
-        return _parse(text)
+        return parse_version(text)
     except InvalidInputError as error:
         raise PathError(
             f"has an invalid state version of {class_name}: {error}", MigrationError
         ) from None
 
 
-def _parse(text: object) -> Version:
+def parse_version(text: object) -> Version:
+    """Return the numbers of a version, without zeros at its end. Raises InvalidInputError."""
     if not isinstance(text, str) or VERSION_FORM.fullmatch(text) is None:
         raise InvalidInputError(
             f"{short_repr(text)} is not a version. Use dotted numbers such as '2.0'."

@@ -7,7 +7,7 @@ segment of the path, so paths cost nothing unless an error occurs. Does not depe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,11 @@ Loading a value of this depth uses less than two thirds of Python's default recu
 value that was saved can be loaded, unless the caller has used up the rest.
 """
 
+ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {}
+"""Reads the items of a sequence that shows copies of them. `core.log` adds its own."""
+
 _SHOWN_SEGMENTS = 12
+_SHOWN_TEXTS = 20
 
 
 class PathError(Exception):
@@ -121,6 +125,30 @@ def find_cycle(value: Any) -> PathError | None:
     return None
 
 
+def paths_to(value: Any, wanted: Iterable[Any]) -> dict[int, str]:
+    """Return the paths of objects inside a value, by their id; of those that can be found."""
+    left = {id(part) for part in wanted}
+    found: dict[int, str] = {}
+    seen: dict[int, Any] = {}  # holds the values, so that ids are not reused
+    stack: list[tuple[str, Any]] = [("", value)]
+    while stack and left:
+        path, part = stack.pop()
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        if id(part) in left:
+            left.discard(id(part))
+            found[id(part)] = path
+        stack += [(path + segment, child) for segment, child in children(part) or ()]
+    return found
+
+
+def listed(texts: list[str], separator: str = ", ") -> str:
+    """Return texts for a message; of very many the first ones, and how many more there are."""
+    more = len(texts) - _SHOWN_TEXTS
+    return separator.join(texts[:_SHOWN_TEXTS]) + (f" and {more} more" if more > 0 else "")
+
+
 def failing_path(value: Any, attempt: Callable[[Any], object]) -> list[str]:
     """Return the path, innermost first, of the smallest nested value for which `attempt` fails."""
     segments: list[str] = []
@@ -143,15 +171,22 @@ def children(value: Any) -> Iterator[tuple[str, Any]] | None:
         return ((key_segment(key), item) for key, item in list(value.items()))
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return ((f"[{index}]", item) for index, item in enumerate(list(value)))
+    if type(value) in ITEMS:
+        return ((f"[{index}]", item) for index, item in enumerate(ITEMS[type(value)](value)))
     if isinstance(value, type):
         return None
     fields = getattr(type(value), "_checkpoint_fields", None)
     if fields is not None:
         names = [name for name in fields(value) if hasattr(value, name)]
         return ((f".{name}", getattr(value, name)) for name in names)
-    if not hasattr(value, "__dict__"):
-        return None
-    return ((f".{name}", item) for name, item in list(vars(value).items()))
+    found: dict[str, Any] = {}
+    for cls in type(value).__mro__:
+        slots = cls.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            if hasattr(value, name):
+                found[name] = getattr(value, name)
+    found.update(getattr(value, "__dict__", {}))
+    return ((f".{name}", item) for name, item in found.items()) if found else None
 
 
 def cause_text(error: BaseException) -> str:

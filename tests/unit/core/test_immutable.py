@@ -35,7 +35,7 @@ class Note:
     lines: "list[str]" = field(default_factory=list)
 
 
-class Tool(Checkpointable):
+class ReadTool(Checkpointable):
     def __init__(self) -> None:
         self.name = "ls"
 
@@ -211,7 +211,7 @@ def test_to_list_gives_copies() -> None:
 
 @pytest.mark.parametrize(
     "item",
-    [Note("a", ["b"]), {1, 2}, deque([1]), OrderedDict(a=1), bytearray(b"a"), Tool()],
+    [Note("a", ["b"]), {1, 2}, deque([1]), OrderedDict(a=1), bytearray(b"a"), ReadTool()],
     ids=lambda item: type(item).__name__,
 )
 @pytest.mark.parametrize(
@@ -229,19 +229,19 @@ def test_another_mutable_item_is_copied_when_it_is_read(item: Any, outer: Any) -
     if isinstance(first, Note):
         first.lines.append("lost")
         first.text = "lost"
-    elif isinstance(first, Tool):
+    elif isinstance(first, ReadTool):
         first.name = "lost"
     else:
         first.clear()
     kept = read()
-    assert kept.name == "ls" if isinstance(kept, Tool) else kept == item
+    assert kept.name == "ls" if isinstance(kept, ReadTool) else kept == item
     if outer(1) != 1:
         with pytest.raises(ImmutableError):
             log[0]["x"].append(1)
 
 
 def test_an_object_that_an_item_holds_twice_is_read_as_one() -> None:
-    tool = Tool()
+    tool = ReadTool()
     first, second = Log([{"x": [tool, tool]}])[0]["x"]
     assert first is second
     assert first is not tool

@@ -14,10 +14,19 @@ from agent_checkpoint.core.codec.arrays import decode_array
 from agent_checkpoint.core.codec.encode import FACTORIES
 from agent_checkpoint.core.codec.pickles import decode_pickle
 from agent_checkpoint.core.codec.scalars import DECODERS
-from agent_checkpoint.core.codec.type_registry import type_named
-from agent_checkpoint.core.path_errors import PathError, as_state_error, cause_text, key_segment
+from agent_checkpoint.core.codec.structures import FieldMismatch
+from agent_checkpoint.core.codec.type_registry import KnownType, type_named
+from agent_checkpoint.core.migrations import migrate_value
+from agent_checkpoint.core.path_errors import (
+    PathError,
+    as_state_error,
+    cause_text,
+    key_segment,
+    listed,
+    paths_to,
+)
 from agent_checkpoint.core.stateful import CLASS, StateDict
-from agent_checkpoint.errors import IntegrityError
+from agent_checkpoint.errors import IntegrityError, StateMismatchError
 from agent_checkpoint.records import JsonValue, short_repr
 from agent_checkpoint.store.canonical_json import read_json
 from agent_checkpoint.store.objects.reader import OBJECT, Reader, is_tag_free, resolve_tree, tag_of
@@ -30,10 +39,15 @@ Scope = Callable[[object, Mapping[str, type]], Mapping[str, type]]
 
 
 class Decoded(NamedTuple):
-    """A newly decoded value, and whether it contains states."""
+    """A newly decoded value, and whether it contains states.
+
+    `missing` are the paths of fields of registered types that were not stored; they have their
+    defaults.
+    """
 
     value: Any
     has_states: bool
+    missing: tuple[str, ...] = ()
 
 
 def decode(
@@ -57,12 +71,47 @@ def decode(
 
     Raises:
         StateError: a tag is unknown or damaged; the message contains the path.
+        StateMismatchError: values have fields that their types do not have; all are listed.
+        MigrationError: a value of a registered type cannot be migrated.
         UntrustedDataError: a pickle has no valid signature.
     """
     with as_state_error(path):
         decoder = _Decoder(scope, rebuild, trust_pickle, reader)
         value = decoder.value(tree)
-        return Decoded(value, has_states=decoder.states > 0)
+        missing = _missing_fields(value, path, decoder.mismatches) if decoder.mismatches else ()
+        return Decoded(value, decoder.states > 0, missing)
+
+
+class _Mismatch(NamedTuple):
+    """A value whose stored fields differ from those of its type."""
+
+    value: Any
+    known: KnownType
+    fields: FieldMismatch
+
+
+def _missing_fields(value: Any, root: str, mismatches: list[_Mismatch]) -> tuple[str, ...]:
+    """Return the paths of missing fields below the root. Raises StateMismatchError."""
+    # Searched only if there is something to report, so that decoding does not keep track of paths.
+    paths = paths_to(value, [one.value for one in mismatches])
+    missing, unexpected = [], []
+    for one in mismatches:
+        path = paths.get(id(one.value), f" (a {one.known.name})")
+        missing += [f"{path}.{name}".lstrip(".") for name in one.fields.missing]
+        if one.fields.unexpected:
+            lacks = f" and lacks {', '.join(one.fields.missing)}" if one.fields.missing else ""
+            unexpected.append(
+                f"{root}{path} does not fit the current type {short_repr(one.known.name)}, which "
+                f"has no field {', '.join(one.fields.unexpected)}{lacks}"
+            )
+    if unexpected:
+        first = next(one.known for one in mismatches if one.fields.unexpected)
+        raise StateMismatchError(
+            f"{listed(unexpected, '; ')}. If the fields were changed, give the type a new version, "
+            f"register_type(…, version=…), and call register_migration({first.name!r}, "
+            f"from_version={first.version!r}, fn=…)."
+        )
+    return tuple(missing)
 
 
 class _Decoder:
@@ -83,6 +132,7 @@ class _Decoder:
         self.trust = trust
         self.reader = reader
         self.states = 0
+        self.mismatches: list[_Mismatch] = []
         self.types: Mapping[str, type] = {}
         self.inside_type = False
 
@@ -193,26 +243,40 @@ class _Decoder:
         found = self.stored.tree(tag, payload)
         return self.object(found) if tag == "$map" else found
 
-    def registered(self, name: str, payload: Any) -> Any:
-        structure = type_named(name, self.types)
-        if structure is None:
+    def registered(self, tag: str, payload: Any) -> Any:
+        found = type_named(tag, self.types)
+        if found is None:
             raise PathError(
-                f"is of the type {short_repr(name)}, which is not registered. Call register_type() "
+                f"is of the type {short_repr(tag)}, which is not registered. Call register_type() "
                 "on its class, use the class in the type hints of the class being loaded, or "
-                f"call register_alias({short_repr(name)}, …) if it was renamed."
+                f"call register_alias({short_repr(tag)}, …) if it was renamed."
             )
         outer, self.inside_type = self.inside_type, True
         try:
             fields = self.value(payload)
         finally:
             self.inside_type = outer
+        known, saved = found
+        name, version = known.name, known.version
         try:
-            return structure.decode(fields)
+            if saved != version:
+                fields = known.structure.migrate(
+                    fields,
+                    lambda old: migrate_value(old, saved, class_name=name, version=version),
+                )
+            mismatch = known.structure.compare(fields)
+            value = known.structure.decode(fields)
+        except PathError:
+            raise
         except Exception as error:
             raise PathError(
                 f"does not fit the current type {short_repr(name)} ({cause_text(error)}). "
-                "Register the type with encode and decode functions that accept the old form."
+                "Give the type a new version and register a migration, or register it with encode "
+                "and decode functions that accept the old form."
             ) from error
+        if mismatch.missing or mismatch.unexpected:
+            self.mismatches.append(_Mismatch(value, known, mismatch))
+        return value
 
     def state(self, payload: Any) -> Any:
         payload = self.here(payload)

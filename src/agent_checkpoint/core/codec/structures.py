@@ -6,8 +6,9 @@ Values are rebuilt without calling `__init__`. Does not depend on the type regis
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from enum import Enum
+from functools import cached_property
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
@@ -20,11 +21,25 @@ BEYOND_FIELDS = object()
 """Returned by `Structure.encode` for a value with content outside its fields."""
 
 
+class FieldMismatch(NamedTuple):
+    """How stored fields differ from those of the class."""
+
+    missing: list[str]
+    unexpected: list[str]
+
+
 class Structure(NamedTuple):
-    """The encoder and the decoder of one class: from a value to its fields, and back."""
+    """The encoder and the decoder of one class: from a value to its fields, and back.
+
+    `compare` finds differences between stored fields and those of the class; `decode` fills missing
+    fields with their defaults and ignores unexpected ones. `migrate` applies a function to the
+    fields by name.
+    """
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+    compare: Callable[[Any], FieldMismatch] = lambda data: FieldMismatch([], [])
+    migrate: Callable[[Any, Callable[[Any], Any]], Any] = lambda data, run: run(data)
 
 
 def has_hidden_content(cls: type) -> bool:
@@ -62,18 +77,36 @@ def structure_of(cls: type) -> Structure | None:
     if issubclass(cls, Enum):
         return Structure(_encode_enum, lambda data: _decode_enum(cls, data))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return Structure(_encode_named_tuple, lambda data: _decode_named_tuple(cls, data))
+        return Structure(
+            _encode_named_tuple,
+            lambda data: _decode_named_tuple(cls, data),
+            lambda data: _compare(data, cls._fields, cls._fields),
+        )
     if hasattr(cls, "model_construct") and hasattr(cls, "model_fields"):
-        return Structure(_encode_pydantic, lambda data: _decode_pydantic(cls, data))
+        return Structure(
+            _encode_pydantic,
+            lambda data: _decode_pydantic(cls, data),
+            lambda data: _compare_pydantic(cls, data),
+            lambda data, run: _migrate_pydantic(cls, data, run),
+        )
     if has_hidden_content(cls):
         return None
     if dataclasses.is_dataclass(cls):
-        names = tuple(field.name for field in dataclasses.fields(cls))
+        fields: Iterable[Any] = dataclasses.fields(cls)
     elif hasattr(cls, _ATTRS):
-        names = tuple(field.name for field in getattr(cls, _ATTRS))
+        fields = getattr(cls, _ATTRS)
     else:
         return None
-    return Structure(lambda value: _encode_fields(names, value), lambda data: _build(cls, data))
+    names = tuple(field.name for field in fields)
+    # A field without an argument of __init__ and without a default may never have been set.
+    unset = {field.name for field in fields if not field.init}
+    unset -= {name for name, default in _defaults(cls).items() if default is not None}
+    required = [name for name in names if name not in unset]
+    return Structure(
+        lambda value: _encode_fields(names, value),
+        lambda data: _build(cls, data),
+        lambda data: _compare(data, names, required),
+    )
 
 
 def _encode_enum(value: Enum) -> Any:
@@ -98,8 +131,10 @@ def _encode_named_tuple(value: Any) -> Any:
 
 
 def _decode_named_tuple(cls: Any, data: Mapping[str, Any]) -> Any:
-    _check_names(cls, data, cls._fields)
     defaults = cls._field_defaults
+    lacking = [name for name in cls._fields if name not in data and name not in defaults]
+    if lacking:
+        raise StateError(f"{cls.__name__} needs {', '.join(lacking)}")
     return tuple.__new__(
         cls, [data[name] if name in data else defaults[name] for name in cls._fields]
     )
@@ -128,7 +163,6 @@ def _check_attrs(cls: type, extra: set[str]) -> None:
 
 def _build(cls: Any, data: Mapping[str, Any]) -> Any:
     defaults = _defaults(cls)
-    _check_names(cls, data, defaults)
     fresh = object.__new__(cls)  # its own __new__ may take arguments
     for name, make_default in defaults.items():
         if name in data:
@@ -173,29 +207,81 @@ def _encode_pydantic(value: Any) -> dict[str, Any]:
 
 
 def _decode_pydantic(cls: Any, data: Mapping[str, Any]) -> Any:
-    fields = dict(data["fields"])
+    fields, private = dict(data["fields"]), data.get("private")
     for name, field in cls.model_fields.items():
         if name not in fields and not field.is_required():
             fields[name] = field.get_default(call_default_factory=True)
+    defaults = _private_defaults(cls)
+    if private is not None or defaults:
+        given = private or {}
+        private = {**given, **{name: defaults[name]() for name in defaults if name not in given}}
     fresh = cls.__new__(cls)
     fresh.__setstate__(
         {
             "__dict__": fields,
             "__pydantic_fields_set__": set(data["set"]),
             "__pydantic_extra__": data.get("extra", {} if _keeps_extra(cls) else None),
-            "__pydantic_private__": data.get("private"),
+            "__pydantic_private__": private,
         }
     )
     return fresh
+
+
+def _compare_pydantic(cls: Any, data: Mapping[str, Any]) -> FieldMismatch:
+    fields, private = data["fields"], data.get("private") or {}
+    given = [name for name in fields if not _is_cached(cls, name)]
+    if not _keeps_extra(cls):
+        given += data.get("extra") or ()
+    missing, unexpected = _compare(dict.fromkeys(given), cls.model_fields, cls.model_fields)
+    hidden = _compare(private, cls.__private_attributes__, _private_defaults(cls))
+    return FieldMismatch(missing + hidden.missing, unexpected + hidden.unexpected)
+
+
+def _migrate_pydantic(
+    cls: Any, data: Mapping[str, Any], run: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Migrate fields, extra fields and private attributes as one dict, without cached values."""
+    fields = {name: data["fields"][name] for name in data["fields"] if not _is_cached(cls, name)}
+    old = {**fields, **(data.get("extra") or {}), **(data.get("private") or {})}
+    new, was_set = run(dict(old)), set(data["set"])
+    private = {name: new[name] for name in new if name in cls.__private_attributes__}
+    extra = {
+        name: new[name]
+        for name in new
+        if _keeps_extra(cls) and name not in private and name not in cls.model_fields
+    }
+    fields = {name: new[name] for name in new if name not in private and name not in extra}
+    is_set = {name for name in {**fields, **extra} if name in was_set or name not in old}
+    migrated: dict[str, Any] = {"fields": fields, "set": is_set}
+    if extra:
+        migrated["extra"] = extra
+    if private or data.get("private") is not None:
+        migrated["private"] = private
+    return migrated
+
+
+def _private_defaults(cls: Any) -> dict[str, Callable[[], Any]]:
+    """Return the defaults of private attributes; those without a default may never be set."""
+    return {
+        name: attribute.default_factory or attribute.get_default
+        for name, attribute in cls.__private_attributes__.items()
+        if attribute.default_factory is not None or repr(attribute.default) != "PydanticUndefined"
+    }
 
 
 def _keeps_extra(cls: Any) -> bool:
     return bool(cls.model_config.get("extra") == "allow")
 
 
-def _check_names(cls: type, data: Any, known: Any) -> None:
+def _is_cached(cls: Any, name: str) -> bool:
+    # Pydantic keeps the values of cached properties among the fields.
+    return isinstance(getattr(cls, name, None), cached_property)
+
+
+def _compare(data: Any, known: Container[str], required: Iterable[str]) -> FieldMismatch:
     if not isinstance(data, Mapping):
         raise StateError("expected a mapping of fields")
-    unknown = sorted(set(data) - set(known))
-    if unknown:
-        raise StateError(f"{cls.__name__} has no field {', '.join(unknown)}")
+    return FieldMismatch(
+        [name for name in required if name not in data],
+        sorted(str(name) for name in data if name not in known),
+    )
