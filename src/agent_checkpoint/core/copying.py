@@ -15,10 +15,10 @@ from agent_checkpoint.core.immutable import ImmutableDict, ImmutableList
 from agent_checkpoint.core.path_errors import (
     ITEMS,
     MAX_DEPTH,
+    OpaqueValueError,
     PathError,
     TooDeepError,
     cause_text,
-    failing_path,
     key_segment,
 )
 from agent_checkpoint.core.stateful import StateDict, is_stateful_part, writes_own_objects
@@ -180,12 +180,14 @@ def _copy(value: Any, depth: int, descend: Descend, live: Any = None) -> Any:
     try:
         return copy.deepcopy(value)
     except Exception as error:
-        path_error = PathError(
-            f"cannot be copied ({cause_text(error)}). Keep it in an attribute with a leading "
-            "underscore, or leave it out of _checkpoint_fields()."
-        )
-        path_error.segments = failing_path(value, copy.deepcopy)
-        raise path_error from error
+        raise OpaqueValueError(
+            value,
+            error,
+            copy.deepcopy,
+            "copied",
+            "Keep it in an attribute with a leading underscore, or leave it out of "
+            "_checkpoint_fields().",
+        ) from error
 
 
 def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:

@@ -240,7 +240,12 @@ def replace_items(log: Log[T], other: Log[T]) -> Callable[[], None]:
 
 
 class LogItems(OutOfLineValue):
-    """The items of a log at the time of a capture, to be written to a store."""
+    """The items of a log at the time of a capture, to be written to a store.
+
+    `path` is how messages refer to the log.
+    """
+
+    path = "log"
 
     def __init__(self, log: Log[Any], encode: ItemEncoder) -> None:
         self._log = log
@@ -296,7 +301,7 @@ class LogItems(OutOfLineValue):
 
     def _encoded(self, start: int) -> Iterator[JsonValue]:
         for place, item in enumerate(self._items[start : self._count], start):
-            with as_state_error(f"log[{place}]", item):
+            with as_state_error(f"{self.path}[{place}]", item):
                 tree = self._encode(item)
             yield tree
 

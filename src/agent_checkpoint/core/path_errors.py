@@ -24,6 +24,7 @@ value that was saved can be loaded, unless the caller has used up the rest.
 ITEMS: dict[type, Callable[[Any], Iterable[Any]]] = {}
 """Reads the items of a sequence that shows copies of them. `core.log` adds its own."""
 
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _SHOWN_SEGMENTS = 12
 _SHOWN_TEXTS = 20
 
@@ -49,6 +50,34 @@ class PathError(Exception):
             segments = [*segments[:_SHOWN_SEGMENTS], " … ", *segments[-_SHOWN_SEGMENTS:]]
         return root + "".join(segments)
 
+    def message(self, root: str) -> str:
+        """Return the message, with the path first."""
+        return f"{self.path(root)} {self.reason}"
+
+
+class OpaqueValueError(PathError):
+    """A value that is pickled or copied as a whole cannot be; a value inside it may be the cause.
+
+    The message names the value and its class first, because that is what the user knows.
+    """
+
+    def __init__(
+        self, value: Any, error: Exception, attempt: Callable[[Any], object], verb: str, advice: str
+    ) -> None:
+        super().__init__(f"cannot be {verb}")
+        self.cause, self.advice = cause_text(error), advice
+        outer, part = _failing_parts(value, attempt, _CONTAINERS)
+        inner, innermost = _failing_parts(part, attempt)
+        self.segments, self.kind = outer[::-1], type_name(part)
+        self.inner, self.inner_kind = inner[::-1], type_name(innermost)
+
+    def message(self, root: str) -> str:
+        """Return the message: the value and its class, then the path inside it."""
+        path, inner = self.path(root), PathError("")
+        inner.segments = self.inner
+        because = f" because of {inner.path(path)} ({self.inner_kind})" if self.inner else ""
+        return f"{path} ({self.kind}) {self.reason}{because} ({self.cause}). {self.advice}"
+
 
 class TooDeepError(PathError):
     """The value is nested too deeply, or refers to itself."""
@@ -72,17 +101,21 @@ def as_state_error(root: str, value: Any = None) -> Iterator[None]:
         cycle = find_cycle(value)
         if cycle is None:
             if isinstance(error, TooDeepError):
-                raise StateError(f"{error.path(root)} {error.reason}") from None
+                raise StateError(error.message(root)) from None
             raise StateError(
                 f"{root} is nested deeper than the remaining Python stack or {MAX_DEPTH} levels. "
                 "Flatten it, or call this with a shallower stack."
             ) from None
+        outermost = cycle.segments[-1]
+        kind = next((type_name(part) for name, part in children(value) or () if name == outermost))
+        inner = f" contains a cycle: {cycle.path(root)}" if len(cycle.segments) > 1 else ""
         raise StateError(
-            f"{cycle.path(root)} refers back to a value that contains it. A state must not have "
-            "cycles: remove the reference, or keep it in an attribute with a leading underscore."
+            f"{root}{outermost} ({kind}){inner} refers back to a value that contains it. A state "
+            "must not have cycles: remove the reference, or keep it in an attribute with a leading "
+            "underscore."
         ) from None
     except PathError as error:
-        raise error.error_type(f"{error.path(root)} {error.reason}") from error.__cause__
+        raise error.error_type(error.message(root)) from error.__cause__
 
 
 def key_segment(key: Any, *, whole: bool = False) -> str:
@@ -115,7 +148,7 @@ def find_cycle(value: Any) -> PathError | None:
         segment, child = step
         if id(child) in opened:
             error = PathError("")
-            error.segments = [segment, *reversed(segments)]
+            error.segments = [segment, *reversed(segments[1:])]  # the first is the value itself
             return error
         below = None if id(child) in done else children(child)
         if below is not None:
@@ -149,10 +182,22 @@ def listed(texts: list[str], separator: str = ", ") -> str:
     return separator.join(texts[:_SHOWN_TEXTS]) + (f" and {more} more" if more > 0 else "")
 
 
-def failing_path(value: Any, attempt: Callable[[Any], object]) -> list[str]:
-    """Return the path, innermost first, of the smallest nested value for which `attempt` fails."""
+def type_name(value: Any) -> str:
+    """Return the name of the class of a value, with its module."""
+    cls = type(value)
+    name = cls.__qualname__.rpartition("<locals>.")[2]
+    return name if cls.__module__ in ("builtins", "__main__") else f"{cls.__module__}.{name}"
+
+
+def _failing_parts(
+    value: Any, attempt: Callable[[Any], object], within: type | tuple[type, ...] = object
+) -> tuple[list[str], Any]:
+    """Return the path to the smallest part of a value that `attempt` fails on, and that part.
+
+    Goes only into values of the classes `within`. The path is empty for the value itself.
+    """
     segments: list[str] = []
-    for _ in range(MAX_DEPTH):
+    while isinstance(value, within) and len(segments) < MAX_DEPTH:
         for segment, child in children(value) or ():
             try:
                 attempt(child)
@@ -162,14 +207,14 @@ def failing_path(value: Any, attempt: Callable[[Any], object]) -> list[str]:
                 break
         else:
             break
-    return segments[::-1]
+    return segments, value
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]] | None:
     """Return the nested values of a value with their path segments; None if it has none."""
     if isinstance(value, dict):
         return ((key_segment(key), item) for key, item in list(value.items()))
-    if isinstance(value, (list, tuple, set, frozenset, deque)):
+    if isinstance(value, _CONTAINERS):
         return ((f"[{index}]", item) for index, item in enumerate(list(value)))
     if type(value) in ITEMS:
         return ((f"[{index}]", item) for index, item in enumerate(ITEMS[type(value)](value)))

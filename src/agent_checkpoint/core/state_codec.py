@@ -12,8 +12,8 @@ from agent_checkpoint.core.codec.encode import NewWriter, encode, encode_as_pick
 from agent_checkpoint.core.codec.type_hints import hinted_types
 from agent_checkpoint.core.copying import snapshot
 from agent_checkpoint.core.loading import class_of_state, rebuild_state
-from agent_checkpoint.core.log import Log
-from agent_checkpoint.core.path_errors import as_state_error, cause_text
+from agent_checkpoint.core.log import Log, LogItems
+from agent_checkpoint.core.path_errors import as_state_error, cause_text, key_segment
 from agent_checkpoint.core.stateful import StateDict, writes_own_objects
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.options import StateFormat
@@ -39,7 +39,9 @@ def encode_state(
     """
     for attempt in range(_TRIES):
         try:
-            return _encode(subject, path, fmt, new_writer)
+            tree = _encode(subject, path, fmt, new_writer)
+            _name_logs(tree, path)
+            return tree
         except RuntimeError as error:
             # Another thread changed a container during the walk: try again.
             if "during iteration" not in str(error) or attempt == _TRIES - 1:
@@ -97,6 +99,18 @@ def _encode(subject: Any, path: str, fmt: StateFormat, new_writer: NewWriter | N
         return encode(subject, path, new_writer) if is_json else _pickle_dict(subject, path)
     state = _call_state_dict(subject, path)
     return encode(state, path) if fmt == "json" else encode_as_pickle(state, path)
+
+
+def _name_logs(tree: Any, path: str) -> None:
+    """Tell the logs of a part how messages refer to them: they are written later."""
+    members = tree.get("$state", tree) if isinstance(tree, dict) else {}
+    if isinstance(members.get("$log"), LogItems):
+        members["$log"].path = path
+        return
+    for name, member in members.items():
+        items = member.get("$log") if isinstance(member, dict) else None
+        if isinstance(items, LogItems):
+            items.path = path + key_segment(name)
 
 
 def _pickle_dict(subject: dict[str, Any], path: str) -> JsonValue:

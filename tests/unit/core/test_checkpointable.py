@@ -487,7 +487,9 @@ class TestClone:
         assert agent.call_count == 5
 
     def test_a_value_that_cannot_be_copied_is_named(self) -> None:
-        with pytest.raises(StateError, match=r"agent\.part\[1\] cannot be copied"):
+        with pytest.raises(
+            StateError, match=r"agent\.part\[1\] \(_thread\.lock\) cannot be copied"
+        ):
             Holder([1, threading.Lock()]).clone()
 
 

@@ -555,14 +555,17 @@ class TestRefusedValues:
     @pytest.mark.parametrize(
         ("value", "path"),
         [
-            ({"memory": [0, 1, 2, {"client": threading.Lock()}]}, "agent.memory[3].client"),
-            ({"two words": threading.Lock()}, 'agent["two words"]'),
-            ({"a": {7: threading.Lock()}}, "agent.a[7]"),
-            ({"a": (0, threading.Lock())}, "agent.a[1]"),
-            ({"a": deque([threading.Lock()])}, "agent.a[0]"),
-            ({"a": Custom(b=[Custom(c=threading.Lock())])}, "agent.a.b[0].c"),
-            ({"a": lambda: 0}, "agent.a"),
-            ({"a": defaultdict(lambda: 0)}, "agent.a"),
+            (
+                {"memory": [0, 1, 2, {"client": threading.Lock()}]},
+                "agent.memory[3].client (_thread.lock)",
+            ),
+            ({"two words": threading.Lock()}, 'agent["two words"] (_thread.lock)'),
+            ({"a": {7: threading.Lock()}}, "agent.a[7] (_thread.lock)"),
+            ({"a": (0, threading.Lock())}, "agent.a[1] (_thread.lock)"),
+            ({"a": deque([threading.Lock()])}, "agent.a[0] (_thread.lock)"),
+            ({"a": Custom(b=[Custom(c=threading.Lock())])}, f"agent.a ({__name__}.Custom)"),
+            ({"a": lambda: 0}, "agent.a (function)"),
+            ({"a": defaultdict(lambda: 0)}, "agent.a (collections.defaultdict)"),
         ],
         ids=lambda value: value if isinstance(value, str) else "",
     )
@@ -573,7 +576,9 @@ class TestRefusedValues:
             encode_state(value, "agent", fmt)
 
     def test_a_key_with_a_huge_number_does_not_break_the_message(self) -> None:
-        with pytest.raises(StateError, match=r"^agent\.a\[0x[0-9a-f]+…\] cannot be captured"):
+        with pytest.raises(
+            StateError, match=r"^agent\.a\[0x[0-9a-f]+…\] \(_thread\.lock\) cannot be"
+        ):
             encode_state({"a": {10**5000: threading.Lock()}}, "agent")
 
     def test_a_key_whose_repr_fails_does_not_break_the_message(self) -> None:
@@ -581,7 +586,7 @@ class TestRefusedValues:
             def __repr__(self) -> str:
                 raise ValueError
 
-        with pytest.raises(StateError, match=r"^agent\.a\[<Unspeakable>\] cannot be captured"):
+        with pytest.raises(StateError, match=r"^agent\.a\[<Unspeakable>\] \(\S+\) cannot be"):
             encode_state({"a": {Unspeakable(): threading.Lock()}}, "agent")
 
     @pytest.mark.parametrize(
@@ -591,7 +596,9 @@ class TestRefusedValues:
     def test_a_cycle_is_refused(self, make: Any) -> None:
         value: list[Any] = []
         make(value)
-        with pytest.raises(StateError, match=r"^agent\.v\[0\].* refers back"):
+        with pytest.raises(
+            StateError, match=r"^agent\.v \(list\) contains a cycle: agent\.v\[0\].* refers back"
+        ):
             encode_state({"v": value}, "agent")
 
     @pytest.mark.parametrize(

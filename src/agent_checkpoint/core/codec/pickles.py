@@ -11,7 +11,7 @@ import pickle
 from typing import Any
 
 from agent_checkpoint.core.codec.scalars import decode_bytes, encode_bytes
-from agent_checkpoint.core.path_errors import PathError, cause_text, failing_path
+from agent_checkpoint.core.path_errors import OpaqueValueError, PathError, cause_text
 from agent_checkpoint.errors import StateError
 from agent_checkpoint.records import JsonValue
 from agent_checkpoint.seal import check_seal, make_seal
@@ -67,10 +67,11 @@ def decode_pickle(payload: Any, *, trust: bool) -> Any:
 
 
 def _unpicklable(value: Any, error: Exception) -> PathError:
-    reason = (
-        f"cannot be captured ({cause_text(error)}). Keep it in an attribute with a leading "
-        "underscore, leave it out of _checkpoint_fields(), or register_type() its class."
+    return OpaqueValueError(
+        value,
+        error,
+        lambda part: pickle.dumps(part, _PROTOCOL),
+        "captured",
+        "Keep it in an attribute with a leading underscore, leave it out of _checkpoint_fields(), "
+        "or register_type() its class.",
     )
-    path_error = PathError(reason)
-    path_error.segments = failing_path(value, lambda part: pickle.dumps(part, _PROTOCOL))
-    return path_error

@@ -411,5 +411,8 @@ class TestNesting:
         register_type(Noted)
         value = Noted([])
         value.x.append(value)
-        with pytest.raises(StateError, match=r"^agent\.value\.x\[0\] refers back"):
+        with pytest.raises(
+            StateError,
+            match=r"^agent\.value \(\S+\.Noted\) contains a cycle: agent\.value\.x\[0\] refers",
+        ):
             written(value)
