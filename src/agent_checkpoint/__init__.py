@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from agent_checkpoint.core.external_snapshot import External as External
     from agent_checkpoint.core.log import Log as Log
     from agent_checkpoint.core.migrations import register_migration as register_migration
+    from agent_checkpoint.core.stateful import LoadResult as LoadResult
+    from agent_checkpoint.core.stateful import StateDict as StateDict
     from agent_checkpoint.core.stateful import Stateful as Stateful
     from agent_checkpoint.errors import ApprovalDeniedError as ApprovalDeniedError
     from agent_checkpoint.errors import CheckpointError as CheckpointError
@@ -47,17 +49,41 @@ if TYPE_CHECKING:
     from agent_checkpoint.errors import WorkspaceError as WorkspaceError
     from agent_checkpoint.manager.decorator import checkpoint as checkpoint
     from agent_checkpoint.manager.manager import CheckpointManager as CheckpointManager
+    from agent_checkpoint.records import Checkpoint as Checkpoint
+    from agent_checkpoint.records import HistoryRow as HistoryRow
+    from agent_checkpoint.session.branch.trial import Trial as Trial
     from agent_checkpoint.session.effects.approvals import Approvals as Approvals
+    from agent_checkpoint.session.effects.effect_context import ApprovalQuestion as ApprovalQuestion
+    from agent_checkpoint.session.effects.effect_context import EffectContext as EffectContext
+    from agent_checkpoint.session.explore.backtrack import Backtracking as Backtracking
     from agent_checkpoint.session.explore.backtrack import backtrack as backtrack
     from agent_checkpoint.session.explore.explore import explore as explore
+    from agent_checkpoint.session.explore.outcome import Outcome as Outcome
+    from agent_checkpoint.session.explore.outcome import Summary as Summary
+    from agent_checkpoint.session.rollback.rollback_report import RollbackReport as RollbackReport
+    from agent_checkpoint.session.session import Branch as Branch
     from agent_checkpoint.session.session import Session as Session
+    from agent_checkpoint.session.session_list import SessionRow as SessionRow
     from agent_checkpoint.session.session_list import list_sessions as list_sessions
+    from agent_checkpoint.session.tasks import Task as Task
+    from agent_checkpoint.session.tasks import Tasks as Tasks
     from agent_checkpoint.session.tools.tool import tool as tool
+    from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest as ApprovalRequest
+    from agent_checkpoint.store.ledger.ledger_state import Effect as Effect
+    from agent_checkpoint.store.maintenance.gc import GcReport as GcReport
+    from agent_checkpoint.store.maintenance.purge import PurgeReport as PurgeReport
     from agent_checkpoint.store.maintenance.retention import KeepBest as KeepBest
     from agent_checkpoint.store.maintenance.retention import KeepEvery as KeepEvery
     from agent_checkpoint.store.maintenance.retention import KeepLatest as KeepLatest
     from agent_checkpoint.store.maintenance.retention import KeepNewerThan as KeepNewerThan
     from agent_checkpoint.store.maintenance.retention import KeepTagged as KeepTagged
+    from agent_checkpoint.store.maintenance.retention import Policy as Policy
+    from agent_checkpoint.store.maintenance.verify import VerifyReport as VerifyReport
+    from agent_checkpoint.workspace.restore.plan import Plan as Plan
+    from agent_checkpoint.workspace.tree.snapshot import PathNote as PathNote
+    from agent_checkpoint.workspace.tree.snapshot import Tree as Tree
+    from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff as WorkspaceDiff
+    from agent_checkpoint.workspace.workspace import Fork as Fork
     from agent_checkpoint.workspace.workspace import Workspace as Workspace
 
 __version__ = "0.2.0.dev0"
@@ -68,12 +94,12 @@ _OWNERS = {
     "backends.memory": ("MemoryBackend",),
     "backends.wrapper": ("WrapperBackend",),
     "core.checkpointable": ("Checkpointable",),
+    "core.class_names": ("register_alias",),
+    "core.codec.type_registry": ("register_type",),
     "core.external_snapshot": ("External",),
     "core.log": ("Log",),
     "core.migrations": ("register_migration",),
-    "core.class_names": ("register_alias",),
-    "core.stateful": ("Stateful",),
-    "core.codec.type_registry": ("register_type",),
+    "core.stateful": ("LoadResult", "StateDict", "Stateful"),
     "errors": (
         "ApprovalDeniedError",
         "CheckpointError",
@@ -99,21 +125,35 @@ _OWNERS = {
     ),
     "manager.decorator": ("checkpoint",),
     "manager.manager": ("CheckpointManager",),
+    "records": ("Checkpoint", "HistoryRow"),
+    "session.branch.trial": ("Trial",),
     "session.effects.approvals": ("Approvals",),
-    "session.session_list": ("list_sessions",),
-    "session.session": ("Session",),
-    "session.tools.tool": ("tool",),
-    "session.explore.backtrack": ("backtrack",),
+    "session.effects.effect_context": ("ApprovalQuestion", "EffectContext"),
+    "session.explore.backtrack": ("Backtracking", "backtrack"),
     "session.explore.explore": ("explore",),
+    "session.explore.outcome": ("Outcome", "Summary"),
+    "session.rollback.rollback_report": ("RollbackReport",),
+    "session.session": ("Branch", "Session"),
+    "session.session_list": ("SessionRow", "list_sessions"),
+    "session.tasks": ("Task", "Tasks"),
+    "session.tools.tool": ("tool",),
+    "store.ledger.ledger_state": ("ApprovalRequest", "Effect"),
+    "store.maintenance.gc": ("GcReport",),
+    "store.maintenance.purge": ("PurgeReport",),
     "store.maintenance.retention": (
         "KeepBest",
         "KeepEvery",
         "KeepLatest",
         "KeepNewerThan",
         "KeepTagged",
+        "Policy",
     ),
+    "store.maintenance.verify": ("VerifyReport",),
     "transcripts": ("transcripts",),  # the module itself
-    "workspace.workspace": ("Workspace",),
+    "workspace.restore.plan": ("Plan",),
+    "workspace.tree.snapshot": ("PathNote", "Tree"),
+    "workspace.tree.workspace_diff": ("WorkspaceDiff",),
+    "workspace.workspace": ("Fork", "Workspace"),
 }
 _MODULE_OF = {name: module for module, names in _OWNERS.items() for name in names}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, Literal, NamedTuple, Union
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Union
 
 from agent_checkpoint.errors import InvalidInputError
 
@@ -45,6 +45,23 @@ class Kind:
     """A checkpoint whose secrets were redacted."""
     UNREADABLE: Final = "unreadable"
     """In listings, in the place of a kind: the entry cannot be read. Never stored."""
+
+
+class _HistoryRow(TypedDict):
+    id: str
+    ts: float | None
+    kind: str
+    label: str | None
+    tags: list[str]
+    metrics: dict[str, float]
+    parents: list[str]
+    parts: list[str]
+
+
+class HistoryRow(_HistoryRow, total=False):
+    """A checkpoint in a history, without its state. `error` is the reason why it is unreadable."""
+
+    error: str
 
 
 ROLLBACK_KINDS = frozenset({Kind.ROLLBACK, Kind.RESTORE, Kind.ADOPT})
@@ -143,7 +160,7 @@ class Checkpoint(NamedTuple):
         """Return a draft with the same content."""
         return Draft(self.key, self.parts, self.kind, self.label, self.tags, self.metrics)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> HistoryRow:
         """Return all fields except the state, in the form that `history` returns."""
         return {
             "id": self.id,

@@ -9,7 +9,7 @@ from agent_checkpoint.cli.output import format_time, json_fields, one_line
 from agent_checkpoint.errors import UNUSABLE, InvalidInputError, NotFoundError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import Effect, Request
+from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest, Effect
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
 
@@ -26,7 +26,7 @@ def effect_json(effect: Effect) -> dict[str, Any]:
     return json_fields(effect, "id session tool words kind status ts task at note")
 
 
-def request_json(request: Request) -> dict[str, Any]:
+def request_json(request: ApprovalRequest) -> dict[str, Any]:
     """Return a request as JSON data; the caller adds the arguments."""
     data = json_fields(request, "id session tool words status ts expires task at answer by reason")
     if request.status == "pending" and request.is_expired:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from weakref import WeakSet
 
 from agent_checkpoint.core.codec.decode import TAG_HANDLERS
@@ -20,7 +20,14 @@ from agent_checkpoint.store.objects.merkle_list import MerkleListBuilder, Stored
 from agent_checkpoint.store.objects.splitting import IN_ENTRY, OutOfLineValue, add_item, put_list
 from agent_checkpoint.store.objects.writer import Writer
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)  # `Log()` is a Log[Any]
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 
 
 class Log(Sequence[T]):
@@ -31,6 +38,10 @@ class Log(Sequence[T]):
     `truncate(n)` removes items at the end, `replace(items)` replaces all.
     """
 
+    @overload
+    def __init__(self) -> None: ...
+    @overload
+    def __init__(self, items: Iterable[T]) -> None: ...
     def __init__(self, items: Iterable[T] = ()) -> None:
         self._items: list[T] = []
         self._reset()

@@ -38,7 +38,15 @@ from agent_checkpoint.manager.checkpoint_parts import (
 from agent_checkpoint.manager.expected_head import expect_head, head_conflict
 from agent_checkpoint.manager.key_deletion import delete_key
 from agent_checkpoint.options import BackendName, Compression, Durability, StateFormat, check_option
-from agent_checkpoint.records import Checkpoint, Draft, Kind, check_key, draft_from, short_repr
+from agent_checkpoint.records import (
+    Checkpoint,
+    Draft,
+    HistoryRow,
+    Kind,
+    check_key,
+    draft_from,
+    short_repr,
+)
 from agent_checkpoint.store.archive.archive_file import export_archive
 from agent_checkpoint.store.archive.importer import import_archive, remove_dead_imports
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
@@ -281,7 +289,7 @@ class CheckpointManager:
         self.background.flush()
         return self.store.list_keys(prefix)
 
-    def history(self, key: str, n: int | None = None) -> list[dict[str, Any]]:
+    def history(self, key: str, n: int | None = None) -> list[HistoryRow]:
         """Return the newest `n` checkpoints of a key, or all, newest first.
 
         A checkpoint that cannot be read has `kind` "unreadable" and the reason as `error`.
@@ -612,7 +620,7 @@ class CheckpointManager:
     aclose = in_thread(close)
 
 
-def _row(key: str, seq: int, data: bytes) -> dict[str, Any]:
+def _row(key: str, seq: int, data: bytes) -> HistoryRow:
     try:
         return read_checkpoint(key, seq, data).summary()
     except UNUSABLE as error:

@@ -60,11 +60,12 @@ from agent_checkpoint.session.session_open import SessionOpener, manager_for
 from agent_checkpoint.session.session_state import AGENT, RESERVED_PARTS, SessionState
 from agent_checkpoint.session.tasks import Tasks
 from agent_checkpoint.session.tool_runner import ToolRunner
-from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, Effect, Request
+from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, ApprovalRequest, Effect
 from agent_checkpoint.workspace.workspace import Fork, Workspace
 
 if TYPE_CHECKING:
     from agent_checkpoint.core.log import Log
+    from agent_checkpoint.records import HistoryRow
     from agent_checkpoint.session.branch.session_fork import ForkPoint
     from agent_checkpoint.session.branch.trial import Trial
     from agent_checkpoint.workspace.tree.workspace_diff import WorkspaceDiff
@@ -274,7 +275,7 @@ class Session:
 
     # -- history ---------------------------------------------------------------------------------
 
-    def history(self, n: int | None = None) -> list[dict[str, Any]]:
+    def history(self, n: int | None = None) -> list[HistoryRow]:
         """Return the newest `n` checkpoints, or all, newest first.
 
         Raises the same errors as `CheckpointManager.history`.
@@ -461,7 +462,7 @@ class Session:
                 outcomes.append({**row, "denied": request.reason or ""})
         return outcomes
 
-    def _carry_out(self, request: Request) -> dict[str, Any]:
+    def _carry_out(self, request: ApprovalRequest) -> dict[str, Any]:
         try:
             with as_current(self._tools):
                 return {"result": self._tools.carry_out(request)}

@@ -46,7 +46,13 @@ from agent_checkpoint.session.tools.effect_kinds import behaviour_of
 from agent_checkpoint.session.tools.invoke import awaitables_on_this_loop, run_if_awaitable
 from agent_checkpoint.session.tools.method_owner import part_name
 from agent_checkpoint.session.tools.tool import Tool, check_same_tool, registered_tool
-from agent_checkpoint.store.ledger.ledger_state import APPROVED, DENIED, PENDING, Request, title_of
+from agent_checkpoint.store.ledger.ledger_state import (
+    APPROVED,
+    DENIED,
+    PENDING,
+    ApprovalRequest,
+    title_of,
+)
 
 
 class ToolRunner:
@@ -89,7 +95,7 @@ class ToolRunner:
             self._release_for_retry(call)
             raise
 
-    def carry_out(self, request: Request) -> Any:
+    def carry_out(self, request: ApprovalRequest) -> Any:
         """Run an approved call, with the approver's edits.
 
         Raises the same errors as `run`.
@@ -223,7 +229,7 @@ class ToolRunner:
         if call.decision is not None and not call.is_replay:
             call.context = EffectContext(call.decision.effect, state.ledger.lineage)
 
-    def _require_approval(self, call: ToolCall) -> Request | None:
+    def _require_approval(self, call: ToolCall) -> ApprovalRequest | None:
         """Return the approved request to consume, or None if an `approve=` function approved.
 
         Raises:

@@ -32,9 +32,9 @@ from agent_checkpoint.store.ledger.ledger_state import (
     PENDING,
     UNREADABLE,
     VOID,
+    ApprovalRequest,
     Effect,
     Epoch,
-    Request,
 )
 from agent_checkpoint.store.ledger.lineage import lineages
 from agent_checkpoint.store.store import Store
@@ -47,7 +47,7 @@ class Approvals:
         # Accept a CheckpointManager as well.
         self._store: Store = getattr(store, "store", store)
 
-    def pending(self, key: str | None = None) -> list[Request]:
+    def pending(self, key: str | None = None) -> list[ApprovalRequest]:
         """Return the requests without an answer, of one session or of all sessions, oldest first.
 
         A ledger that cannot be read is listed at the end as one request with the status
@@ -65,7 +65,7 @@ class Approvals:
         pending = [request for request in pending if key in (None, request.session)]
         return [*sorted(pending, key=lambda request: request.ts), *unreadable]
 
-    def get(self, approval_id: str) -> Request:
+    def get(self, approval_id: str) -> ApprovalRequest:
         """Return a request, whatever its status. Raises the same errors as `approve`."""
         return self._find(approval_id)[1]
 
@@ -120,13 +120,13 @@ class Approvals:
 
         ledger.append("answered", guard=guard, request=approval_id, **answer)
 
-    def _find(self, approval_id: str) -> tuple[Ledger, Request]:
+    def _find(self, approval_id: str) -> tuple[Ledger, ApprovalRequest]:
         """Return a request and its ledger. If several ledgers have the id, prefer an open request.
 
         An imported ledger can repeat ids, but none of its requests is open.
         """
         unreadable: CheckpointError | None = None
-        closed: tuple[Ledger, Request] | None = None
+        closed: tuple[Ledger, ApprovalRequest] | None = None
         for _, ledger in self._ledgers():
             if not isinstance(ledger, Ledger):
                 unreadable = ledger
@@ -155,11 +155,11 @@ class Approvals:
                 yield family, ledger
 
 
-def _unreadable(family: str, error: CheckpointError) -> Request:
+def _unreadable(family: str, error: CheckpointError) -> ApprovalRequest:
     """Return the placeholder for the requests of an unreadable ledger."""
     name, why = PREFIX + family, str(error)
     texts = dict.fromkeys(("session", "tool", "module", "identity", "digest", "at"), "")
-    return Request(
+    return ApprovalRequest(
         id=name,
         **texts,
         seq=0,
@@ -173,7 +173,9 @@ def _unreadable(family: str, error: CheckpointError) -> Request:
     )
 
 
-def find_request(ledger: Ledger, session: str, identity: str, digest: str) -> Request | None:
+def find_request(
+    ledger: Ledger, session: str, identity: str, digest: str
+) -> ApprovalRequest | None:
     """Return the request of a call that can still be answered or consumed."""
     for request in reversed(ledger.state.requests_of.get(identity, {}).values()):
         is_it = (request.session, request.digest) == (session, digest)
@@ -220,7 +222,7 @@ def append_request(
     )
 
 
-def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
+def consume_answer(ledger: Ledger, request: ApprovalRequest, epoch: Epoch) -> None:
     """Consume an answer for a call without an external side effect.
 
     Raises:
@@ -231,7 +233,7 @@ def consume_answer(ledger: Ledger, request: Request, epoch: Epoch) -> None:
     )
 
 
-def check_answer_usable(ledger: Ledger, request: Request) -> None:
+def check_answer_usable(ledger: Ledger, request: ApprovalRequest) -> None:
     """Refuse an answer that was used or voided meanwhile. Raises ConflictError."""
     status = ledger.state.requests[request.id].status
     if status not in (APPROVED, DENIED):
@@ -254,7 +256,7 @@ def void_requests(ledger: Ledger, session: str, epoch: Epoch) -> list[str]:
 
 
 def void_unusable_answer(
-    ledger: Ledger, request: Request, epoch: Epoch, why: CheckpointError
+    ledger: Ledger, request: ApprovalRequest, epoch: Epoch, why: CheckpointError
 ) -> None:
     """Void an answer whose call cannot run; the next call creates a new request.
 
@@ -270,13 +272,13 @@ def void_unusable_answer(
     )
 
 
-def denial(request: Request) -> ApprovalDeniedError:
+def denial(request: ApprovalRequest) -> ApprovalDeniedError:
     """Return the error for a denied call, with the approver's reason."""
     why = f": {request.reason}" if request.reason else ""
     return ApprovalDeniedError(f"{request.title} was denied{why}.", request.reason or "")
 
 
-def arguments_of(ledger: Ledger, record: Request | Effect) -> dict[str, Any]:
+def arguments_of(ledger: Ledger, record: ApprovalRequest | Effect) -> dict[str, Any]:
     """Return the arguments of a request or an effect, with the approver's edits.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from agent_checkpoint.session.effects.idempotency import CallNumber
 from agent_checkpoint.session.tools.call_arguments import describe_call
 from agent_checkpoint.session.tools.tool import Tool
-from agent_checkpoint.store.ledger.ledger_state import Effect, Request
+from agent_checkpoint.store.ledger.ledger_state import ApprovalRequest, Effect
 
 
 class EffectContext:
@@ -63,7 +63,7 @@ class ToolCall:
     call_number: CallNumber | None = None
     decision: Decision | None = None
     context: EffectContext | None = None
-    request: Request | None = None
+    request: ApprovalRequest | None = None
     """The approved request, if `carry_out` runs this call."""
     is_awaited: bool = False
     """Whether the call runs on an event loop, with its blocking steps on another thread."""

@@ -31,8 +31,8 @@ from agent_checkpoint.store.ledger.ledger_state import (
     COMMITTED,
     UNDONE,
     UNKNOWN,
+    ApprovalRequest,
     Effect,
-    Request,
 )
 
 
@@ -55,7 +55,9 @@ class Effects:
 
     # -- run, replay or refuse -------------------------------------------------------------------
 
-    def decide(self, call: ToolCall, *, at: str, request: Request | None = None) -> Decision:
+    def decide(
+        self, call: ToolCall, *, at: str, request: ApprovalRequest | None = None
+    ) -> Decision:
         """Decide about a call for which `find_existing` found nothing.
 
         If the effect is to run, its `started` record is already durable.

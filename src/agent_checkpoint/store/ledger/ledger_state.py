@@ -78,7 +78,7 @@ class Effect:
 
 
 @dataclass(repr=False)
-class Request:
+class ApprovalRequest:
     """An approval request for a tool call."""
 
     id: str
@@ -106,7 +106,7 @@ class Request:
     part: str | None = None
 
     def __repr__(self) -> str:
-        return f"<Request {self.id}: {self.title}, {self.status}>"
+        return f"<ApprovalRequest {self.id}: {self.title}, {self.status}>"
 
     @property
     def title(self) -> str:
@@ -151,11 +151,11 @@ class LedgerState:
     lineage: str
     epochs: dict[str, Epoch] = field(default_factory=dict)
     effects: dict[str, Effect] = field(default_factory=dict)
-    requests: dict[str, Request] = field(default_factory=dict)
+    requests: dict[str, ApprovalRequest] = field(default_factory=dict)
     finished: set[str] = field(default_factory=set)
     effects_of: dict[str, dict[str, Effect]] = field(default_factory=dict)
     """The effects with an idempotency key (`identity`), by id, in order of their start."""
-    requests_of: dict[str, dict[str, Request]] = field(default_factory=dict)
+    requests_of: dict[str, dict[str, ApprovalRequest]] = field(default_factory=dict)
     """The approval requests with an idempotency key (`identity`), by id, oldest first."""
 
     def apply(self, seq: int, record: dict[str, Any]) -> None:
@@ -199,7 +199,7 @@ class LedgerState:
         for name in {effect.identity, effect.also or effect.identity}:
             self.effects_of.setdefault(name, {})[effect.id] = effect
 
-    def _add_request(self, request: Request) -> None:
+    def _add_request(self, request: ApprovalRequest) -> None:
         request = self.requests.setdefault(request.id, request)
         self.requests_of.setdefault(request.identity, {})[request.id] = request
 
@@ -253,7 +253,9 @@ class LedgerState:
     _undone = _undoing
 
     def _asked(self, seq: int, record: dict[str, Any]) -> None:
-        request = Request(id=record["request"], expires=record.get("expires"), **_call(seq, record))
+        request = ApprovalRequest(
+            id=record["request"], expires=record.get("expires"), **_call(seq, record)
+        )
         if "arguments" not in request.parts:
             request.status, request.reason = VOID, _PURGED
         self._add_request(request)
@@ -292,7 +294,7 @@ _PURGED = "its arguments were purged"
 
 
 def _call(seq: int, record: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that `Effect` and `Request` have in common."""
+    """Return the fields that `Effect` and `ApprovalRequest` have in common."""
     names = ("session", "tool", "module", "identity", "digest", "at", "words", "task", "part")
     members = {name: record.get(name) for name in names}
     return {**members, "seq": seq, "ts": record["ts_ns"] / 1e9, "parts": dict(record["parts"])}

@@ -26,8 +26,13 @@ from agent_checkpoint.session.effects.approvals import Approvals
 from agent_checkpoint.session.effects.outcomes import resolve_effect
 from agent_checkpoint.session.session_record import SessionRecord, read_session_record
 from agent_checkpoint.store.ledger.ledger import Ledger
-from agent_checkpoint.store.ledger.ledger_state import UNDOING, UNKNOWN, UNREADABLE, Effect
-from agent_checkpoint.store.ledger.ledger_state import Request as ApprovalRequest
+from agent_checkpoint.store.ledger.ledger_state import (
+    UNDOING,
+    UNKNOWN,
+    UNREADABLE,
+    ApprovalRequest,
+    Effect,
+)
 from agent_checkpoint.web.auth import secrets_equal
 from agent_checkpoint.web.page_text import MAX_NAME, columns, encode_field, link
 from agent_checkpoint.web.rendering import (
