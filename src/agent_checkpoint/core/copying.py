@@ -194,7 +194,8 @@ def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     live = live if isinstance(live, list) and len(live) == len(value) else repeat(None)
     done: list[Any] = []
     try:
-        for item, part in zip(ITEMS.get(type(value), iter)(value), live):
+        items = ITEMS[type(value)](value) if type(value) in ITEMS else value
+        for item, part in zip(items, live):
             done.append(item if type(item) in ATOMS else descend(item, depth + 1, part))
     except PathError as error:
         raise error.at(f"[{len(done)}]") from error.__cause__
@@ -204,13 +205,13 @@ def _sequence(value: Any, depth: int, descend: Descend, live: Any) -> Any:
 def _mapping(value: Any, depth: int, descend: Descend, live: Any) -> Any:
     live = live if isinstance(live, dict) else {}
     done: dict[Any, Any]
-    if type(value) is StateDict:
+    if type(value) is dict or type(value) is ImmutableDict:
+        done = {}
+    elif type(value) is StateDict:
         done = StateDict(types=value.types)
         depth += depth > 0  # as in encode
     elif type(value) is defaultdict:
         done = defaultdict(value.default_factory)
-    elif type(value) is ImmutableDict:
-        done = {}
     else:
         done = type(value)()
     for key, item in value.items():

@@ -13,6 +13,7 @@ from agent_checkpoint import (
     Log,
     Session,
     StateError,
+    transcripts,
 )
 
 
@@ -61,6 +62,16 @@ def test_a_conversation_can_be_compacted_again_and_again(manager) -> None:
             session.save()
     with Session("a", store=manager) as session:
         assert [one["content"] for one in session.messages] == ["so far", "turn 4", "turn 5"]
+
+
+def test_a_repaired_conversation_can_be_assigned(memory) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "ls", "input": {}}
+    with Session("a", store=memory) as session:
+        session.messages.append({"role": "user", "content": "list"})
+        session.messages.append({"role": "assistant", "content": [call]})
+        session.messages = transcripts.repair(session.messages, provider="anthropic")
+        assert transcripts.check(session.messages, provider="anthropic") == []
+        assert session.messages[2]["content"][0]["tool_use_id"] == "t1"
 
 
 @pytest.mark.parametrize("value", ["hello", b"hello", {"role": "user"}, None, 5, object()])
