@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from agent_checkpoint import Checkpointable, IntegrityError, StateError
+from agent_checkpoint import Checkpointable, IntegrityError, Log, StateError
 from agent_checkpoint.core.state_codec import encode_state
 from agent_checkpoint.core.state_diff import diff_states, same
 from agent_checkpoint.store import canonical_json
@@ -46,6 +46,16 @@ def secret() -> Any:
 @given(values)
 def test_every_value_comes_back_exactly_from_json_text(value: Any) -> None:
     assert alike(through_json(value), value)
+
+
+@pytest.mark.slow
+@ours
+@given(values)
+def test_every_value_read_from_a_log_is_stored_and_copied_as_itself(value: Any) -> None:
+    read = Log([value])[0]
+    assert alike(through_json(read), value)
+    assert alike(copy.deepcopy(read), value)
+    assert alike(Log([read]).to_list()[0], value)
 
 
 @pytest.mark.slow
