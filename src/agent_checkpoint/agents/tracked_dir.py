@@ -101,11 +101,11 @@ def _append_result(
     parents: tuple[str, ...],
     plan: Plan,
 ) -> Checkpoint:
-    from agent_checkpoint.workspace.restore.transition import tree_after  # slow to load
+    from agent_checkpoint.workspace.tree.tree_edit import EditedTree  # slow to load
 
     store, key, name = workspace.store, workspace.key, f"@{target.seq}"
     label = f"to {name}" if selected is None else f"{format_paths(selected)} from {name}"
-    files: Any = CapturedState(tree_after(plan, safety.tree), store.writer)
+    files: Any = CapturedState(EditedTree(safety.tree, plan.steps, plan.tree), store.writer)
     draft = Draft(
         key,
         {FILES: files},

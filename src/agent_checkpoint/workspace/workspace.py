@@ -31,6 +31,7 @@ from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.checkpoint_tree import PART, relative_path, tree_in
 from agent_checkpoint.workspace.directory_key import own_key
 from agent_checkpoint.workspace.ignore.rules import Rules
+from agent_checkpoint.workspace.restore.journal import RestoreOptions
 from agent_checkpoint.workspace.restore.staging import has_staging
 from agent_checkpoint.workspace.root_checks import as_store, checked_root, clean_up_forks
 from agent_checkpoint.workspace.scan.scanner import Scanner
@@ -328,11 +329,11 @@ class Workspace:
         """
         if isinstance(paths, (str, os.PathLike)):
             raise InvalidInputError(f"paths= takes a list of paths, such as [{str(paths)!r}].")
-        chosen = None if paths is None else [relative_path(self.path, path) for path in paths]
+        chosen = None if paths is None else tuple(relative_path(self.path, path) for path in paths)
         with self._ready():
             target = self._resolve(tree)
             store, transition = self._store_for(target), self.transition
-            options = transition.options(chosen, exclude, keep_unseen)
+            options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
             if dry_run:
                 return transition.preview(store, target, options)
             with transition.locked():
@@ -369,7 +370,8 @@ class Workspace:
         with self._ready():
             self._check_not_held()
             target, transition = tree_of(tree), self.transition
-            options = transition.options(paths, exclude, keep_unseen)
+            chosen = None if paths is None else tuple(paths)
+            options = RestoreOptions(chosen, tuple(exclude), keep_unseen)
             store = self._store_for(target)
             return transition.run(store, target, held, options, only_if=only_if, decision=decision)
 

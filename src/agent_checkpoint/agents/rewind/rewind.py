@@ -48,7 +48,8 @@ from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.journal import Decision, Journal
 from agent_checkpoint.workspace.restore.plan import Plan
-from agent_checkpoint.workspace.restore.transition import SafetySnapshot, tree_after
+from agent_checkpoint.workspace.restore.transition import SafetySnapshot
+from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 from agent_checkpoint.workspace.workspace import Workspace, WorkspaceFiles
 
 
@@ -205,7 +206,8 @@ class Rewind:
         parts = {name: ReusedPart(tree) for name, tree in safety.parts.items()}
         current = tree_in(self._store, safety)
         if plan is not None and current is not None:
-            parts[FILES] = CapturedState(tree_after(plan, current), self._store.writer)
+            files = EditedTree(current, plan.steps, plan.tree)
+            parts[FILES] = CapturedState(files, self._store.writer)
         note = read_note(self._store, safety)
         if self._lines is not None and note is not None:
             parts[TRANSCRIPT] = ReusedPart(target.parts[TRANSCRIPT])

@@ -29,8 +29,9 @@ from agent_checkpoint.store.objects.references import CapturedState, ReusedPart
 from agent_checkpoint.workspace.checkpoint_tree import PART as FILES
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.restore.journal import Decision
-from agent_checkpoint.workspace.restore.transition import SafetySnapshot, tree_after
+from agent_checkpoint.workspace.restore.transition import SafetySnapshot
 from agent_checkpoint.workspace.tree.snapshot import Tree
+from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 
 if TYPE_CHECKING:
     from agent_checkpoint.store.ledger.ledger_state import Effect
@@ -186,7 +187,8 @@ class FileAdoption(Adoption):
         def append(plan: Any) -> Checkpoint:
             """Append the merge: the session's parts, with the files that the plan makes."""
             parts: dict[str, Any] = {n: ReusedPart(tree) for n, tree in safety.parts.items()}
-            parts[FILES] = CapturedState(tree_after(plan, ours), self._store.writer)
+            files = EditedTree(ours, plan.steps, plan.tree)
+            parts[FILES] = CapturedState(files, self._store.writer)
             parts[SESSION_PART] = new_record.dump()
             draft = Draft(state.key, parts, kind=Kind.ADOPT, label=self._label)
             return state.writer.write(draft, parents)

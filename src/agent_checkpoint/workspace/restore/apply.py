@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from agent_checkpoint.errors import IntegrityError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.workspace.restore.case_insensitive import ignores_case, refuse_collisions
-from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersions, check
+from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, check
 from agent_checkpoint.workspace.restore.journal import Journal
-from agent_checkpoint.workspace.restore.plan import Plan, Step, is_git_index
+from agent_checkpoint.workspace.restore.plan import Plan, is_git_index
 from agent_checkpoint.workspace.restore.staging import (
     FSYNC_EACH_MAX,
     Staging,
@@ -26,6 +26,7 @@ from agent_checkpoint.workspace.restore.staging import (
     sync_file_system,
 )
 from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, opened_file
+from agent_checkpoint.workspace.tree.compare import Change
 from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, LINK, MODE_BITS
 
@@ -99,17 +100,13 @@ class PlanExecutor:
                     self._do(step, lambda step, fd: self._make(step, fd, staging, staged))
             self._set_modes()
             self._sync()
-            stored = {
-                slot_name(step.path): StoredVersions(step.path, step.before, step.after)
-                for step in steps
-            }
-            self.entries.rescue(staging.files, stored)
+            self.entries.rescue(staging.files, {slot_name(step.path): step for step in steps})
         except BaseException:
             staging.close()  # the journal stays: crash recovery rolls it forward, if it is decided
             raise
         staging.end()
 
-    def _stage(self, files: list[Step], staging: Staging) -> set[bytes]:
+    def _stage(self, files: list[Change], staging: Staging) -> set[bytes]:
         """Write the new file contents to the staging directory; return the paths of the files.
 
         Raises:
@@ -133,7 +130,7 @@ class PlanExecutor:
                 ) from error
         return {step.path for step in files}
 
-    def _check_free_space(self, files: Iterable[Step]) -> None:
+    def _check_free_space(self, files: Iterable[Change]) -> None:
         """Check that the file system has space for the files to stage.
 
         Raises:
@@ -146,7 +143,7 @@ class PlanExecutor:
 
     # -- one step --------------------------------------------------------------------------------
 
-    def _is_hard_linked(self, step: Step) -> bool:
+    def _is_hard_linked(self, step: Change) -> bool:
         """Return whether the file has other hard links, which a mode change would affect."""
         if not step.keeps_content or step.after is None or step.after.type != FILE:
             return False
@@ -155,7 +152,7 @@ class PlanExecutor:
             return os.stat(name, dir_fd=fd, follow_symlinks=False).st_nlink > 1
         return False
 
-    def _do(self, step: Step, act: Callable[[Step, int], None]) -> None:
+    def _do(self, step: Change, act: Callable[[Change, int], None]) -> None:
         directory, _, name = step.path.rpartition(b"/")
         shown = os.fsdecode(step.path)
         if shown in self.left or shown in self.failed:
@@ -184,16 +181,16 @@ class PlanExecutor:
         with suppress(OSError), directory_below(self._root, path) as fd:
             self.touched.setdefault(path, set()).update(map(os.fsencode, os.listdir(fd)))
 
-    def _remove(self, step: Step, fd: int, staging: Staging) -> None:
+    def _remove(self, step: Change, fd: int, staging: Staging) -> None:
         if not step.removes_folder:
             self.entries.remove(step, fd, staging)
             return
         with suppress(FileNotFoundError):  # already removed
             check(step, fd)
-            os.rmdir(_name(step), dir_fd=fd)
+            os.rmdir(step.name, dir_fd=fd)
 
-    def _make(self, step: Step, fd: int, staging: Staging, staged: set[bytes]) -> None:
-        name, after = _name(step), step.after
+    def _make(self, step: Change, fd: int, staging: Staging, staged: set[bytes]) -> None:
+        name, after = step.name, step.after
         if after is None:
             return
         if step.keeps_content and step.path not in staged:
@@ -214,12 +211,12 @@ class PlanExecutor:
             else:
                 self.entries.replace(step, fd, staging)
 
-    def _change_mode(self, step: Step, fd: int, mode: int) -> None:
+    def _change_mode(self, step: Change, fd: int, mode: int) -> None:
         look = check(step, fd)
         if step.after is not None and step.after.type == FOLDER:
             self._modes[step.path] = mode
             return
-        with opened_file(fd, _name(step)) as file:
+        with opened_file(fd, step.name) as file:
             if stat_signature(file.stat) != stat_signature(look.stat):
                 raise EntryChanged
             os.fchmod(file.fd, mode)
@@ -263,15 +260,11 @@ class PlanExecutor:
                 os.fsync(fd)
 
 
-def _name(step: Step) -> bytes:
-    return step.path.rpartition(b"/")[2]
-
-
-def _brings_content(step: Step) -> bool:
+def _brings_content(step: Change) -> bool:
     return step.after is not None and step.after.type == FILE and not step.keeps_content
 
 
-def _removes_file(step: Step) -> bool:
+def _removes_file(step: Change) -> bool:
     """Return whether a file or link is removed, possibly to be replaced by a directory."""
     was_file = step.before is not None and step.before.type != FOLDER
     return was_file and (step.after is None or step.after.type == FOLDER)

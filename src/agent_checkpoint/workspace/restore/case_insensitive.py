@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import Hint, WorkspaceError
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.workspace.restore.plan import Step
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
+from agent_checkpoint.workspace.tree.compare import Change
 
 
 def ignores_case(root: int) -> bool:
@@ -25,7 +25,7 @@ def ignores_case(root: int) -> bool:
     return True
 
 
-def refuse_collisions(steps: Iterable[Step]) -> None:
+def refuse_collisions(steps: Iterable[Change]) -> None:
     """Raise an error if two entries to be created differ only in case.
 
     Raises:

@@ -27,7 +27,6 @@ from agent_checkpoint.workspace.restore.atomic_rename import (
     put,
     take,
 )
-from agent_checkpoint.workspace.restore.plan import Step
 from agent_checkpoint.workspace.restore.staging import TAKEN, Staging, partial_name, slot_name
 from agent_checkpoint.workspace.safe_open import (
     EntryChanged,
@@ -35,6 +34,7 @@ from agent_checkpoint.workspace.safe_open import (
     is_open_for_writing,
     opened_file,
 )
+from agent_checkpoint.workspace.tree.compare import Change
 from agent_checkpoint.workspace.tree.dir_state import stat_signature
 from agent_checkpoint.workspace.tree.tree_format import (
     FILE,
@@ -52,17 +52,6 @@ _MAX_KEPT = 1000
 _MAX_STEM_BYTES = 230
 _WRITER_SECONDS, _ALL_WRITERS_SECONDS = 0.05, 1.0
 """Seconds to wait for the writers of one file, and of all files of a restore."""
-
-
-class StoredVersions(NamedTuple):
-    """The old and new versions of a path.
-
-    Both are in the store, so copies in staging may be deleted.
-    """
-
-    path: bytes
-    before: Item | None
-    after: Item | None
 
 
 class _CheckedEntry(NamedTuple):
@@ -90,7 +79,7 @@ class EntrySwap:
 
     # -- one step --------------------------------------------------------------------------------
 
-    def add(self, step: Step, fd: int, staging: Staging) -> None:
+    def add(self, step: Change, fd: int, staging: Staging) -> None:
         """Move a staged entry to a path where nothing exists.
 
         Raises:
@@ -99,7 +88,7 @@ class EntrySwap:
         """
         self._with_slot(step, fd, staging, lambda slot: put(slot, _target(step, fd)))
 
-    def replace(self, step: Step, fd: int, staging: Staging) -> None:
+    def replace(self, step: Change, fd: int, staging: Staging) -> None:
         """Replace an entry that the safety checkpoint holds with a staged entry.
 
         Raises:
@@ -114,7 +103,7 @@ class EntrySwap:
             return
         self._with_slot(step, fd, staging, lambda slot: self._replace(step, fd, slot, checked))
 
-    def remove(self, step: Step, fd: int, staging: Staging) -> None:
+    def remove(self, step: Change, fd: int, staging: Staging) -> None:
         """Remove a file or link that the safety checkpoint holds, if it still exists.
 
         Raises:
@@ -140,7 +129,7 @@ class EntrySwap:
         slot.unlink()
 
     def _with_slot(
-        self, step: Step, fd: int, staging: Staging, act: Callable[[Entry], None]
+        self, step: Change, fd: int, staging: Staging, act: Callable[[Entry], None]
     ) -> None:
         """Call a function with a staged entry. On another mounted file system, use a copy there."""
         slot = Entry(slot_name(step.path), staging.files)
@@ -157,7 +146,7 @@ class EntrySwap:
                 self._clear_aside(step.path, Entry(staging.aside, fd), stored)
                 raise
 
-    def _replace(self, step: Step, fd: int, slot: Entry, checked: _CheckedEntry) -> None:
+    def _replace(self, step: Change, fd: int, slot: Entry, checked: _CheckedEntry) -> None:
         place = _target(step, fd)
         try:
             exchange(slot, place)
@@ -173,7 +162,7 @@ class EntrySwap:
         slot.unlink()
 
     def _replace_in_two_steps(
-        self, step: Step, fd: int, slot: Entry, checked: _CheckedEntry
+        self, step: Change, fd: int, slot: Entry, checked: _CheckedEntry
     ) -> None:
         """Remove the old entry, then move the new one to its path.
 
@@ -198,7 +187,7 @@ class EntrySwap:
 
     # -- the old entry ---------------------------------------------------------------------------
 
-    def _is_protected(self, step: Step, slot: Entry, checked: _CheckedEntry) -> bool:
+    def _is_protected(self, step: Change, slot: Entry, checked: _CheckedEntry) -> bool:
         """Return whether the entry moved to staging is the one that was checked."""
         was_open = self._wait_for_writers(step.path, slot)
         # A write may set the mtime long before it changes the content: compare the content then.
@@ -225,7 +214,7 @@ class EntrySwap:
                 self._patience -= time.monotonic() - began
         return was_open
 
-    def _undo_exchange(self, step: Step, fd: int, slot: Entry) -> None:
+    def _undo_exchange(self, step: Change, fd: int, slot: Entry) -> None:
         """Undo an exchange. Raises OSError."""
         for _ in range(2):
             try:
@@ -274,7 +263,7 @@ class EntrySwap:
 
     # -- leftovers in staging --------------------------------------------------------------------
 
-    def rescue(self, files: int, stored: Mapping[bytes, StoredVersions]) -> None:
+    def rescue(self, files: int, stored: Mapping[bytes, Change]) -> None:
         """Empty a staging directory: delete entries that are in the store, move the others back.
 
         Args:
@@ -298,7 +287,7 @@ class EntrySwap:
             else:
                 self._move_back_to(versions.path, slot)
 
-    def rescue_aside(self, aside: bytes, stored: Mapping[bytes, StoredVersions]) -> None:
+    def rescue_aside(self, aside: bytes, stored: Mapping[bytes, Change]) -> None:
         """Remove staged entries in directories on other mounted file systems, as `rescue` does.
 
         Args:
@@ -309,8 +298,9 @@ class EntrySwap:
             OSError: an entry could be neither deleted nor moved.
         """
         items: dict[bytes, list[Item | None]] = {}
-        for path, before, after in stored.values():
-            items.setdefault(path.rpartition(b"/")[0], []).extend((before, after))
+        for change in stored.values():
+            directory = change.path.rpartition(b"/")[0]
+            items.setdefault(directory, []).extend((change.before, change.after))
         for directory, versions in items.items():
             gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)
             with gone, directory_below(self._root, directory) as fd:
@@ -336,7 +326,7 @@ class EntrySwap:
             self._keep(path, slot, self._root)
 
 
-def check(step: Step, fd: int) -> _CheckedEntry:
+def check(step: Change, fd: int) -> _CheckedEntry:
     """Check that an entry still equals the safety checkpoint.
 
     Raises:
@@ -377,8 +367,8 @@ def matches_item(item: Item | None, place: Entry) -> bool:
     return whole.id() == item.id
 
 
-def _target(step: Step, fd: int) -> Entry:
-    return Entry(step.path.rpartition(b"/")[2], fd)
+def _target(step: Change, fd: int) -> Entry:
+    return Entry(step.name, fd)
 
 
 def _taken(slot: Entry) -> Entry:

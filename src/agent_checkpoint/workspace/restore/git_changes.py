@@ -11,26 +11,18 @@ from agent_checkpoint.workspace.tree.tree_format import FILE, Get, Item
 _MAX_REF_BYTES, _MAX_PACKED_REFS_BYTES = 4096, 1 << 20
 
 
-class GitChanges:
-    """Collects one description per ref that a plan changes."""
-
-    def __init__(self, before: Side, after: Side) -> None:
-        self._before = before
-        self._after = after
-        self.descriptions: list[str] = []
-
-    def add(self, change: Change) -> None:
-        """Add a description if the change affects HEAD or a branch."""
-        repository, is_git, ref = (b"/" + change.path).partition(b"/.git/")
-        if not is_git or not (ref == b"HEAD" or ref.startswith(b"refs/heads/")):
-            return
-        old = _read(change.before, self._before.get) or _packed(self._before, repository, ref)
-        new = _read(change.after, self._after.get) or _packed(self._after, repository, ref)
-        if old == new:
-            return
-        shown = os.fsdecode(repository[1:]) or "this repository"
-        name = "HEAD" if ref == b"HEAD" else f"branch {os.fsdecode(ref[11:])}"
-        self.descriptions.append(f"{name} of {shown} moves from {_short(old)} to {_short(new)}")
+def describe_git_change(change: Change, before: Side, after: Side) -> list[str]:
+    """Return a description if a change between two sides affects HEAD or a branch."""
+    repository, is_git, ref = (b"/" + change.path).partition(b"/.git/")
+    if not is_git or not (ref == b"HEAD" or ref.startswith(b"refs/heads/")):
+        return []
+    old = _read(change.before, before.get) or _packed(before, repository, ref)
+    new = _read(change.after, after.get) or _packed(after, repository, ref)
+    if old == new:
+        return []
+    shown = os.fsdecode(repository[1:]) or "this repository"
+    name = "HEAD" if ref == b"HEAD" else f"branch {os.fsdecode(ref[11:])}"
+    return [f"{name} of {shown} moves from {_short(old)} to {_short(new)}"]
 
 
 def _packed(side: Side, repository: bytes, ref: bytes) -> str | None:

@@ -27,6 +27,16 @@ from agent_checkpoint.workspace.safe_open import opened_file, read_all
 _MAX_BYTES = 1 << 26
 
 
+class RestoreOptions(NamedTuple):
+    """The part of a tree that is restored."""
+
+    paths: tuple[bytes, ...] | None
+    """The whole tree if None."""
+    exclude: tuple[str, ...]
+    keep_unseen: bool
+    """Keep files that are in no regular checkpoint."""
+
+
 class Decision(NamedTuple):
     """The stream entry that decides a change, to be appended once everything is staged."""
 

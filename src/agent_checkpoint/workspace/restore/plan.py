@@ -11,16 +11,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import NamedTuple
 
 from agent_checkpoint.errors import ConflictError
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.restore.git_changes import GitChanges
+from agent_checkpoint.workspace.restore.git_changes import describe_git_change
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
-from agent_checkpoint.workspace.tree.compare import Change, Side, differences, is_same
+from agent_checkpoint.workspace.tree.compare import Change, Side, differences
 from agent_checkpoint.workspace.tree.dir_state import (
     IGNORED,
-    READ_AGAIN,
     SPECIAL,
     STORE,
     TORN,
@@ -40,7 +38,6 @@ _REASONS = {
 }
 
 
-_EXECUTABLE = 0o111
 _GIT_DATA_NAMES = frozenset(
     b"objects refs logs HEAD ORIG_HEAD FETCH_HEAD MERGE_HEAD CHERRY_PICK_HEAD REVERT_HEAD index "
     b"packed-refs description shallow COMMIT_EDITMSG MERGE_MSG MERGE_MODE SQUASH_MSG".split()
@@ -58,45 +55,12 @@ class PlanChangedError(ConflictError):
         super().__init__(f"{what} changed since the preview: nothing was done. Preview again.")
 
 
-class Step(NamedTuple):
-    """One entry to change: its current state with its stat signature, and its target state."""
-
-    path: bytes
-    before: Item | None
-    after: Item | None
-    stamp: bytes
-
-    @property
-    def keeps_content(self) -> bool:
-        """Whether only the mode changes."""
-        before, after = self.before, self.after
-        return (
-            before is not None
-            and after is not None
-            and is_same(before._replace(mode=after.mode), after._replace())
-        ) or (before is not None and after is not None and before.type == after.type == FOLDER)
-
-    @property
-    def makes_executable(self) -> bool:
-        """Whether a file becomes executable, or an executable file gets other content."""
-        after = self.after
-        is_executable = after is not None and after.type == FILE and after.mode & _EXECUTABLE
-        was_executable = self.before is not None and self.before.mode & _EXECUTABLE
-        return bool(is_executable and not (self.keeps_content and was_executable))
-
-    @property
-    def removes_folder(self) -> bool:
-        """Whether a directory is removed, possibly to be replaced by a file or link."""
-        was_folder = self.before is not None and self.before.type == FOLDER
-        return was_folder and (self.after is None or self.after.type != FOLDER)
-
-
 @dataclass(repr=False)
 class Plan:
     """The changes of a restore, path by path, for review."""
 
     tree: Tree
-    steps: list[Step] = field(default_factory=list, repr=False)
+    steps: list[Change] = field(default_factory=list, repr=False)
     write: list[str] = field(default_factory=list)
     """Files, links and directories that are created or overwritten."""
     delete: list[str] = field(default_factory=list)
@@ -236,7 +200,6 @@ class Planner:
         left = plan.left
         holding: set[bytes] = set()
         target = Side(self._tree.root.ref, self._tree.get)
-        git = GitChanges(self._current, target)
         for change in differences(self._current, target, self._selects):
             if self._is_parent_only(change):
                 continue
@@ -254,12 +217,11 @@ class Planner:
                 continue
             if _holds_uncaptured(change):
                 holding |= {change.path, *_parents(change.path)}
-            plan.steps.append(_step(change))
-            git.add(change)
+            plan.steps.append(change)
+            plan.git += describe_git_change(change, self._current, target)
         self._list_losses(plan)
         for path in self._unselected:
             holding |= _parents(path)
-        plan.git = git.descriptions
         plan.keep(holding)
         return plan
 
@@ -367,13 +329,6 @@ def _holds_uncaptured(change: Change) -> bool:
     if change.folder is None or change.before is None or change.before.type != FOLDER:
         return False
     return any(not note.is_captured for note in change.folder.subdirs[change.name].notes.values())
-
-
-def _step(change: Change) -> Step:
-    stamp = READ_AGAIN
-    if change.folder is not None and change.before is not None:
-        stamp = change.folder.signature_of(change.name)
-    return Step(change.path, change.before, change.after, stamp)
 
 
 def _changed_since(last_regular: Tree | None, current: Side) -> set[bytes]:

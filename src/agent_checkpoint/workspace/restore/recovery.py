@@ -17,7 +17,7 @@ from agent_checkpoint.errors import CheckpointError, WorkspaceError
 from agent_checkpoint.records import short_repr
 from agent_checkpoint.store.store import Store
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.restore.entry_swap import EntrySwap, StoredVersions
+from agent_checkpoint.workspace.restore.entry_swap import EntrySwap
 from agent_checkpoint.workspace.restore.journal import Journal
 from agent_checkpoint.workspace.restore.plan import Plan, Planner
 from agent_checkpoint.workspace.restore.staging import (
@@ -156,10 +156,7 @@ def _empty_staging(root: int, journal: Journal, safety: Side, target: Side) -> E
     Raises:
         WorkspaceError: a file cannot be moved back; it stays in staging.
     """
-    stored = {
-        slot_name(change.path): StoredVersions(change.path, change.before, change.after)
-        for change in differences(safety, target)
-    }
+    stored = {slot_name(change.path): change for change in differences(safety, target)}
     entries = EntrySwap(root)
     try:
         with staged_files(root) as files:

@@ -15,7 +15,7 @@ agents all take these steps.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from itertools import islice
 from typing import NamedTuple
@@ -27,29 +27,18 @@ from agent_checkpoint.workspace.capture import Capture
 from agent_checkpoint.workspace.checkpoint_tree import tree_in
 from agent_checkpoint.workspace.ignore.rules import Rules
 from agent_checkpoint.workspace.restore.apply import CHANGED, PlanExecutor
-from agent_checkpoint.workspace.restore.journal import Decision, Journal
+from agent_checkpoint.workspace.restore.journal import Decision, Journal, RestoreOptions
 from agent_checkpoint.workspace.restore.plan import Plan, PlanChangedError, Planner
 from agent_checkpoint.workspace.restore.staging import remove_staging
 from agent_checkpoint.workspace.scan.scanner import Scanner
-from agent_checkpoint.workspace.tree.compare import Change, Side
+from agent_checkpoint.workspace.tree.compare import Side
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import Tree, objects_from
-from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 from agent_checkpoint.workspace.workspace_lock import RootLock
 
 _MAX_SEARCHED = 1000
 """The number of checkpoints of a key that are searched for the last regular snapshot."""
 _MAX_NAMED = 5
-
-
-class RestoreOptions(NamedTuple):
-    """The part of a tree that is restored."""
-
-    paths: tuple[bytes, ...] | None
-    """The whole tree if None."""
-    exclude: tuple[str, ...]
-    keep_unseen: bool = False
-    """Keep files that are in no regular checkpoint."""
 
 
 class SafetySnapshot(NamedTuple):
@@ -86,14 +75,6 @@ class Transition:
         self._capture = capture
         self._key_in = key_in
         self._saved_in = saved_in
-
-    @staticmethod
-    def options(
-        paths: Iterable[bytes] | None, exclude: Iterable[str], keep_unseen: bool
-    ) -> RestoreOptions:
-        """Return the options of a restore."""
-        chosen = None if paths is None else tuple(paths)
-        return RestoreOptions(chosen, tuple(exclude), keep_unseen)
 
     def preview(self, store: Store, tree: Tree, options: RestoreOptions) -> Plan:
         """Return the plan of a restore, and change nothing. Raises the same errors as `run`."""
@@ -220,12 +201,6 @@ class Transition:
                         newest = checkpoint.ts_ns, tree
                     break
         return None if newest is None else newest[1]
-
-
-def tree_after(plan: Plan, safety: Tree) -> EditedTree:
-    """Return the tree that a plan makes of the directory in the safety checkpoint."""
-    changes = [Change(step.path, step.before, step.after, None) for step in plan.steps]
-    return EditedTree(safety, changes, plan.tree)
 
 
 def execute_plan(

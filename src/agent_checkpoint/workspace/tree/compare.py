@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from agent_checkpoint.workspace.tree.dir_state import DirState
-from agent_checkpoint.workspace.tree.tree_format import FOLDER, Get, Item, read_directory
+from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, DirState
+from agent_checkpoint.workspace.tree.tree_format import FILE, FOLDER, Get, Item, read_directory
 from agent_checkpoint.workspace.tree.tree_limits import TreeSizeLimit
+
+_EXECUTABLE = 0o111
 
 
 class Side(NamedTuple):
@@ -46,6 +48,37 @@ class Change(NamedTuple):
     def name(self) -> bytes:
         """The last component of the path."""
         return self.path.rpartition(b"/")[2]
+
+    @property
+    def stamp(self) -> bytes:
+        """The stat signature of the entry on the first side, if it was scanned."""
+        if self.folder is None or self.before is None:
+            return READ_AGAIN
+        return self.folder.signature_of(self.name)
+
+    @property
+    def keeps_content(self) -> bool:
+        """Whether only the mode changes."""
+        before, after = self.before, self.after
+        if before is None or after is None:
+            return False
+        return before.type == after.type == FOLDER or is_same(
+            before._replace(mode=after.mode), after
+        )
+
+    @property
+    def makes_executable(self) -> bool:
+        """Whether a file becomes executable, or an executable file gets other content."""
+        after = self.after
+        is_executable = after is not None and after.type == FILE and after.mode & _EXECUTABLE
+        was_executable = self.before is not None and self.before.mode & _EXECUTABLE
+        return bool(is_executable and not (self.keeps_content and was_executable))
+
+    @property
+    def removes_folder(self) -> bool:
+        """Whether a directory is removed, possibly to be replaced by a file or link."""
+        was_folder = self.before is not None and self.before.type == FOLDER
+        return was_folder and (self.after is None or self.after.type != FOLDER)
 
 
 def is_same(before: Item | None, after: Item | None) -> bool:

@@ -46,6 +46,7 @@ class EditedTree:
             root.add(path.split(b"/"), edit)
         olds = [edit.before for edit in self._edits.values() if _is_leaf(edit.before)]
         news = [edit.after for edit in self._edits.values() if _is_leaf(edit.after)]
+        brought = {path for path, edit in self._edits.items() if edit.after is not None}
         stored = root.put(self._base.root.ref, self._base.get, writer.put)
         tree = self._base._replace(
             id=stored.id,
@@ -54,19 +55,12 @@ class EditedTree:
             bytes=self._base.bytes + _size(news) - _size(olds),
             notes=tuple(
                 sorted(
-                    [note for note in self._base.notes if not self._replaces(note.path)]
-                    + [note for note in self._source.notes if self._brings(note.path)]
+                    [note for note in self._base.notes if os.fsencode(note.path) not in self._edits]
+                    + [note for note in self._source.notes if os.fsencode(note.path) in brought]
                 )
             ),
         )
         return put_record(tree, writer.put).ref
-
-    def _replaces(self, path: str) -> bool:
-        return os.fsencode(path) in self._edits
-
-    def _brings(self, path: str) -> bool:
-        edit = self._edits.get(os.fsencode(path))
-        return edit is not None and edit.after is not None
 
 
 class _Directory:

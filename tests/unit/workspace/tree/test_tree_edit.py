@@ -11,7 +11,7 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from agent_checkpoint import CheckpointManager, MemoryBackend, RestoreIncompleteError, Workspace
-from agent_checkpoint.workspace.restore.transition import tree_after
+from agent_checkpoint.workspace.tree.tree_edit import EditedTree
 
 NAMES = st.sampled_from(["a", "b", "c", "d.txt"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
@@ -57,7 +57,7 @@ def test_the_planned_tree_is_the_tree_after_the_restore(then, now, paths, exclud
             write_tree(root, now)
             before = workspace.snapshot(full=True)
             plan = workspace.restore(target, paths=paths, exclude=exclude, dry_run=True)
-            planned = tree_after(plan, before).checkpoint_to(store.writer())
+            planned = EditedTree(before, plan.steps, plan.tree).checkpoint_to(store.writer())
             try:
                 workspace.restore(target, paths=paths, exclude=exclude)
             except RestoreIncompleteError:  # a parent of a path is a file now
