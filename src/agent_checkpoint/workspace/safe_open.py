@@ -20,10 +20,11 @@ from agent_checkpoint.workspace.tree.dir_state import READ_AGAIN, stat_signature
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening must not block if a FIFO replaces the file.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _EXTRA = 1 << 20
 _TRIES = 3
+_MAX_OPEN = 64
 _FINE_NS, _COARSE_NS = 20_000_000, 2_000_000_000
 """Timestamp granularity in ns: a kernel tick; file systems with coarse timestamps."""
 _WRITE_NS = 30_000_000
@@ -52,6 +53,33 @@ def open_directory(name: bytes, parent: int) -> int:
     return os.open(name, DIRECTORY, dir_fd=parent)
 
 
+def exists(name: bytes, directory: int) -> bool:
+    """Return whether an open directory has an entry, which may be a link. Raises OSError."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+@contextmanager
+def new_file(name: bytes, directory: int) -> Iterator[int]:
+    """Yield a new or emptied private file, opened for writing. Raises OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(name, flags, 0o600, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all bytes to a file. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 @contextmanager
 def directory_below(root: int, path: bytes) -> Iterator[int]:
     """Yield a directory below the root, opened by its path. Raises OSError."""
@@ -64,6 +92,63 @@ def directory_below(root: int, path: bytes) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+class DirectoryOpener:
+    """Opens directories below a root by path, component by component, without following links.
+
+    Parent directories stay open, since the next path is usually nearby. Directories below a certain
+    depth are closed, to stay within the limit of open files.
+    """
+
+    def __init__(self, root: int) -> None:
+        """Start at an open directory, which is closed at the end."""
+        self._root = root
+        self._names: list[bytes] = []
+        self._fds: list[int] = []
+        self._deep = -1
+
+    def __enter__(self) -> DirectoryOpener:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._back_to(0)
+        os.close(self._root)
+
+    def open(self, path: bytes) -> int:
+        """Return the descriptor of a directory by its path; it is valid until the next call.
+
+        Raises:
+            OSError: the directory does not exist, or a component is not a directory.
+        """
+        names = path.split(b"/") if path else []
+        same = 0
+        for mine, name in zip(self._names, names):
+            if mine != name:
+                break
+            same += 1
+        self._back_to(same)
+        fd = self._fds[-1] if self._fds else self._root
+        for name in names[same:]:
+            fd = open_directory(name, fd)
+            if len(self._fds) < _MAX_OPEN:
+                self._fds.append(fd)
+                self._names.append(name)
+            else:
+                self._close_deep()
+                self._deep = fd
+        return fd
+
+    def _back_to(self, length: int) -> None:
+        self._close_deep()
+        while len(self._fds) > length:
+            self._names.pop()
+            os.close(self._fds.pop())
+
+    def _close_deep(self) -> None:
+        if self._deep >= 0:
+            os.close(self._deep)
+            self._deep = -1
 
 
 @contextmanager
@@ -87,7 +172,7 @@ def opened_file(directory: int, name: bytes) -> Iterator[OpenFile]:
 
 def _open_file(directory: int, name: bytes) -> int:
     try:
-        return os.open(name, _FILE, dir_fd=directory)
+        return os.open(name, FILE, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a link; a socket; a device
             raise EntryChanged from error

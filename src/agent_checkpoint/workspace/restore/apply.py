@@ -80,15 +80,9 @@ class PlanExecutor:
             if ignores_case(self._root):
                 refuse_collisions(steps)
             staged = self._stage(files, staging)
-            if self._is_begun:
-                staging.resume()
-            else:
-                staging.begin(journal)
+            staging.begin()
         except BaseException:
-            if self._is_begun:
-                staging.close()
-            else:
-                staging.end()
+            staging.cancel()
             raise
         try:
             decide()

@@ -14,6 +14,7 @@ from functools import cache, partial
 from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
+from agent_checkpoint.workspace.safe_open import exists
 
 _NOREPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
 _SYSCALL_NUMBERS = {"x86_64": 316, "aarch64": 276, "riscv64": 276}
@@ -110,12 +111,9 @@ def _rename_no_replace(source: Entry, target: Entry) -> bool:
 
 
 def _check_and_rename(source: Entry, target: Entry) -> None:
-    try:
-        target.stat()
-    except FileNotFoundError:
-        os.rename(source.name, target.name, src_dir_fd=source.fd, dst_dir_fd=target.fd)
-    else:
+    if exists(target.name, target.fd):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    os.rename(source.name, target.name, src_dir_fd=source.fd, dst_dir_fd=target.fd)
 
 
 def _rename(source: Entry, target: Entry, flags: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import Hint, WorkspaceError
 from agent_checkpoint.records import short_repr
+from agent_checkpoint.workspace.safe_open import exists
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.compare import Change
 
@@ -18,11 +19,7 @@ def ignores_case(root: int) -> bool:
     Raises:
         OSError: it cannot be read.
     """
-    try:
-        os.stat(STAGING.upper(), dir_fd=root, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    return exists(STAGING.upper(), root)
 
 
 def refuse_collisions(steps: Iterable[Change]) -> None:

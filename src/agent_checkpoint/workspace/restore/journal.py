@@ -22,7 +22,7 @@ from agent_checkpoint.records import ROLLBACK_KINDS, Checkpoint, Kind, parse_che
 from agent_checkpoint.seal import is_own_claim, seal_claim
 from agent_checkpoint.store.checkpoint_entries import read_checkpoint
 from agent_checkpoint.store.store import Store
-from agent_checkpoint.workspace.safe_open import opened_file, read_all
+from agent_checkpoint.workspace.safe_open import new_file, opened_file, read_all, write_all
 
 _MAX_BYTES = 1 << 26
 
@@ -98,15 +98,9 @@ class Journal(NamedTuple):
         record = self._asdict()
         if self.decision is None:  # version 0.1 can complete such a restore, too
             del record["decision"]
-        try:
-            record["seal"] = seal_claim(_signed(record))
-        except StateError as error:
-            raise OSError(errno.EIO, str(error)) from error
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(f"{name}.new", flags, 0o600, dir_fd=directory)
-        with open(file, "wb") as stream:
-            stream.write(json.dumps(record).encode())
-            stream.flush()
+        record["seal"] = seal(_signed(record))
+        with new_file(os.fsencode(f"{name}.new"), directory) as file:
+            write_all(file, json.dumps(record).encode())
             os.fsync(file)
         os.rename(f"{name}.new", name, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)
@@ -124,7 +118,7 @@ def read_journal(directory: int, name: str) -> tuple[Journal, bool]:
         record = json.loads(read_all(file.fd, min(file.stat.st_size, _MAX_BYTES)))
     if not isinstance(record, dict):
         raise TypeError("a journal is a JSON object")
-    seal = record.pop("seal")
+    signature = record.pop("seal")
     journal = Journal(
         str(record["root"]),
         str(record["tree"]),
@@ -136,7 +130,15 @@ def read_journal(directory: int, name: str) -> tuple[Journal, bool]:
         None if record["seen"] is None else str(record["seen"]),
         _strings(record.get("decision")),
     )
-    return journal, is_own_claim(_signed(record), seal)
+    return journal, is_own_claim(_signed(record), signature)
+
+
+def seal(claim: bytes) -> str | None:
+    """Sign a claim with the user's secret. Raises OSError if the secret cannot be read."""
+    try:
+        return seal_claim(claim)
+    except StateError as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def _strings(value: Any) -> tuple[str, ...] | None:

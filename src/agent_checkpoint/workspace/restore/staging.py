@@ -14,16 +14,25 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import IntegrityError, StateError, WorkspaceError
 from agent_checkpoint.records import short_repr
-from agent_checkpoint.seal import is_own_claim, seal_claim
+from agent_checkpoint.seal import is_own_claim
 from agent_checkpoint.store.objects.object_format import BLOB
 from agent_checkpoint.workspace.restore.atomic_rename import Entry, put
-from agent_checkpoint.workspace.restore.journal import Journal, read_journal
-from agent_checkpoint.workspace.safe_open import EntryChanged, open_directory, opened_file, read_all
+from agent_checkpoint.workspace.restore.journal import Journal, read_journal, seal
+from agent_checkpoint.workspace.safe_open import (
+    EntryChanged,
+    directory_below,
+    exists,
+    new_file,
+    open_directory,
+    opened_file,
+    read_all,
+    write_all,
+)
 from agent_checkpoint.workspace.scan.entry_filter import STAGING
 from agent_checkpoint.workspace.tree.tree_format import ContentHash, Get, Item, read_chunks
 
@@ -66,6 +75,8 @@ class Staging:
             OSError: the directory cannot be created.
         """
         self._root = root
+        self._journal = journal
+        self._is_begun = is_begun
         self._count = 0
         self._fd = self.files = -1
         self.aside = aside_name(journal)
@@ -75,15 +86,12 @@ class Staging:
         try:
             remove_staging(root, keep_journal=True)
             self._fd = open_directory(STAGING, root)
-            with self._new(_OWNER, self._fd) as file:
-                _write(file, (_claimed(journal.root) or "").encode())
+            with new_file(_OWNER, self._fd) as file:
+                write_all(file, (seal(_owner_of(journal.root)) or "").encode())
             os.mkdir(_STAGED, 0o700, dir_fd=self._fd)
             self.files = open_directory(_STAGED, self._fd)
         except BaseException:
-            self.close()
-            if not is_begun:
-                with suppress(OSError):
-                    remove_staging(root)
+            self.cancel()
             raise
 
     def put(self, files: Iterable[tuple[bytes, Item]], get: Get) -> Iterator[None]:
@@ -101,22 +109,22 @@ class Staging:
                 batch = []
         yield from self._put(batch, get)
 
-    def resume(self) -> None:
-        """Make staged files durable, for a restore that already has a journal. Raises OSError."""
-        self._sync_staged()
-        # Otherwise, after a power loss, replaced files could be in the directory of disposable
-        # files.
-        os.fsync(self._fd)
-
-    def begin(self, journal: Journal) -> None:
+    def begin(self) -> None:
         """Make staged files durable, then the journal. Then the restore is rolled forward.
 
         Raises:
             OSError: the journal cannot be written.
         """
-        self._sync_staged()
-        journal.write(self._fd, _JOURNAL)
-        os.fsync(self._root)
+        if self._count > FSYNC_EACH_MAX:
+            sync_file_system(self._root)
+        os.rename(_STAGED, _FILES, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        if self._is_begun:
+            # Otherwise, after a power loss, replaced files could be in the directory of disposable
+            # files.
+            os.fsync(self._fd)
+        else:
+            self._journal.write(self._fd, _JOURNAL)
+            os.fsync(self._root)
 
     def copy(self, source: bytes, directory: int, *, is_link: bool) -> None:
         """Move a staged entry into a directory on another file system. Raises OSError."""
@@ -133,6 +141,13 @@ class Staging:
             raise
         os.unlink(source, dir_fd=self.files)
 
+    def cancel(self) -> None:
+        """Remove the directory before the restore has changed anything, unless it has a journal."""
+        self.close()
+        if not self._is_begun:
+            with suppress(OSError):  # else crash recovery removes it
+                remove_staging(self._root)
+
     def end(self) -> None:
         """Remove the journal and the directory. Raises OSError."""
         self.close()
@@ -145,24 +160,19 @@ class Staging:
                 os.close(fd)
         self.files = self._fd = -1
 
-    def _sync_staged(self) -> None:
-        if self._count > FSYNC_EACH_MAX:
-            sync_file_system(self._root)
-        os.rename(_STAGED, _FILES, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-
     def _put(self, batch: list[tuple[bytes, Item]], get: Get) -> Iterator[None]:
         small = [item.ref for _, item in batch if item.id == item.ref]
         contents = dict(zip(small, get(small)))
         for path, item in batch:
             self._count += 1
-            with self._new(slot_name(path), self.files) as file:
+            with new_file(slot_name(path), self.files) as file:
                 if item.id == item.ref:
                     blob = contents[item.ref]
                     if blob.kind != BLOB or len(blob.payload) != item.size:
                         raise IntegrityError(
                             f"The object {item.ref} does not match its directory entry."
                         )
-                    _write(file, blob.payload)
+                    write_all(file, blob.payload)
                 else:
                     _write_chunks(file, item, get)
                 os.fchmod(file, item.mode)
@@ -172,22 +182,13 @@ class Staging:
 
     def _copy_file(self, source: bytes, copied: Entry) -> None:
         file = os.open(source, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self.files)
-        with open(file, "rb") as old, self._new(copied.name, copied.fd) as new:
+        with open(file, "rb") as old, new_file(copied.name, copied.fd) as new:
             while data := old.read(_COPY_BYTES):
-                _write(new, data)
+                write_all(new, data)
             stat = os.fstat(file)
             os.fchmod(new, stat.st_mode & 0o777)
             os.utime(new, ns=(stat.st_atime_ns, stat.st_mtime_ns))
             os.fsync(new)
-
-    @contextmanager
-    def _new(self, name: bytes, directory: int) -> Iterator[int]:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(name, flags, 0o600, dir_fd=directory)
-        try:
-            yield file
-        finally:
-            os.close(file)
 
 
 def slot_name(path: bytes) -> bytes:
@@ -214,11 +215,7 @@ def partial_name(aside: bytes) -> bytes:
 
 def has_staging(root: int) -> bool:
     """Return whether an entry with the name of the staging directory exists. Raises OSError."""
-    try:
-        os.stat(STAGING, dir_fd=root, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    return exists(STAGING, root)
 
 
 def own_journal(root: int, path: str) -> Journal | None:
@@ -248,11 +245,8 @@ def own_journal(root: int, path: str) -> Journal | None:
 
 def _read(root: int) -> tuple[Journal, bool]:
     """Return the journal, and whether it is this user's. Raises as `read_journal` does."""
-    staging = open_directory(STAGING, root)
-    try:
+    with directory_below(root, STAGING) as staging:
         return read_journal(staging, _JOURNAL)
-    finally:
-        os.close(staging)
 
 
 def move_staging_aside(root: int, path: str) -> str | None:
@@ -273,17 +267,17 @@ def move_staging_aside(root: int, path: str) -> str | None:
     """
     finding = "was not created by a restore of this user in this workspace"
     try:
-        if _is_own(root, path):
-            if _has_journal(root):
-                finding = (
-                    "belongs to an interrupted restore whose journal is damaged. Some files may "
-                    "not have been restored; a safety checkpoint holds the previous versions of "
-                    "the others"
-                )
-            else:
-                finding = "contains entries that were not created by a restore"
-                remove_staging(root)
-                return None
+        names = _own_names(root, path)
+        if names is not None and _JOURNAL in names:
+            finding = (
+                "belongs to an interrupted restore whose journal is damaged. Some files may "
+                "not have been restored; a safety checkpoint holds the previous versions of "
+                "the others"
+            )
+        elif names is not None:
+            finding = "contains entries that were not created by a restore"
+            remove_staging(root)
+            return None
     except OSError as error:
         if error.errno not in _FOREIGN:
             raise
@@ -301,56 +295,38 @@ def move_staging_aside(root: int, path: str) -> str | None:
     return f"{notice} It was renamed to {os.fsdecode(aside)}."
 
 
-def _has_journal(root: int) -> bool:
-    staging = open_directory(STAGING, root)
-    try:
-        return _JOURNAL in os.listdir(staging)
-    finally:
-        os.close(staging)
+def _own_names(root: int, path: str) -> set[str] | None:
+    """Return the names in the directory; None if no restore of this user created it.
 
-
-def _is_own(root: int, path: str) -> bool:
-    """Return whether the directory was created by a restore of this user, or is empty.
+    An empty directory counts as created by one.
 
     Raises:
         OSError: it cannot be read.
         WorkspaceError: the user's secret cannot be read now.
     """
-    staging = open_directory(STAGING, root)
-    try:
+    with directory_below(root, STAGING) as staging:
         names = set(os.listdir(staging))
         if not names:
-            return True
+            return names
         try:
             with opened_file(staging, _OWNER) as file:
-                seal = read_all(file.fd, min(file.stat.st_size, _MAX_OWNER_BYTES)).decode("ascii")
+                signature = read_all(file.fd, min(file.stat.st_size, _MAX_OWNER_BYTES)).decode(
+                    "ascii"
+                )
         except (FileNotFoundError, EntryChanged, UnicodeDecodeError):
-            return False
-        # The HMAC is written first: a process killed before that has written nothing else.
-        return _is_claimed(path, seal) or (not seal and names == {os.fsdecode(_OWNER)})
-    finally:
-        os.close(staging)
-
-
-def _owner_of(path: str) -> bytes:
-    return json.dumps(["staging of a restore", path]).encode()
-
-
-def _claimed(path: str) -> str | None:
-    """Return the HMAC that identifies the owner of the directory. Raises OSError."""
+            return None
     try:
-        return seal_claim(_owner_of(path))
-    except StateError as error:
-        raise OSError(errno.EIO, str(error)) from error
-
-
-def _is_claimed(path: str, seal: str) -> bool:
-    try:
-        return is_own_claim(_owner_of(path), seal)
+        is_own = is_own_claim(_owner_of(path), signature)
     except StateError as error:
         raise WorkspaceError(
             f"The owner of {os.fsdecode(STAGING)} cannot be determined ({error}). Retry."
         ) from error
+    # The HMAC is written first: a process killed before that has written nothing else.
+    return names if is_own or (not signature and names == {os.fsdecode(_OWNER)}) else None
+
+
+def _owner_of(path: str) -> bytes:
+    return json.dumps(["staging of a restore", path]).encode()
 
 
 def remove_staging(root: int, *, keep_journal: bool = False) -> None:
@@ -361,11 +337,9 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
     Raises:
         OSError: an entry cannot be removed.
     """
-    try:
-        staging = open_directory(STAGING, root)
-    except FileNotFoundError:
+    if not has_staging(root):
         return
-    try:
+    with directory_below(root, STAGING) as staging:
         names = set(map(os.fsencode, os.listdir(staging)))
         journal = os.fsencode(_JOURNAL)
         order = [name for name in (journal, _FILES, _STAGED) if name in names]
@@ -374,8 +348,6 @@ def remove_staging(root: int, *, keep_journal: bool = False) -> None:
                 _remove_files(staging, name)
             elif name != journal or not keep_journal:
                 os.unlink(name, dir_fd=staging)
-    finally:
-        os.close(staging)
     if not keep_journal:
         os.rmdir(STAGING, dir_fd=root)
 
@@ -398,36 +370,18 @@ def sync_file_system(fd: int) -> None:
 @contextmanager
 def staged_files(root: int) -> Iterator[int | None]:
     """Open the directory of staged files; None if it does not exist. Raises OSError."""
-    try:
-        staging = open_directory(STAGING, root)
-    except FileNotFoundError:
-        yield None
-        return
-    files = -1
-    try:
+    with ExitStack() as opened:
+        files = None
         with suppress(FileNotFoundError):
-            files = open_directory(_FILES, staging)
-        yield files if files >= 0 else None
-    finally:
-        for fd in (files, staging):
-            if fd >= 0:
-                os.close(fd)
+            files = opened.enter_context(directory_below(root, STAGING + b"/" + _FILES))
+        yield files
 
 
 def _remove_files(staging: int, folder: bytes) -> None:
-    files = open_directory(folder, staging)
-    try:
+    with directory_below(staging, folder) as files:
         for name in os.listdir(files):
             os.unlink(name, dir_fd=files)
-    finally:
-        os.close(files)
     os.rmdir(folder, dir_fd=staging)
-
-
-def _write(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
 
 
 def _write_chunks(file: int, item: Item, get: Get) -> None:
@@ -442,6 +396,6 @@ def _write_chunks(file: int, item: Item, get: Get) -> None:
         size += len(chunk.payload)
         if size > item.size:
             break
-        _write(file, chunk.payload)
+        write_all(file, chunk.payload)
     if whole.id() != item.id or size != item.size:
         raise IntegrityError(f"The chunks {item.ref} do not match the content id of their file.")
