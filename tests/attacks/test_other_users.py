@@ -28,7 +28,7 @@ from agent_checkpoint.store.checkpoint_entries import seal_entry
 from agent_checkpoint.store.ledger.ledger import Ledger
 from agent_checkpoint.store.sealed_streams import ForeignEntry, read_entries
 from agent_checkpoint.workspace.fork.materialized import open_materialized
-from agent_checkpoint.workspace.scan.stat_index import open_index
+from agent_checkpoint.workspace.scan.stat_index import read_index
 
 OTHER = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act for another user")
@@ -504,25 +504,25 @@ class TestWorkspaces:
         self, tmp_path: Path, home: Path, give: Give
     ) -> None:
         index = self._indexed(tmp_path, home)
-        assert open_index(index) is not None
+        assert read_index(index) is not None
         give(index)
-        assert open_index(index) is None
+        assert read_index(index) is None
 
     def test_an_index_that_others_may_write_counts_as_none(
         self, tmp_path: Path, home: Path
     ) -> None:
         index = self._indexed(tmp_path, home)
         index.chmod(0o606)
-        assert open_index(index) is None
+        assert read_index(index) is None
 
     def test_a_pipe_or_link_for_an_index_counts_as_none(self, tmp_path: Path, home: Path) -> None:
         index = self._indexed(tmp_path, home)
         moved = index.rename(tmp_path / "moved")
         index.symlink_to(moved)
-        assert open_index(index) is None
+        assert read_index(index) is None
         index.unlink()
         os.mkfifo(index, 0o600)
-        assert open_index(index) is None
+        assert read_index(index) is None
 
     def test_a_data_directory_of_another_user_is_left_alone(
         self, tmp_path: Path, home: Path, give: Give

@@ -13,13 +13,13 @@ import errno
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.mounts import Mount, mount_table
 from agent_checkpoint.errors import UnsafeWorkspaceError, WorkspaceError
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
-from agent_checkpoint.workspace.fork.tree_copy import DIRECTORY, DirectoryOpener
+from agent_checkpoint.workspace.safe_open import DIRECTORY, DirectoryOpener, open_root
 
 NAME = "agent-checkpoint"
 """The source name of our mounts in the mount table, or its prefix. No other mount is unmounted."""
@@ -141,8 +141,10 @@ def changes(upper: Path, lower: Path | None = None) -> ChangedPaths:
     path = b""
     with ExitStack() as opened:
         try:
-            above = opened.enter_context(_reach(upper))
-            below = opened.enter_context(_reach(lower)) if lower is not None else None
+            above = opened.enter_context(DirectoryOpener(open_root(upper)))
+            below = None
+            if lower is not None:
+                below = opened.enter_context(DirectoryOpener(open_root(lower)))
             waiting = [b""]
             while waiting:
                 path = waiting.pop()
@@ -214,16 +216,6 @@ def _is_new(path: bytes, below: DirectoryOpener | None, whole: set[bytes]) -> bo
             raise
         return True  # a link
     return False
-
-
-@contextmanager
-def _reach(directory: Path) -> Iterator[DirectoryOpener]:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with DirectoryOpener(fd) as reach:
-            yield reach
-    finally:
-        os.close(fd)
 
 
 def call(function: str, *arguments: bytes | int | None) -> None:

@@ -19,14 +19,12 @@ from typing import TYPE_CHECKING
 
 from agent_checkpoint.backends.os_support.os_fork import block_forks
 from agent_checkpoint.errors import WorkspaceError
+from agent_checkpoint.workspace.safe_open import DIRECTORY, FILE, DirectoryOpener, open_root
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Non-blocking: a FIFO may replace the file before it is opened.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 _FICLONE = 0x40049409
@@ -36,7 +34,6 @@ _SMALL = 1 << 18
 _PIECE = 1 << 22
 _MAX_QUEUED = 4
 """The maximum number of large files queued for the worker thread."""
-_MAX_OPEN = 64
 
 LeaveOut = Callable[[bytes, bytes], bool]
 
@@ -58,16 +55,13 @@ def copy_tree(source: Path, target: Path, *, leave_out: LeaveOut | None = None) 
     with ExitStack() as opened:
         place = source
         try:
-            source_fd = os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            opened.callback(os.close, source_fd)
+            here = opened.enter_context(DirectoryOpener(open_root(source)))
             place = target
             os.mkdir(target, 0o700)
-            target_fd = os.open(target, DIRECTORY)
-            opened.callback(os.close, target_fd)
-            copy = _TreeCopy(source, target_fd, leave_out)
+            there = opened.enter_context(DirectoryOpener(os.open(target, DIRECTORY)))
+            copy = _TreeCopy(source, there.open(b""), leave_out)
         except OSError as error:
             raise _failure(place, b"", error) from error
-        here, there = (opened.enter_context(DirectoryOpener(fd)) for fd in (source_fd, target_fd))
         return copy.run(here, there)
 
 
@@ -85,62 +79,6 @@ def can_reflink(directory: Path) -> bool:
             return new.read() == data
     except OSError:
         return False
-
-
-class DirectoryOpener:
-    """Opens directories below a root by path, component by component, without following links.
-
-    Parent directories stay open, since the next path is usually nearby. Directories below a certain
-    depth are closed, to stay within the limit of open files.
-    """
-
-    def __init__(self, root: int) -> None:
-        """Start at an open directory, which the caller closes."""
-        self._root = root
-        self._names: list[bytes] = []
-        self._fds: list[int] = []
-        self._deep = -1
-
-    def __enter__(self) -> DirectoryOpener:
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        self._back_to(0)
-
-    def open(self, path: bytes) -> int:
-        """Return the descriptor of a directory by its path; it is valid until the next call.
-
-        Raises:
-            OSError: the directory does not exist, or a component is not a directory.
-        """
-        names = path.split(b"/") if path else []
-        same = 0
-        for mine, name in zip(self._names, names):
-            if mine != name:
-                break
-            same += 1
-        self._back_to(same)
-        fd = self._fds[-1] if self._fds else self._root
-        for name in names[same:]:
-            fd = os.open(name, DIRECTORY, dir_fd=fd)
-            if len(self._fds) < _MAX_OPEN:
-                self._fds.append(fd)
-                self._names.append(name)
-            else:
-                self._close_deep()
-                self._deep = fd
-        return fd
-
-    def _back_to(self, length: int) -> None:
-        self._close_deep()
-        while len(self._fds) > length:
-            self._names.pop()
-            os.close(self._fds.pop())
-
-    def _close_deep(self) -> None:
-        if self._deep >= 0:
-            os.close(self._deep)
-            self._deep = -1
 
 
 class _TreeCopy:
@@ -218,7 +156,7 @@ class _TreeCopy:
 
     def _copy_file(self, name: bytes, here: int, there: int) -> None:
         try:
-            fd = os.open(name, _FILE, dir_fd=here)
+            fd = os.open(name, FILE, dir_fd=here)
         except FileNotFoundError:
             return
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection
-from typing import NamedTuple
 
 from agent_checkpoint.backends.os_support.mounts import pseudo_devices
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
@@ -25,26 +24,21 @@ _SPECIALS = {
 _STORE = Note(STORE, "a store of agent-checkpoint that is in use", stat.S_IFDIR)
 
 
-class Excluded(NamedTuple):
-    """Entries that are never captured: a name in the root, and directories by device and inode."""
-
-    in_root: bytes
-    inodes: Collection[tuple[int, int]]
-
-
 class EntryFilter:
     """Decides which entries of one tree are captured."""
 
-    def __init__(self, device: int, excluded: Excluded, links: HardLinks) -> None:
+    def __init__(
+        self, device: int, own_inodes: Collection[tuple[int, int]], links: HardLinks
+    ) -> None:
         """Prepare for a tree.
 
         Args:
             device: the device of its root.
-            excluded: entries that are never captured.
+            own_inodes: directories that are never captured, by device and inode.
             links: collects files with several hard links.
         """
         self._device = device
-        self._excluded = excluded
+        self._own_inodes = own_inodes
         self._links = links
         self._pseudo: frozenset[int] | None = None
 
@@ -64,12 +58,12 @@ class EntryFilter:
             and name not in rules.files(builder.path)
         ):
             builder.notes[name] = Note(IGNORED, type=stat.S_IFMT(mode))
-        elif name == self._excluded.in_root and not builder.path:
+        elif name == STAGING and not builder.path:
             builder.notes[name] = Note(SPECIAL, "where restores are staged", stat.S_IFMT(mode))
         elif not (is_dir or stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
             kind = stat.S_IFMT(mode)
             builder.notes[name] = Note(SPECIAL, _SPECIALS.get(kind, "no file"), kind)
-        elif is_dir and (status.st_dev, status.st_ino) in self._excluded.inodes:
+        elif is_dir and (status.st_dev, status.st_ino) in self._own_inodes:
             builder.notes[name] = Note(IGNORED, "it belongs to agent-checkpoint")
         elif status.st_dev != self._device and self._is_pseudo(status.st_dev):
             builder.notes[name] = Note(SPECIAL, "a part of the kernel that is mounted there")

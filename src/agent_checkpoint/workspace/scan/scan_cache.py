@@ -17,7 +17,7 @@ from agent_checkpoint.backends.default_paths import data_home
 from agent_checkpoint.errors import InvalidInputError, StorageError
 from agent_checkpoint.store.objects.writer import Writer
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.scan.stat_index import StatIndex, open_index, write_index
+from agent_checkpoint.workspace.scan.stat_index import read_index, write_index
 from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 from agent_checkpoint.workspace.tree.tree_format import put_directory
@@ -55,7 +55,6 @@ class ScanCache:
         self._path = path
         self._rules = rules
         self._backend: Backend | None = None
-        self._loaded_index: StatIndex | None = None
         self._reads_since_index = 0
         self._writes_index = True
         """Whether an index is written.
@@ -69,14 +68,12 @@ class ScanCache:
 
     def begin(self, writer: Writer) -> None:
         """Load the stat index for the store of a writer and drop the cached state."""
-        self.dir_state = self._loaded_index = None
+        self.dir_state = None
         self._backend = writer.backend
         path = self._index_path()
         if writer.trust_cache and path is not None:
             with collection_paused():
-                self._loaded_index = open_index(path)
-            if self._loaded_index is not None:
-                self.dir_state = self._loaded_index.root
+                self.dir_state = read_index(path)
         self._reads_since_index = 0 if self.dir_state is not None else _REWRITE_INDEX_AFTER
         writer.asks_all = self.dir_state is None  # every file is read: lost objects are stored
 
@@ -102,12 +99,6 @@ class ScanCache:
         self._put_again(state, writer)
         self.dir_state = state
         writer.on_commit(lambda: self._committed(state))
-
-    @property
-    def index(self) -> StatIndex | None:
-        """The loaded index, if it is still the current state; else None."""
-        index = self._loaded_index
-        return index if index is not None and index.root is self.dir_state else None
 
     def forget_index(self) -> None:
         """Remove the stat index of a directory that is about to be deleted."""

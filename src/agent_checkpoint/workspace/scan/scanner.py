@@ -22,14 +22,13 @@ from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.changes.overlay_upper import OverlayUpper
 from agent_checkpoint.workspace.ignore.rules import CHECKPOINTIGNORE, GITIGNORE, Rules
 from agent_checkpoint.workspace.safe_open import EntryChanged
-from agent_checkpoint.workspace.scan.entry_filter import STAGING, Excluded
 from agent_checkpoint.workspace.scan.file_reader import FileReader
 from agent_checkpoint.workspace.scan.nested_stores import is_store
 from agent_checkpoint.workspace.scan.scan_cache import ScanCache, collection_paused
 from agent_checkpoint.workspace.scan.snapshot_limit import SnapshotLimit
 from agent_checkpoint.workspace.scan.stat_pass import StatPass
 from agent_checkpoint.workspace.scan.walk import TreeWalk
-from agent_checkpoint.workspace.tree.dir_state import DirState, DirStateRows
+from agent_checkpoint.workspace.tree.dir_state import DirState
 from agent_checkpoint.workspace.tree.snapshot import objects_from
 
 if TYPE_CHECKING:
@@ -250,14 +249,9 @@ class Scanner:
         if known is None or self._cache.is_copy:
             return None
         watch = None if self._watches_all else self._watch_directory
-        index = self._cache.index
         try:
-            stat_pass: StatPass[Any]
-            if index is not None:
-                stat_pass = StatPass(root, index, watch)
-            else:
-                stat_pass = StatPass(root, DirStateRows(known), watch)
-            stat_pass.run()
+            stat_pass = StatPass(root, watch)
+            stat_pass.run(known)
             names, replaced = stat_pass.changed
             if self._has_rule_file(names):
                 return None
@@ -296,7 +290,7 @@ class Scanner:
             objects_from(writer.backend) if writer.backend is not None else _no_objects,
             reader,
             rules=self._rules,
-            excluded=Excluded(STAGING, own_inodes),
+            own_inodes=own_inodes,
             watches=source,
             links=links,
             lost=lost,

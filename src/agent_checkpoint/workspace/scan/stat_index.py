@@ -12,9 +12,6 @@ and the store verifies the objects that it refers to when they are used.
     signatures  of all names
     positions   of the subdirectories among the names
     notes       as JSON
-
-A stat pass that finds no change needs only names and signatures of each directory. Everything else
-is decoded on first use.
 """
 
 from __future__ import annotations
@@ -26,19 +23,18 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import accumulate, islice
 from pathlib import Path
 
 from agent_checkpoint.backends.os_support.posix import make_directory
 from agent_checkpoint.file_trust import other_writer
-from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note, Row
+from agent_checkpoint.workspace.tree.dir_state import NO_NOTES, SIGNATURE, DirState, Note
 from agent_checkpoint.workspace.tree.tree_format import Stored
 
 _MAGIC = b"agent-checkpoint index 3\n"
 _DIGEST = hashlib.sha256().digest_size
 _SIZES = struct.Struct("<QQQQ")
 _ROW = struct.Struct("<IIIQQQI?QQ32s32s")
-_BEGIN = struct.Struct("<IIIQQQI")
-"""The first members of a row, which are all that a stat pass needs for an unchanged directory."""
 _GUARDED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_SUBDIRS: Mapping[bytes, DirState] = {}
 
@@ -101,13 +97,7 @@ def write_index(path: Path, root: DirState) -> None:
 
 
 def read_index(path: Path) -> DirState | None:
-    """Return the root state of an index file; None if it is missing or invalid."""
-    index = open_index(path)
-    return None if index is None else index.root
-
-
-def open_index(path: Path) -> StatIndex | None:
-    """Return the index in a file; None if it is missing or invalid.
+    """Return the root state of an index file; None if it is missing or invalid.
 
     An index that another user owns or can write to is invalid: it could hide a changed file.
     """
@@ -124,101 +114,41 @@ def open_index(path: Path) -> StatIndex | None:
         return None
     if hashlib.sha256(memoryview(data)[start:]).digest() != data[len(_MAGIC) : start]:
         return None
-    return StatIndex(data, start)
+    return _decode(data, start)
 
 
-class StatIndex:
-    """A loaded index. The handle of a directory is its row number; the root is 0."""
-
-    top = 0
-
-    def __init__(self, data: bytes, start: int) -> None:
-        """Use the bytes of an index file with a valid digest, and the offset after the digest."""
-        directories, names, signatures, positions = _SIZES.unpack_from(data, start)
-        self._data = data
-        self._rows = start + _SIZES.size
-        at = self._rows + directories * _ROW.size
-        self._texts = os.fsdecode(data[at : at + names]).split("\0")
-        self._signatures = at + names
-        self._positions = self._signatures + signatures
-        self._notes = self._positions + positions
-        self.root = self.dir_state(self.top)
-
-    def row(self, number: int) -> Row[int]:
-        """Return the row of a directory for the stat pass."""
-        begin = _BEGIN.unpack_from(self._data, self._rows + number * _ROW.size)
-        count, subdirs, _, signatures, positions, notes, notes_size = begin
-        text = self._texts[number]
-        texts = text.split("/") if text else []
-        signatures += self._signatures
-        return (
-            texts,
-            self._data[signatures : signatures + count * SIGNATURE.size],
-            self._decode_notes(notes, notes_size) if notes_size else NO_NOTES,
-            self._subdirs(number, texts, subdirs, positions) if subdirs else [],
-        )
-
-    def dir_state(self, number: int) -> DirState:
-        """Return the state of a directory; its subdirectories are decoded on first use."""
-        row = _ROW.unpack_from(self._data, self._rows + number * _ROW.size)
-        count, subdirs, _, signatures, _, notes, notes_size, has_notes, *rest = row
+def _decode(data: bytes, start: int) -> DirState:
+    """Return the root state in an index file, given the offset after its digest."""
+    directories, *sizes = _SIZES.unpack_from(data, start)
+    rows_at = start + _SIZES.size
+    names_at = rows_at + directories * _ROW.size
+    signatures_at, positions_at, notes_at = islice(accumulate(sizes, initial=names_at), 1, None)
+    all_names = data[names_at:signatures_at].split(b"\0")
+    pending: list[DirState] = []
+    for number in reversed(range(directories)):  # backwards, so children come before parents
+        row = _ROW.unpack_from(data, rows_at + number * _ROW.size)
+        count, below, _, signatures, positions, notes, notes_size, has_notes, *rest = row
         files, size, identity, ref = rest
-        signatures += self._signatures
-        return DirState(
-            os.fsencode(self._texts[number]),
-            self._data[signatures : signatures + count * SIGNATURE.size],
-            _Subdirs(self, number) if subdirs else _NO_SUBDIRS,
-            self._decode_notes(notes, notes_size) if notes_size else NO_NOTES,
+        subdirs = _NO_SUBDIRS
+        if below:
+            names = all_names[number].split(b"/")
+            own = struct.unpack_from(f"<{below}I", data, positions_at + 4 * positions)
+            subdirs = {names[position]: pending.pop() for position in own}
+        signatures += signatures_at
+        notes += notes_at
+        state = DirState(
+            all_names[number],
+            data[signatures : signatures + count * SIGNATURE.size],
+            subdirs,
+            _decode_notes(data[notes : notes + notes_size]) if notes_size else NO_NOTES,
             Stored(identity.hex(), ref.hex()),
             files,
             size,
             has_notes=has_notes,
             is_stored=True,
         )
-
-    def _subdirs(
-        self, number: int, texts: list[str], count: int, start: int
-    ) -> list[tuple[str, int]]:
-        """Return the names and row numbers of the subdirectories of a directory."""
-        subdirs: list[tuple[str, int]] = []
-        number += 1
-        at = self._positions + 4 * start
-        for position in struct.unpack_from(f"<{count}I", self._data, at):
-            subdirs.append((texts[position], number))
-            number += 1 + _BEGIN.unpack_from(self._data, self._rows + number * _ROW.size)[2]
-        return subdirs
-
-    def _decode_notes(self, start: int, length: int) -> dict[bytes, Note]:
-        start += self._notes
-        rows = json.loads(self._data[start : start + length])
-        return {os.fsencode(name): Note(*note) for name, *note in rows}
-
-
-class _Subdirs(Mapping[bytes, DirState]):
-    """The subdirectories of a directory in an index, decoded on first use."""
-
-    def __init__(self, index: StatIndex, number: int) -> None:
-        self._index = index
-        self._number = number
-        self._decoded: dict[bytes, DirState] | None = None
-
-    @property
-    def _states(self) -> dict[bytes, DirState]:
-        if self._decoded is None:
-            _, _, _, subdirs = self._index.row(self._number)
-            self._decoded = {
-                os.fsencode(name): self._index.dir_state(number) for name, number in subdirs
-            }
-        return self._decoded
-
-    def __getitem__(self, name: bytes) -> DirState:
-        return self._states[name]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
+        pending.append(state)
+    return pending.pop()
 
 
 def _in_order(root: DirState) -> Iterator[DirState]:
@@ -248,3 +178,7 @@ def _encode_notes(notes: Mapping[bytes, Note]) -> bytes:
     if not notes:
         return b""
     return json.dumps([[os.fsdecode(name), *note] for name, note in notes.items()]).encode()
+
+
+def _decode_notes(data: bytes) -> dict[bytes, Note]:
+    return {os.fsencode(name): Note(*note) for name, *note in json.loads(data)}

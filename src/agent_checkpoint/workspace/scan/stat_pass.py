@@ -10,105 +10,52 @@ import os
 import stat
 import struct
 from collections.abc import Callable, Mapping
-from typing import Generic, Protocol
 
 from agent_checkpoint.workspace.changes.changed_paths import ChangedPaths
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
-from agent_checkpoint.workspace.safe_open import DIRECTORY, directory_below
+from agent_checkpoint.workspace.safe_open import DirectoryOpener
 from agent_checkpoint.workspace.tree.dir_state import (
     SIGNATURE,
     STORE,
-    Handle,
+    DirState,
     Note,
-    Row,
     stat_signature,
 )
 
 _TYPE, _DIRECTORY = 0o170000, stat.S_IFDIR
-_MAX_OPEN = 128
 
 
-class KnownTree(Protocol[Handle]):
-    """A known tree, in memory or in a stat index."""
-
-    @property
-    def top(self) -> Handle:
-        """The handle of the root."""
-
-    def row(self, handle: Handle) -> Row[Handle]:
-        """Return the known state of a directory."""
-
-
-class StatPass(Generic[Handle]):
+class StatPass:
     """One pass over a known tree."""
 
-    def __init__(
-        self, root: int, known: KnownTree[Handle], watch: Callable[[int, bytes], None] | None
-    ) -> None:
+    def __init__(self, root: int, watch: Callable[[int, bytes], None] | None) -> None:
         """Prepare the pass.
 
         Args:
             root: the descriptor of the directory.
-            known: its known state.
             watch: called with every directory before it is listed; None if all are watched.
         """
         self._root = root
-        self._known = known
         self._watch = watch
         self.links = HardLinks()
         """The files with several hard links."""
         self.changed = ChangedPaths({}, set())
         """The entries that differ from the known state."""
 
-    def run(self) -> None:
+    def run(self, known: DirState) -> None:
         """Compare every directory with its known state.
 
         Raises:
             OSError: a known directory was removed, or is no longer a directory.
         """
-        # Open directories, with the subdirectories still to be compared. Paths end with a slash,
-        # except that of the root.
-        frames: list[tuple[str, int, list[tuple[str, Handle]]]] = []
-        compare = self._compare
-        fd = os.dup(self._root)
-        try:
-            frames.append(("", fd, []))
-            frames[-1] = ("", fd, compare("", fd, self._known.top))
-            while frames:
-                path, fd, pending = frames[-1]
-                if not pending:
-                    frames.pop()
-                    os.close(fd)
-                    continue
-                name, handle = pending.pop()
-                below = f"{path}{name}/"
-                if len(frames) >= _MAX_OPEN:  # a tree may be deeper than the limit of open files
-                    self._run_below(below, handle)
-                    continue
-                subdir_fd = os.open(name, DIRECTORY, dir_fd=fd)
-                try:
-                    subdirs = compare(below, subdir_fd, handle)
-                except BaseException:
-                    os.close(subdir_fd)
-                    raise
-                if subdirs:
-                    frames.append((below, subdir_fd, subdirs))
-                else:
-                    os.close(subdir_fd)
-        finally:
-            for _, fd, _ in frames:
-                os.close(fd)
+        with DirectoryOpener(os.dup(self._root)) as opener:
+            stack = [("", known)]  # paths end with a slash, except that of the root
+            while stack:
+                path, state = stack.pop()
+                for name, subdir in self._compare(path, opener.open(_encoded(path)), state):
+                    stack.append((f"{path}{name}/", subdir))
 
-    def _run_below(self, path: str, handle: Handle) -> None:
-        """Compare a directory and its subdirectories, with at most one directory open at a time."""
-        stack = [(path, handle)]
-        while stack:
-            path, handle = stack.pop()
-            with directory_below(self._root, _encoded(path)) as fd:
-                pending = self._compare(path, fd, handle)
-            stack += ((f"{path}{name}/", subdir) for name, subdir in pending)
-
-    def _compare(self, path: str, fd: int, handle: Handle) -> list[tuple[str, Handle]]:
+    def _compare(self, path: str, fd: int, state: DirState) -> list[tuple[str, DirState]]:
         """Compare one directory; return its subdirectories that were not replaced."""
         if self._watch is not None:
             self._watch(fd, _encoded(path))
@@ -132,16 +79,16 @@ class StatPass(Generic[Handle]):
                     )
                 except struct.error:
                     present[entry.name] = stat_signature(status)
-        texts, signatures, notes, subdirs = self._known.row(handle)
+        texts, signatures, notes = state.texts, state.signatures, state.notes
         if len(present) == len(texts) and not notes:
             try:
                 if b"".join([present[name] for name in texts]) == signatures:
-                    return subdirs
+                    return state.below
             except KeyError:
                 pass
-        known = dict(zip(texts, _split(signatures)))
+        known = dict(zip(texts, state.signature_list()))
         differing = self._differing(path, present, known, notes)
-        return [(name, subdir) for name, subdir in subdirs if name not in differing]
+        return [(name, subdir) for name, subdir in state.below if name not in differing]
 
     def _differing(
         self,
@@ -173,9 +120,3 @@ class StatPass(Generic[Handle]):
 def _encoded(path: str) -> bytes:
     """Return the path of a directory as bytes, without the final slash."""
     return os.fsencode(path[:-1])
-
-
-def _split(signatures: bytes) -> list[bytes]:
-    return [
-        signatures[at : at + SIGNATURE.size] for at in range(0, len(signatures), SIGNATURE.size)
-    ]

@@ -17,9 +17,9 @@ from agent_checkpoint.workspace.changes.changed_paths import by_parent, with_par
 from agent_checkpoint.workspace.changes.hard_links import HardLinks
 from agent_checkpoint.workspace.ignore.rule_files import rules_at, rules_in
 from agent_checkpoint.workspace.ignore.rules import Rules
-from agent_checkpoint.workspace.safe_open import EntryChanged, directory_below, open_directory
+from agent_checkpoint.workspace.safe_open import DirectoryOpener, EntryChanged, directory_below
 from agent_checkpoint.workspace.scan.dir_builder import DirBuilder, assemble
-from agent_checkpoint.workspace.scan.entry_filter import EntryFilter, Excluded
+from agent_checkpoint.workspace.scan.entry_filter import STAGING, EntryFilter
 from agent_checkpoint.workspace.scan.file_reader import FileReader, ReadRequest, ReadResult
 from agent_checkpoint.workspace.scan.nested_stores import FORMAT_DIR, STORE_NAMES, is_store
 from agent_checkpoint.workspace.tree.dir_state import (
@@ -37,7 +37,6 @@ from agent_checkpoint.workspace.tree.tree_format import Get
 
 _TRIES = 3
 _TYPE = 0o170000
-_MAX_OPEN = 128
 
 
 class Watches(Protocol):
@@ -45,33 +44,6 @@ class Watches(Protocol):
 
     def add(self, fd: int, path: bytes) -> None:
         """Watch a directory."""
-
-
-class _Frame:
-    """A directory on the stack of the walk."""
-
-    __slots__ = ("builder", "fd", "names", "rules")
-
-    def __init__(self, builder: DirBuilder, fd: int) -> None:
-        self.builder = builder
-        self.fd = fd
-        self.names: Iterator[bytes] = iter(())
-        self.rules: Rules
-
-    def begin(self, names: list[bytes], rules: Rules) -> None:
-        self.names = iter(names)
-        self.rules = rules
-
-    def open(self, root: int, name: bytes) -> int:
-        if self.fd < 0:  # closed, because a tree may be deeper than the limit of open files
-            with directory_below(root, self.builder.path) as fd:
-                return open_directory(name, fd)
-        return open_directory(name, self.fd)
-
-    def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 class TreeWalk:
@@ -85,7 +57,7 @@ class TreeWalk:
         reader: FileReader,
         *,
         rules: Rules,
-        excluded: Excluded,
+        own_inodes: Collection[tuple[int, int]],
         watches: Watches | None = None,
         links: HardLinks | None = None,
         lost: dict[bytes, set[bytes]] | None = None,
@@ -95,13 +67,12 @@ class TreeWalk:
         self._get = get
         self._reader = reader
         self._rules = rules
-        self._staging_name = excluded.in_root
         self._watches = watches
         self._device = os.fstat(root).st_dev
         self._by_signature = True
         self._is_copy = False
         self.links = links or HardLinks()
-        self._admit = EntryFilter(self._device, excluded, self.links).admit
+        self._admit = EntryFilter(self._device, own_inodes, self.links).admit
         self.lost = {} if lost is None else lost
         """Names, by directory, of entries that could not be read consistently."""
 
@@ -119,8 +90,7 @@ class TreeWalk:
         """
         self._is_copy = is_copy
         top = DirBuilder(b"", old, None)
-        with directory_below(self._root, b"") as fd:
-            builders = list(self._walk(top, fd, self._rules))
+        builders = list(self._walk(top, self._rules))
         return self._rescan_changing(self._assemble(builders), builders)
 
     def partial(
@@ -148,35 +118,28 @@ class TreeWalk:
 
     # -- walking ---------------------------------------------------------------------------------
 
-    def _walk(self, top: DirBuilder, fd: int, rules: Rules) -> Iterator[DirBuilder]:
-        """List a directory and its subdirectories, in preorder."""
-        frames = [_Frame(top, os.dup(fd))]
-        try:
-            frames[0].begin(*self._list(top, fd, rules))
-            yield top
-            while frames:
-                frame = frames[-1]
-                name = next(frame.names, None)
-                if name is None:
-                    frames.pop().close()
-                    continue
-                builder = frame.builder
-                known = builder.old and builder.old.subdirs.get(name)
-                child = DirBuilder(builder.child(name), known, builder)
+    def _walk(self, top: DirBuilder, rules: Rules) -> Iterator[DirBuilder]:
+        """List a directory and its subdirectories, in preorder.
+
+        Raises:
+            OSError: the root cannot be listed. Other directories get a result instead.
+        """
+        with DirectoryOpener(os.dup(self._root)) as opener:
+            stack = [(top, rules)]
+            while stack:
+                builder, rules = stack.pop()
                 try:
-                    frames.append(_Frame(child, frame.open(self._root, name)))
-                    frames[-1].begin(*self._list(child, frames[-1].fd, frame.rules))
+                    names, rules = self._list(builder, opener.open(builder.path), rules)
                 except OSError as error:
-                    builder.results[name] = _not_listed(error)
-                    if frames[-1] is not frame:
-                        frames.pop().close()
+                    if builder.parent is None:
+                        raise
+                    builder.parent.results[builder.path.rpartition(b"/")[2]] = _not_listed(error)
                     continue
-                yield child
-                if len(frames) > _MAX_OPEN:
-                    frames[-_MAX_OPEN].close()
-        finally:
-            for frame in frames:
-                frame.close()
+                yield builder
+                known = {} if builder.old is None else builder.old.subdirs
+                for name in reversed(names):
+                    child = DirBuilder(builder.child(name), known.get(name), builder)
+                    stack.append((child, rules))
 
     def _list(self, builder: DirBuilder, fd: int, rules: Rules) -> tuple[list[bytes], Rules]:
         """Stat every entry of a directory; return its subdirectories and its rules."""
@@ -187,7 +150,7 @@ class TreeWalk:
         rules = rules_in(builder.path, fd, rules)
         _note_invalid_rules(builder, rules)
         subdirs: list[bytes] = []
-        staging_name, device = self._staging_name, self._device
+        device = self._device
         for name, entry in rows:
             try:
                 status = entry.stat(follow_symlinks=False)
@@ -200,7 +163,7 @@ class TreeWalk:
                 and status.st_nlink == 1
                 and status.st_dev == device
                 and not rules
-                and name != staging_name
+                and name != STAGING
             ):
                 builder.names.append(name)
                 builder.signatures.append(stat_signature(status))
@@ -280,18 +243,9 @@ class TreeWalk:
             builder.names = sorted(signatures)
             builder.signatures = [signatures[name] for name in builder.names]
             self._read_changed(builder, fd, () if self._by_signature else changed)
-            for name in new_dirs:
-                known = builder.subdirs.pop(name, None)
-                child = DirBuilder(builder.child(name), known, builder)
-                try:
-                    subdir_fd = open_directory(name, fd)
-                except OSError as error:
-                    builder.results[name] = _not_listed(error)
-                    continue
-                try:
-                    yield from self._walk(child, subdir_fd, rules)
-                finally:
-                    os.close(subdir_fd)
+        for name in new_dirs:
+            known = builder.subdirs.pop(name, None)
+            yield from self._walk(DirBuilder(builder.child(name), known, builder), rules)
 
     def _read_changed(self, builder: DirBuilder, fd: int, changed: Collection[bytes] = ()) -> None:
         """Read every entry that is in `changed` or whose signature differs."""

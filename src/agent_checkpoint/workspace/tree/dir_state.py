@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from os import stat_result
 from stat import S_IFDIR
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from agent_checkpoint.workspace.tree.tree_format import Get, Item, Stored, read_directory
 
@@ -71,12 +71,6 @@ def is_copied(before: bytes, now: bytes) -> bool:
     """Return whether two signatures have the same size, mtime and mode, as those of a copy."""
     old, new = SIGNATURE.unpack(before), SIGNATURE.unpack(now)
     return before != READ_AGAIN and (old[0], old[1], old[4]) == (new[0], new[1], new[4])
-
-
-Handle = TypeVar("Handle")
-Row = tuple[list[str], bytes, Mapping[bytes, Note], list[tuple[str, Handle]]]
-"""A directory as the stat pass compares it: names, signatures, notes, and a handle for each
-subdirectory."""
 
 
 class DirState:
@@ -158,10 +152,10 @@ class DirState:
 
     @property
     def below(self) -> list[tuple[str, DirState]]:
-        """The subdirectories with their names as text; the caller may change the list."""
+        """The subdirectories with their names as text."""
         if self._below is None:
             self._below = [(os.fsdecode(name), state) for name, state in self.subdirs.items()]
-        return self._below.copy()
+        return self._below
 
     def items(self, get: Get) -> list[Item]:
         """Return the entries.
@@ -214,22 +208,6 @@ class DirState:
             for name, below in state.subdirs.items():
                 if below.has_notes:
                     stack.append((path + name + b"/", below))
-
-
-class DirStateRows:
-    """A tree of states in memory, as input for the stat pass."""
-
-    def __init__(self, top: DirState) -> None:
-        self.top = top
-
-    def row(self, state: DirState) -> Row[DirState]:
-        """Return the row of a directory for the stat pass."""
-        return (
-            state.texts,
-            state.signatures,
-            state.notes,
-            state.below if state.subdirs else [],
-        )
 
 
 def signatures_by_name(state: DirState) -> dict[bytes, bytes]:

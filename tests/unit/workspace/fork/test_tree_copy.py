@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from agent_checkpoint.errors import WorkspaceError
-from agent_checkpoint.workspace.fork import tree_copy
+from agent_checkpoint.workspace import safe_open
 from agent_checkpoint.workspace.fork.overlay_mount import remove_tree
 from agent_checkpoint.workspace.fork.tree_copy import can_reflink, copy_tree
 from tests.unit.workspace.fork.test_overlay_mount import ODD_NAMES
@@ -424,17 +424,15 @@ def test_a_directory_that_is_not_there_shares_nothing(tmp_path):
 
 
 def test_a_reach_keeps_few_directories_open(tmp_path, monkeypatch):
-    monkeypatch.setattr(tree_copy, "_MAX_OPEN", 2)
+    monkeypatch.setattr(safe_open, "_MAX_OPEN", 2)
     for path in ("a/b/c/d", "a/b/x/y", "q"):
         (tmp_path / path).mkdir(parents=True)
-    root = os.open(tmp_path, os.O_RDONLY)
     before = len(os.listdir("/dev/fd"))
-    with tree_copy.DirectoryOpener(root) as reach:
+    with safe_open.DirectoryOpener(os.open(tmp_path, os.O_RDONLY)) as reach:
         for path in (b"a/b/c/d", b"a/b/c/d", b"a/b/x/y", b"", b"a/b/x", b"q", b"a"):
             seen = os.fstat(reach.open(path))
             assert seen.st_ino == (tmp_path / os.fsdecode(path)).stat().st_ino
-            assert len(os.listdir("/dev/fd")) <= before + 3
+            assert len(os.listdir("/dev/fd")) <= before + 4
         with pytest.raises(FileNotFoundError):
             reach.open(b"a/b/missing")
     assert len(os.listdir("/dev/fd")) == before
-    os.close(root)
